@@ -163,7 +163,7 @@ class SFTTrainer:
     One class for three names: what is trained is what the config is made for.
 
     Args:
-        config: from `areal_lab.offline.start.load_offline("sft", FILE)`; "rm" and "dpo" likewise.
+        config: from `areal_lab.config.offline.load_offline("sft", FILE)`; "rm" and "dpo" likewise.
         train_dataset: rows to train on, with the fields that `config.dataset` names; None reads
             `config.dataset`.
         valid_dataset: held-out rows; given with `train_dataset`, or not at all.

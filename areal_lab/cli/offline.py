@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from areal_lab.config.offline import load_offline
 from areal_lab.config.problem import ConfigError, problems_of, refusal
 from areal_lab.offline.console import run_to_end
-from areal_lab.offline.start import find_resumable, load_offline, prepare
+from areal_lab.offline.resume import find_resumable
+from areal_lab.offline.start import prepare
 
 
 def run_offline(command: str, arguments: Sequence[str], *, resume: Path | None) -> int:

@@ -5,14 +5,17 @@ A setting with the name of one of `areal-lab train` means the same.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Final, Literal, TypeAlias
 
 from annotated_types import Ge, Le
 from pydantic import Field
 
+from areal_lab.config.load import Overrides, load_record
 from areal_lab.config.record import About, Count, NonNegative, Positive, Record, Whole
 from areal_lab.config.schema import DType, Operation, OptimizerConfig, TrainConfig
+from areal_lab.config.shipped import offline_configs, settings_file
 from areal_lab.config.watching import SinkName, StatsLoggerConfig
 
 
@@ -224,3 +227,18 @@ ALIASES: Final[Mapping[str, str]] = {
     "valid_dataset.path": "dataset.eval_path",
 }
 """Names of settings in AReaL."""
+
+
+def load_offline(
+    kind: str, files: str | Path | Sequence[str | Path] = (), overrides: Overrides = ()
+) -> OfflineConfig:
+    """The settings of a command: defaults, files or names of shipped ones, changes.
+
+    Raises:
+        ConfigError: one line for each wrong setting.
+        ValueError: in one line, if a file does not exist.
+    """
+    sources = [files] if isinstance(files, str | Path) else files
+    known = offline_configs(kind)
+    paths = [settings_file(one, known, f"config of areal-lab {kind}") for one in sources]
+    return load_record(KINDS[kind](), paths, overrides, ALIASES, bases=offline_configs())

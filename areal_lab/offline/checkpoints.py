@@ -37,6 +37,8 @@ class SavedStep:
     config: dict[str, Any]
     data: str
     """Digest of the rows."""
+    rows: int
+    """Rows that are trained on."""
     training_s: float
     """Since training began, evaluations included; without the time in which it did not run."""
     trained_tokens: int

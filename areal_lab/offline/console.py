@@ -29,7 +29,8 @@ from areal_lab.host.processes import MALLOC_FOR_TRAINING, Child, ChildDied, star
 from areal_lab.live.presence import Present
 from areal_lab.offline.job import Ended, Failed, Job, Note, Phase, Stepped, Tell, Told
 from areal_lab.offline.report import recorded, summary_table
-from areal_lab.offline.start import Prepared, Resumable, begin
+from areal_lab.offline.resume import Resumable
+from areal_lab.offline.start import Prepared, begin
 from areal_lab.pipeline.progress import Display, terminal_display
 from areal_lab.pipeline.state import StopSignal
 from areal_lab.runlog.folder import RunFolder

@@ -6,6 +6,7 @@ Job --JSON--> worker of each rank;    worker of rank 0 --Phase, Note, Stepped ..
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +60,14 @@ class Job:
 def kind_of(config: OfflineConfig) -> str:
     """Name of the command of a config."""
     return next(name for name, kind in KINDS.items() if isinstance(config, kind))
+
+
+def total_steps(config: OfflineConfig, rows: int) -> int:
+    """Optimizer steps of a run: as set, or so many that each row is trained on in each epoch."""
+    if config.total_train_steps:
+        return config.total_train_steps
+    steps = math.ceil(config.total_train_epochs * rows / config.rows.batch_size)
+    return max(1, steps)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,41 +1,25 @@
-"""Check a run before anything is loaded, and make its folder, or find where to continue.
+"""Check a run before anything is loaded, and make its folder.
 
-config --prepare--> Prepared --begin--> Job      RUN --find_resumable--> Resumable
+config --prepare--> Prepared --begin--> Job
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
-from omegaconf import OmegaConf
-
-from areal_lab.config.load import Overrides, load_record, read_yaml
-from areal_lab.config.offline import ALIASES, KINDS, DPOConfig, OfflineConfig
-from areal_lab.config.problem import ConfigError, Kind, Problem, problems_of, refusal
-from areal_lab.config.shipped import offline_configs, settings_file
+from areal_lab.config.offline import DPOConfig, OfflineConfig
+from areal_lab.config.problem import ConfigError, Kind, Problem, problems_of
 from areal_lab.config.suggest import nearest
-from areal_lab.control.events import Version
-from areal_lab.live.presence import read_presence
 from areal_lab.models.locate import known_models, resolve_model_path
 from areal_lab.offline.job import Job
+from areal_lab.offline.resume import Resumable, cut_back_to
 from areal_lab.offline.rows import RowSet, load_rows
-from areal_lab.pipeline.resume.changes import changed_settings
-from areal_lab.pipeline.resume.positions import cut_back
 from areal_lab.preflight.check import check_model, check_run_folder
 from areal_lab.preflight.placement import Machine, this_machine
 from areal_lab.runlog.folder import RunFolder
 from areal_lab.sinks.start import check_sinks
-
-FIXED: Final = (
-    *("seed", "dataset.", "train_on", "center_rewards_coefficient"),
-    *("ref.", "loss", "beta", "label_smoothing", "length_normalized"),
-    *("actor.path", "actor.use_lora", "actor.lora_", "actor.target_modules", "actor.optimizer."),
-)
-"""Settings, and beginnings of names, that a run keeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,33 +35,6 @@ class Prepared:
     """GPU of each process, with `cuda`."""
     threads: int
     notes: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Resumable:
-    """A run that can continue."""
-
-    config: OfflineConfig
-    folder: RunFolder
-    checkpoint: Path | None
-    """None starts over: the run ended before its first checkpoint."""
-    changes: tuple[str, ...]
-    """A line per changed setting."""
-
-
-def load_offline(
-    kind: str, files: str | Path | Sequence[str | Path] = (), overrides: Overrides = ()
-) -> OfflineConfig:
-    """The settings of a command: defaults, files or names of shipped ones, changes.
-
-    Raises:
-        ConfigError: one line for each wrong setting.
-        ValueError: in one line, if a file does not exist.
-    """
-    sources = [files] if isinstance(files, str | Path) else files
-    known = offline_configs(kind)
-    paths = [settings_file(one, known, f"config of areal-lab {kind}") for one in sources]
-    return load_record(KINDS[kind](), paths, overrides, ALIASES, bases=offline_configs())
 
 
 def prepare(
@@ -126,13 +83,17 @@ def prepare(
 
 
 def begin(prepared: Prepared, resumable: Resumable | None = None) -> Job:
-    """The job of a prepared run, in a new folder or in that of the run that continues."""
+    """The job of a prepared run, in a new folder or in that of the run that continues.
+
+    Raises:
+        ConfigError: the rows are not those that the run was trained on.
+    """
     checkpoint = None
     if resumable is None:
         folder = RunFolder.create(prepared.config)
     else:
         folder, checkpoint = resumable.folder, resumable.checkpoint
-        _cut_back(resumable)
+        cut_back_to(resumable, prepared.rows)
     return Job(
         config=prepared.config,
         folder=folder.path,
@@ -142,91 +103,6 @@ def begin(prepared: Prepared, resumable: Resumable | None = None) -> Job:
         device=prepared.device,
         threads=prepared.threads,
     )
-
-
-def find_resumable(kind: str, path: Path, overrides: Overrides = ()) -> Resumable:
-    """Read how a run can continue.
-
-    Args:
-        kind: name of the command.
-        path: of the run folder.
-        overrides: changed settings, as `total_train_steps=60`.
-
-    Raises:
-        ConfigError: a line per reason why it cannot.
-    """
-    from areal_lab.offline.checkpoints import newest_saved  # loads torch
-
-    file = path.expanduser() / "config.yaml"
-    if not file.is_file():
-        raise refusal("resume", f"{path} is not a run folder: it has no config.yaml")
-    path = file.parent.resolve()
-    keys = read_yaml(file).keys()
-    theirs = next((name for name, one in KINDS.items() if set(one.model_fields) <= keys), "train")
-    if theirs != kind:
-        raise refusal(
-            "resume",
-            f"{path} is a run of areal-lab {theirs}; continue it by areal-lab {theirs} --resume",
-        )
-    before = load_offline(kind, file)
-    config = load_offline(kind, file, overrides)
-    _check_ended(path)
-    changed = list(changed_settings(before, config))
-    fixed = [one for one in changed if one[0].startswith(FIXED)]
-    if fixed:
-        raise ConfigError(
-            *(
-                Problem(
-                    Kind.SETTINGS,
-                    name,
-                    f"{name} is {now!r}, but was {was!r}: a run keeps it; start a new run to "
-                    "change it",
-                )
-                for name, was, now in fixed
-            )
-        )
-    checkpoint = newest_saved(path)
-    models = sorted(path.glob("checkpoints/step-*"))
-    if checkpoint is None and models:
-        raise refusal(
-            "checkpoint.resumable",
-            f"{path} has no checkpoint to continue from, only models: it was trained with "
-            f"checkpoint.resumable=false; start a run with actor.path={models[-1]}",
-        )
-    return Resumable(
-        config=config,
-        folder=RunFolder(path),
-        checkpoint=checkpoint,
-        changes=tuple(f"{name} is {now!r} from now on (was {was!r})" for name, was, now in changed),
-    )
-
-
-def _cut_back(resumable: Resumable) -> None:
-    """Remove what the run wrote after its checkpoint."""
-    from areal_lab.offline.checkpoints import read_saved  # loads torch
-
-    folder, checkpoint = resumable.folder, resumable.checkpoint
-    step: Version = 0
-    where: dict[str, int] = {}
-    if checkpoint is not None:
-        saved = read_saved(checkpoint)
-        step, where = saved.step, saved.positions
-    cut_back(folder.path, where, step)
-    (folder.path / "summary.json").unlink(missing_ok=True)
-    text = OmegaConf.to_yaml(resumable.config.model_dump())
-    (folder.path / "config.yaml").write_text(text)
-    if checkpoint is not None:
-        folder.point("model", checkpoint)
-
-
-def _check_ended(path: Path) -> None:
-    found = read_presence(path)
-    if found is not None and found.alive and found.process.pid != os.getpid():
-        raise refusal(
-            "resume",
-            f"{path} is still running (process {found.process.pid}); stop it first: "
-            f"kill -INT {found.process.pid}",
-        )
 
 
 def _check_settings(config: OfflineConfig) -> Iterator[Problem]:

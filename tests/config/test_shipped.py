@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from areal_lab.cli.app import app
 from areal_lab.config.load import load_config
-from areal_lab.config.offline import KINDS
+from areal_lab.config.offline import KINDS, load_offline
 from areal_lab.config.shipped import (
     CONFIGS,
     cosim_configs,
@@ -20,7 +20,6 @@ from areal_lab.config.shipped import (
     studies,
     training_configs,
 )
-from areal_lab.offline.start import load_offline
 from areal_lab.sweep.study import load_study
 from cosim.load import load_cosim
 from simulator.plan.schema import load_plan

@@ -9,8 +9,9 @@ from typing import Any
 
 from areal_lab.config.offline import KINDS, OfflineConfig
 from areal_lab.offline.job import Job, Stepped, Told
+from areal_lab.offline.resume import Resumable
 from areal_lab.offline.run import run
-from areal_lab.offline.start import Resumable, begin, prepare
+from areal_lab.offline.start import begin, prepare
 from benchmarks.tiny_model import write_tiny_model
 
 TEMPLATE = (

@@ -20,7 +20,8 @@ from areal_lab.host.processes import Child, ChildDied, start_child
 from areal_lab.live.presence import read_presence
 from areal_lab.offline import console
 from areal_lab.offline.console import perform
-from areal_lab.offline.start import begin, find_resumable, prepare
+from areal_lab.offline.resume import find_resumable
+from areal_lab.offline.start import begin, prepare
 from areal_lab.pipeline.progress import Silent
 from areal_lab.pipeline.state import StopSignal
 from tests.offline.rank_checks import CASES, RANKS

@@ -19,8 +19,9 @@ from areal_lab.data.tokenize import TextCodec
 from areal_lab.models.locate import resolve_model_path
 from areal_lab.offline.checkpoints import FILE, newest_saved
 from areal_lab.offline.job import Note, Phase
+from areal_lab.offline.resume import find_resumable
 from areal_lab.offline.run import run
-from areal_lab.offline.start import begin, find_resumable, prepare
+from areal_lab.offline.start import begin, prepare
 from areal_lab.training.protocol import STATE_FOLDER
 from tests.offline.small import adder, config_for, metrics_of, run_here, stop_after, write_rows
 from tools import tiny_model
@@ -230,7 +231,7 @@ def test_a_run_keeps_its_data_loss_and_model(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is a run of areal-lab dpo"):
         find_resumable("sft", job.folder)
     with pytest.raises(ConfigError, match="has trained 2 of 2 steps; raise total_train_steps"):
-        run_here(config, resumable=find_resumable("dpo", job.folder))
+        find_resumable("dpo", job.folder)
     found = find_resumable("dpo", job.folder, ["total_train_steps=3"])
     assert found.changes == ("total_train_steps is 3 from now on (was 2)",)
     summary, _ = run_here(found.config, resumable=found)
@@ -244,8 +245,10 @@ def test_other_data_than_before_is_refused(tmp_path: Path) -> None:
     _, job = run_here(config)
     write_rows(path, *rows[:-1], {**rows[-1], "response": "0"})
     found = find_resumable("sft", job.folder, ["total_train_steps=9"])
+    before = (job.folder / "summary.json").read_text()
     with pytest.raises(ConfigError, match="the rows are not those"):
         run_here(found.config, resumable=found)
+    assert (job.folder / "summary.json").read_text() == before
 
 
 def test_a_run_without_states_says_how_to_continue(tmp_path: Path) -> None:
