@@ -11,6 +11,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from areal_lab.control.events import (
     EngineId,
@@ -28,6 +29,7 @@ from areal_lab.data.trajectory import Trajectory
 from areal_lab.engines.client.engine_client import EngineError
 from areal_lab.engines.client.resubmit import NO_SAMPLES, PartialSamples, samples_so_far
 from areal_lab.engines.protocol import WeightsFolder
+from areal_lab.pipeline.evaluations import Evaluations
 from areal_lab.pipeline.resume.saved_run import OpenTokens
 from areal_lab.pipeline.resume.writer import CheckpointWriter
 from areal_lab.pipeline.rollout import Rollout, ScoredGroup, Unfinished, request_id
@@ -65,6 +67,7 @@ class RunPerformer:
     trainer: TrainerProcess
     servers: ServerPool
     checkpoints: CheckpointWriter
+    evaluations: Evaluations
     samples: int
     """Samples per group."""
     total_steps: int
@@ -264,11 +267,30 @@ class RunPerformer:
 
         Its own folder stays while a restarted engine may need it.
         """
+        # The coordinator interrupts rollouts, and does not know of held-out responses.
+        running = self.evaluations.running and not self.servers.paused
+        if running:
+            await self.servers.pause()
         await self.servers.load(self.weights[version])
+        if running:
+            await self.servers.resume()
         for old in [v for v in self.weights if v <= version]:
             if not self._may_be_needed(old):
                 await self._remove(old)
         self._loaded.set()
+        self.evaluations.held(version)
+
+    async def load_checkpoint(self, version: Version, checkpoint: Path) -> None:
+        """Load a saved model into all engines, after training.
+
+        Raises:
+            EngineError: if the engines refuse it.
+        """
+        # Not the checksum of its tensors: the engines hold them in their own type.
+        weights = WeightsFolder(
+            path=checkpoint, version=version, checksum=f"checkpoint:{version}", size_bytes=0
+        )
+        await self.servers.load(weights)
 
     async def resume(self) -> None:
         """Resume all engines."""
@@ -354,6 +376,7 @@ class RunPerformer:
             time_s=now_s,
             step_s=step_s,
             tokens=tokens,
+            evaluating=self.evaluations.progress,
         )
         self.folder.append_metrics(report.line)
         self.on_step(report)

@@ -167,6 +167,11 @@ class ServerPool:
         numbers = sorted(self.alive)
         return numbers[turn % len(numbers)]
 
+    @property
+    def paused(self) -> bool:
+        """Whether an engine is paused."""
+        return any(server.paused for server in self.alive.values())
+
     async def pause(self) -> None:
         """Pause all engines."""
         async with self._weights_lock:
