@@ -1,7 +1,9 @@
 """Measure versions on held-out problems while training continues, beside its rollouts.
 
-    engines hold 20 --held--> measurement of 20, on a share of each engine --> held_out.jsonl, best
-    engines hold 21 --------> its unfinished responses continue under 21, which is counted
+    engines hold 20 --held--> two or more: one of them keeps 20 until the measurement of 20 is over
+                              one: it takes a share of it, and unfinished responses continue under
+                              21, 22, ..., which is counted
+                    --------> held_out.jsonl, best
 
     task            produces                         waits for            unblocked by
     measurement     a line of held_out.jsonl         engines, rewards     their replies
@@ -20,13 +22,15 @@ from dataclasses import dataclass, field, replace
 
 from areal_lab.config.schema import TrainConfig
 from areal_lab.control.evaluation import is_due, missed
-from areal_lab.control.events import Version
+from areal_lab.control.events import EngineId, Version
 from areal_lab.data.problems import Problem
-from areal_lab.pipeline.evaluate import measure
+from areal_lab.pipeline.evaluate import HeldOutReward, measure
 from areal_lab.pipeline.fleet import first_error
 from areal_lab.pipeline.resume.retention import measurements
 from areal_lab.pipeline.resume.writer import CheckpointWriter
 from areal_lab.pipeline.rollout import RecomputeCounts, Rollout
+from areal_lab.pipeline.servers.pool import ServerPool
+from areal_lab.pipeline.servers.server import Server
 from areal_lab.rewards.service import RewardError
 from areal_lab.runlog.folder import RunFolder
 from areal_lab.runlog.held_out import append_held_out
@@ -39,6 +43,8 @@ class Evaluations:
     config: TrainConfig
     rollout: Rollout
     """Samples as `config.evaluation` says; for measurements before and after training."""
+    servers: ServerPool
+    """The engines of the rollout."""
     problems: Sequence[Problem]
     """Held-out problems."""
     folder: RunFolder
@@ -50,22 +56,13 @@ class Evaluations:
     failed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the run must end because of `error`."""
     error: BaseException | None = None
-    _beside: Rollout = field(init=False)
-    """Takes a share of the engines, and counts what interruptions cost apart from rollouts."""
+    costs: RecomputeCounts = field(default_factory=RecomputeCounts)
+    """What interruptions of measurements cost, apart from those of rollouts."""
     _held: Version = 0
     """Version that the engines hold."""
     _running: tuple[Version, asyncio.Task[None]] | None = None
     _done: int = 0
     """Problems of the running measurement that are scored."""
-
-    def __post_init__(self) -> None:
-        evaluation = self.config.evaluation
-        share = int(evaluation.engine_share * self.rollout.running_samples)
-        self._beside = replace(
-            self.rollout,
-            running_samples=max(evaluation.samples_per_problem, share),
-            recomputed=RecomputeCounts(),
-        )
 
     @property
     def every(self) -> int:
@@ -134,15 +131,15 @@ class Evaluations:
 
         Tokens are of this life of the run, if it was continued.
         """
-        known, costs = measurements(self.folder), self._beside.recomputed
+        known = measurements(self.folder)
         gaps = missed(known, every=self.every, until=min(version, self.config.total_train_steps))
         return {
             "versions": sorted(known),
             "mixed": [of for of, one in sorted(known.items()) if not one.exact],
             "missed": list(gaps),
             "tokens": self.tokens,
-            "resubmitted_samples": costs.resubmitted_samples,
-            "recomputed_tokens": costs.tokens,
+            "resubmitted_samples": self.costs.resubmitted_samples,
+            "recomputed_tokens": self.costs.tokens,
         }
 
     def _is_due(self, version: Version, held: Version) -> bool:
@@ -151,10 +148,21 @@ class Evaluations:
     def _start(self, version: Version) -> None:
         self._done = 0
         self.checkpoints.measuring.add(version)
-        task = asyncio.create_task(self._measure(version), name=f"evaluate step {version}")
+        rollout = self._beside(self.servers.pin())  # now: the next version may already be coming
+        task = asyncio.create_task(self._evaluate(version, rollout), name=f"evaluate {version}")
         self._running = version, task
 
-    async def _measure(self, version: Version) -> None:
+    def _beside(self, pinned: EngineId | None) -> Rollout:
+        """The rollout of a measurement: on the pinned engine, or on a share of all."""
+        running = self.rollout.running_samples
+        if pinned is not None:
+            engines = _Pinned(self.servers, pinned)
+            return replace(self.rollout, engines=engines, recomputed=self.costs)
+        evaluation = self.config.evaluation
+        share = max(evaluation.samples_per_problem, int(evaluation.engine_share * running))
+        return replace(self.rollout, running_samples=share, recomputed=self.costs)
+
+    async def _evaluate(self, version: Version, rollout: Rollout) -> None:
         evaluation = self.config.evaluation
 
         def count_problem() -> None:
@@ -162,28 +170,54 @@ class Evaluations:
 
         try:
             found = await measure(
-                self._beside,
+                rollout,
                 self.problems,
                 samples=evaluation.samples_per_problem,
                 ks=evaluation.pass_at,
                 done=count_problem,
             )
-            self.tokens += sum(found.tokens.values())
-            measured = found.measured(version)
-            append_held_out(self.folder.path, measured)
-            self.checkpoints.measuring.discard(version)
-            best = (await self.checkpoints.retain()).best
-            told = "no problem has a reward" if measured is None else str(measured)
-            also = ", the best so far" if best == version else ""
-            self.note(f"held-out reward of step {version}{also}: {told}")
+            await self.servers.unpin()
+            await self._keep(version, found)
         except Exception as error:
-            cause = first_error(error)
-            if isinstance(cause, RewardError):
-                self.error = cause
-                self.failed.set()
-            else:  # of the engines, whose losses the run handles itself
-                reason = (str(cause) or type(cause).__name__).splitlines()[0]
-                self.note(f"step {version} is not evaluated: {reason}")
+            self._failed(version, first_error(error))
+            await self.servers.unpin()
         finally:
             self._running = None
             self.checkpoints.measuring.discard(version)
+
+    async def _keep(self, version: Version, found: HeldOutReward) -> None:
+        """Write a measurement down, and decide again which checkpoint is the best."""
+        self.tokens += sum(found.tokens.values())
+        measured = found.measured(version)
+        append_held_out(self.folder.path, measured)
+        self.checkpoints.measuring.discard(version)
+        best = (await self.checkpoints.retain()).best
+        told = "no problem has a reward" if measured is None else str(measured)
+        also = ", the best so far" if best == version else ""
+        self.note(f"held-out reward of step {version}{also}: {told}")
+
+    def _failed(self, version: Version, error: BaseException) -> None:
+        if isinstance(error, RewardError):
+            self.error = error
+            self.failed.set()
+        else:  # of the engines, whose losses the run handles itself
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            self.note(f"step {version} is not evaluated: {reason}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Pinned:
+    """The pinned engine; once it is lost or unpinned, all engines."""
+
+    servers: ServerPool
+    pinned: EngineId
+
+    def engine(self, number: EngineId) -> Server:
+        """See `EnginePool`."""
+        return self.servers.engine(number)
+
+    async def round_robin(self, turn: int) -> EngineId:
+        """See `EnginePool`."""
+        if self.servers.pinned == self.pinned:
+            return self.pinned
+        return await self.servers.round_robin(turn)

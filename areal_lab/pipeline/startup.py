@@ -207,6 +207,7 @@ async def start_run(context: RunContext) -> RunPerformer:
         evaluations=Evaluations(
             config=config,
             rollout=_evaluated(rollout, config.evaluation.temperature),
+            servers=servers,
             problems=context.problems.held_out[: config.evaluation.max_problems],
             folder=folder,
             checkpoints=checkpoints,
