@@ -337,9 +337,7 @@ class EvaluationConfig(Record):
 
     samples_per_problem: Count = 8
     """Responses per held-out problem."""
-    temperature: Annotated[
-        NonNegative | None, About(hint="0 is greedy, with samples_per_problem=1")
-    ] = None
+    temperature: NonNegative | None = None
     """Sampling temperature of the evaluation; 0 is greedy, with one response per problem. null
     takes `gconfig.temperature`: the policy that is trained."""
     pass_at: list[int] = Field(default_factory=list[int])

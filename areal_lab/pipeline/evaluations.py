@@ -102,8 +102,8 @@ class Evaluations:
         else:
             self.note(
                 f"step {version} is not evaluated: that of step {self._running[0]} still runs "
-                f"({self._done}/{len(self.problems)}); raise eval_every_steps or "
-                "evaluation.engine_share, or lower evaluation.max_problems"
+                f"({self._done}/{len(self.problems)}); raise eval_every_steps, or lower "
+                "evaluation.max_problems or evaluation.samples_per_problem"
             )
 
     async def finish(self) -> None:

@@ -22,7 +22,6 @@ from areal_lab.runlog.intervals import mean_interval
 
 FILE: Final = "held_out.jsonl"
 METRIC: Final = "held_out_reward"
-LATER: Final = "held_out_later_tokens"
 
 
 @dataclass(frozen=True, slots=True)
