@@ -54,19 +54,19 @@ def draw_reward(
         width: in inches.
         title: in place of the picture's own.
     """
-    figure = new_figure(width, 4.2)
-    axes: Axes = figure.subplots()
     steps = [int(line["step"]) for line in metrics]
     rewards = [float(line["reward_mean"]) for line in metrics]
+    first, last = (steps[0] - 1, steps[-1]) if steps else (0, 1)
+    ends = {at for key, at in ((_BEFORE, first), (_AFTER, last)) if summary.get(key)}
+    between = [one for one in measured if one.version not in ends]
+    figure = new_figure(width, 4.9 if between else 4.2)  # the legend is longer
+    axes: Axes = figure.subplots()
     if steps:
         axes.plot(steps, rewards, "o", color=SKY, markersize=4, label="training batch")
     if len(steps) >= _RUNNING_MEAN_STEPS:
         means = running_mean(rewards, _RUNNING_MEAN_STEPS)
         label = f"mean of the last {_RUNNING_MEAN_STEPS} steps"
         axes.plot(steps, means, color=BLUE, linewidth=2, label=label)
-    first, last = (steps[0] - 1, steps[-1]) if steps else (0, 1)
-    ends = {at for key, at in ((_BEFORE, first), (_AFTER, last)) if summary.get(key)}
-    between = [one for one in measured if one.version not in ends]
     _held_out_line(axes, between)
     beside = 0.015 * (last - first)  # right of the last batch's point
     for key, step, label, color in (
@@ -76,7 +76,9 @@ def draw_reward(
         held_out = summary.get(key)
         if held_out:
             _held_out_point(axes, held_out, step, label, color)
-    _best(axes, summary.get("best"))
+    if best := summary.get("best"):
+        after = best["version"] == last and last in ends
+        _best(axes, best, best["version"] + beside * after)
     axes.set(xlabel="training step", ylabel="mean reward")
     axes.set_xlim(first - 0.02 * (last - first) - 0.2, last + 0.03 * (last - first) + 0.2)
     whole_numbers(axes)
@@ -156,11 +158,9 @@ def _step_of(one: Measured) -> float:
     return float(one.version) if exact else float(one.mean_version or 0.0)
 
 
-def _best(axes: Axes, best: Mapping[str, Any] | None) -> None:
-    if best is None:
-        return
+def _best(axes: Axes, best: Mapping[str, Any], step: float) -> None:
     axes.plot(
-        [best["version"]],
+        [step],
         [best["reward"]],
         "o",
         markersize=13,

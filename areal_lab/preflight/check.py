@@ -519,8 +519,10 @@ def check_space(
     steps = config.total_train_steps
     saved = 1 if every == 0 else math.ceil(steps / every)
     keep = config.checkpoint.keep
-    # A new checkpoint is written before an old one is removed; the best one is kept, too.
-    checkpoints = min(saved, keep + 2) if keep else saved
+    # A new checkpoint is written before an old one is removed; the best one is kept, too, and with
+    # evaluations during training one that is being measured, and the best by exact scores.
+    more = 4 if config.eval_every_steps else 2
+    checkpoints = min(saved, keep + more) if keep else saved
     states = min(saved, RESUMABLE + 1) * config.checkpoint.resumable
     state_bytes = 0 if config.actor.use_lora else _STATE_BYTES  # of adapters alone: little
     needed = facts.parameters * (checkpoints * _MASTER_BYTES + states * state_bytes) + _LOG_BYTES

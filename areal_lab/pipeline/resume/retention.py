@@ -51,13 +51,14 @@ def retention(
     Args:
         saved: versions of all checkpoints.
         scores: of each version that was measured.
-        keep: newest checkpoints to keep, besides the best; 0 keeps all.
+        keep: newest checkpoints to keep, besides the best one and the best by exact scores; 0
+            keeps all.
         measuring: versions whose measurement runs; they stay.
         exact: the best is the one with the highest exact score.
     """
     versions = sorted(saved)
     best = best_checkpoint(scores, versions, exact=exact)
-    kept = {*versions[-keep:], best, *measuring}
+    kept = {*versions[-keep:], best, best_checkpoint(scores, versions, exact=True), *measuring}
     return Retention(
         remove=tuple(version for version in versions if version not in kept),
         strip=tuple(version for version in versions[:-RESUMABLE] if version in kept),
