@@ -144,7 +144,8 @@ def test_with_one_engine_the_best_is_measured_again_with_its_own_weights(tmp_pat
     )
     notes = Notes()
     result = do_run(config, reward_fn=opposite_on_held_out, problems=marked(config), display=notes)
-    lines = [json.loads(line) for line in (result.folder / "held_out.jsonl").open()]
+    text = (result.folder / "held_out.jsonl").read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
     first = next(line for line in lines if line["version"] == 3)
     low, high = first["versions"]
     assert low <= first["mean_version"] <= high
@@ -263,7 +264,7 @@ def test_a_run_that_continues_measures_its_checkpoint_once(tmp_path: Path) -> No
         if lost:  # it was in flight
             file.write_text("".join(line for line in lines if line not in of_six))
         assert find_recovery(killed).version == 6
-        run = resume_run(killed, reward_fn=even_digits)
+        run = resume_run(killed, reward_fn=even_digits, display=Silent())
         assert [report.step for report in run] == [7]
         after = file.read_text().splitlines(keepends=True)
         assert [line for line in after if json.loads(line)["version"] < 6] == [
