@@ -14,6 +14,7 @@ from areal_lab.config.functions import load_function
 from areal_lab.config.load import ALIASES as TRAIN_ALIASES
 from areal_lab.config.load import Overrides, load_record
 from areal_lab.config.problem import ConfigError, Kind, Problem, problems_of
+from areal_lab.config.schema import EvaluationConfig
 from areal_lab.config.shipped import cosim_configs, recipes, settings_file, training_configs
 from areal_lab.data.problems import ProblemSet
 from areal_lab.models.folder import read_model_facts
@@ -79,6 +80,7 @@ def check_cosim(config: CosimConfig) -> tuple[ProblemSet, Path]:
         *_check_functions(config),
         *check_sinks(config),
         *_check_mode(config),
+        *_check_evaluation(config),
     ]
     problems: ProblemSet | None = None
     try:
@@ -177,6 +179,16 @@ def _check_mode(config: CosimConfig) -> list[Problem]:
         )
         return [_problem("tokens_per_token", text)]
     return []
+
+
+def _check_evaluation(config: CosimConfig) -> Iterator[Problem]:
+    for name in ("temperature", "pass_at"):
+        if getattr(config.evaluation, name) != getattr(EvaluationConfig(), name):
+            text = (
+                f"evaluation.{name} is for areal-lab train: a co-simulated run measures the mean "
+                "reward at gconfig.temperature; leave it out"
+            )
+            yield _problem(f"evaluation.{name}", text)
 
 
 def _wrong(setting: str, value: object, bound: str) -> Problem:

@@ -15,7 +15,7 @@ from areal_lab.control.events import GroupFiltered, RunStarted, Save, TrainStepD
 from areal_lab.pipeline.step_report import StepReport
 from areal_lab.runlog.alarm_log import AlarmLog
 from areal_lab.runlog.folder import RunFolder
-from areal_lab.runlog.held_out import append_held_out
+from areal_lab.runlog.held_out import append_held_out, measured_of
 from areal_lab.runlog.records import (
     ActionRecord,
     EventRecord,
@@ -95,7 +95,7 @@ class Steps:
         if found is not None:
             self.measured.append(found)
             if found.version == 0:  # later ones are in the metrics of their step
-                append_held_out(self.folder.path, found.version, found.problem_means)
+                append_held_out(self.folder.path, measured_of(found.version, found.problem_means))
             self._pending["held_out_reward"] = found.mean
 
     def _report(self, version: Version, t_s: float) -> None:

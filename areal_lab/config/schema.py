@@ -332,12 +332,26 @@ class RewardConfig(Record):
 
 
 class EvaluationConfig(Record):
-    """Evaluation on held-out problems, before the first and after the last step."""
+    """Evaluation on held-out problems: before the first step, after the last one, and every
+    `eval_every_steps` steps while training continues."""
 
     samples_per_problem: Count = 8
     """Responses per held-out problem."""
+    temperature: NonNegative | None = None
+    """Sampling temperature of the evaluation; 0 is greedy, with one response per problem. null
+    takes `gconfig.temperature`: the policy that is trained."""
+    pass_at: list[int] = Field(default_factory=list[int])
+    """The k of each pass@k to report, such as `[1, 4]`; at most `samples_per_problem`. A response
+    is correct if its reward is at least 1."""
     max_problems: Whole = 256
     """Maximum number of held-out problems; 0 switches evaluation off."""
+    engine_share: Annotated[float, Gt(0), Le(1)] = 0.25
+    """While training continues: largest share of `rollout.max_running_requests` of an engine that
+    held-out responses take, but at least those of one problem."""
+    remeasure: Whole = 2
+    """After training: checkpoints that may be measured again because weight updates interrupted
+    their measurement, so that the best one is chosen by a score of its own weights
+    (docs/train.md)."""
 
 
 class TrainConfig(Record):
@@ -365,6 +379,9 @@ class TrainConfig(Record):
     `rollout.backend` and `rollout.engines`."""
     save_every_steps: Whole = 0
     """Steps between checkpoints; 0 saves only at the end (and on Ctrl-C)."""
+    eval_every_steps: Whole = 0
+    """Steps between two evaluations on held-out problems (`evaluation`) while training continues; 0
+    evaluates before and after training only."""
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     token_fields: bool = False
     """Write the log-probs under pi_prox and pi_theta, advantage, importance weight, clipping and

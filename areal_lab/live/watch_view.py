@@ -23,7 +23,7 @@ from areal_lab.live.snapshot import Snapshot
 from areal_lab.metrics.alarm import Alarm
 from areal_lab.runlog.activity import idle_by_cause, label
 from areal_lab.runlog.alarm_log import read_alarms
-from areal_lab.runlog.held_out import held_out_rewards
+from areal_lab.runlog.held_out import read_held_out
 from areal_lab.runlog.read_run import RecordedRun
 
 _BARS: Final = "▁▂▃▄▅▆▇█"
@@ -141,10 +141,23 @@ def _curves(run: RecordedRun, folder: Path, width: int) -> Table:
             table.add_row(name, f"{values[-1]:{form}}", sparkline(wide, cells), span)
 
     table.add_row("", "now", f"first to newest step ({len(run.metrics)})", "range")
-    row("held-out reward", [one for _, one in held_out_rewards(folder, run.metrics)], ".3f")
+    measured = read_held_out(folder, run.metrics)
+    row("held-out reward", [one.reward for one in measured], ".3f")
+    if len(measured) > 1:
+        newest = measured[-1]
+        about = "; ".join([f"step {newest.version}", *newest.labels()])
+        table.add_row("", "", f"newest: {about}; best: step {_best(folder) or '?'}")
     for metric, name, form in _SHOWN:
         row(name, [line[metric] for line in run.metrics if metric in line], form)
     return table
+
+
+def _best(folder: Path) -> int | None:
+    """Step of the best checkpoint; None if there is none."""
+    checkpoint = folder / "best"
+    if not checkpoint.is_dir():
+        return None
+    return int(checkpoint.resolve().name.removeprefix("step-"))
 
 
 def _processes(run: RecordedRun) -> Table:

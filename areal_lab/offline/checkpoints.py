@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from areal_lab.control.evaluation import Score
 from areal_lab.data.wrapping import Wrapping
 from areal_lab.offline.trainee import Trainee
 from areal_lab.pipeline.resume.positions import flush_growing, positions, step_of
@@ -95,7 +96,7 @@ def prune(folder: RunFolder, losses: Mapping[int, float], *, keep: int) -> int |
         The step of the best one.
     """
     there = {step_of(path): path for path in (folder.path / "checkpoints").glob("step-*")}
-    decided = retention(there, {step: -loss for step, loss in losses.items()}, keep=keep)
+    decided = retention(there, {step: Score(-loss) for step, loss in losses.items()}, keep=keep)
     if decided.best is not None:
         folder.point("best", there[decided.best])
     for step in decided.remove:

@@ -92,6 +92,14 @@ def summary_table(summary: dict[str, Any]) -> Table:
     table.add_column()
     for when in ("before", "after"):
         table.add_row(f"held-out reward {when}", interval_text(summary[f"reward_{when}"]))
+    if best := summary.get("best"):
+        width = "" if best["ci95"] is None else f" +- {best['ci95']:.3f} (95 %)"
+        mixed = "" if not best["later_tokens"] else ", of several versions"
+        table.add_row(
+            "best checkpoint", f"step {best['version']}: {best['reward']:.3f}{width}{mixed}"
+        )
+    if evaluations := summary.get("evaluations"):
+        table.add_row("evaluations", _evaluations(evaluations))
     lag = summary["lag"]["token"]
     table.add_row(
         "trained on",
@@ -149,6 +157,16 @@ def add_watching_rows(table: Table, summary: Mapping[str, Any]) -> None:
         ]
         got = f"{sink['points']} points; {sink['where']}" if sink["where"] else "not opened"
         table.add_row(name, "; ".join([got, *problems]))
+
+
+def _evaluations(evaluations: Mapping[str, Any]) -> str:
+    """Versions that were measured on held-out problems, and steps that were not."""
+    text = f"{len(evaluations['versions'])} versions on held-out problems"
+    if mixed := evaluations["mixed"]:
+        text += f"; interrupted by weight updates: steps {', '.join(map(str, mixed))}"
+    if missed := evaluations["missed"]:
+        text += f"; not evaluated: steps {', '.join(map(str, missed))}"
+    return text
 
 
 def _groups(summary: Mapping[str, Any]) -> str:

@@ -84,7 +84,7 @@ def results(problems: Sequence[Sequence[SampleResult]], ks: Sequence[int]) -> di
         "problems": len(problems),
         "samples": len(every),
         "reward": asdict(mean_interval(means)) if means else None,
-        "pass_at": {str(k): _pass_at(scored, k) for k in ks},
+        "pass_at": {str(k): pass_at(scored, k) for k in ks},
         "mean_tokens": fmean(one.tokens for one in every) if every else None,
         "truncated_share": fmean(one.truncated for one in every) if every else None,
         "rewards": dict(Counter(one.status for one in every)),
@@ -94,8 +94,12 @@ def results(problems: Sequence[Sequence[SampleResult]], ks: Sequence[int]) -> di
     }
 
 
-def _pass_at(scored: Sequence[Sequence[float]], k: int) -> dict[str, Any] | None:
-    """Mean over problems with its interval; None if no problem has k scored samples."""
+def pass_at(scored: Sequence[Sequence[float]], k: int) -> dict[str, Any] | None:
+    """pass@k as mean over problems with its interval; None if no problem has k scored samples.
+
+    Args:
+        scored: rewards of each problem's scored samples.
+    """
     import torch
 
     from areal_lab.functional.pass_at_k import pass_at_k

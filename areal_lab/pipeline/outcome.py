@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from areal_lab.config.schema import TrainConfig
+from areal_lab.control.events import TrainStepDone
 from areal_lab.pipeline.evaluate import HeldOutReward
 from areal_lab.pipeline.performer import RunPerformer
+from areal_lab.pipeline.resume.positions import step_of
+from areal_lab.pipeline.resume.retention import measurements
 from areal_lab.pipeline.servers.pool import ServerPool
 from areal_lab.preflight.allocation import engine_plan
 from areal_lab.preflight.limits import Threads, limits_of
@@ -66,12 +69,30 @@ def summary_so_far(
             "threads": {"trainer": threads.trainer, "engine": threads.engine} if threads else None,
             "alarms": inputs.alarms.summary() if inputs.alarms else None,
             "rewards": performer.rollout.rewards.counts if performer else None,
+            "evaluations": _evaluations(performer, log) if performer else None,
+            "best": _best(performer.folder) if performer else None,
             "held_out_unjudged": {
                 "before": before.unscored if before else None,
                 "after": after.unscored if after else None,
             },
         },
     )
+
+
+def _evaluations(performer: RunPerformer, log: Log) -> dict[str, object]:
+    trained = max(
+        (r.event.version for r in log.events if isinstance(r.event, TrainStepDone)), default=0
+    )
+    return performer.evaluations.summary(trained)
+
+
+def _best(folder: RunFolder) -> dict[str, object] | None:
+    """The measurement of the checkpoint that `best` leads to; None if there is none."""
+    checkpoint = folder.path / "best"
+    if not checkpoint.is_dir():
+        return None
+    measured = measurements(folder).get(step_of(checkpoint.resolve()))
+    return None if measured is None else asdict(measured)
 
 
 def write_failure(

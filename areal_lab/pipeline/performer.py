@@ -10,7 +10,8 @@ import asyncio
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from areal_lab.control.events import (
     EngineId,
@@ -28,6 +29,7 @@ from areal_lab.data.trajectory import Trajectory
 from areal_lab.engines.client.engine_client import EngineError
 from areal_lab.engines.client.resubmit import NO_SAMPLES, PartialSamples, samples_so_far
 from areal_lab.engines.protocol import WeightsFolder
+from areal_lab.pipeline.evaluations import Evaluations
 from areal_lab.pipeline.resume.saved_run import OpenTokens
 from areal_lab.pipeline.resume.writer import CheckpointWriter
 from areal_lab.pipeline.rollout import Rollout, ScoredGroup, Unfinished, request_id
@@ -65,6 +67,7 @@ class RunPerformer:
     trainer: TrainerProcess
     servers: ServerPool
     checkpoints: CheckpointWriter
+    evaluations: Evaluations
     samples: int
     """Samples per group."""
     total_steps: int
@@ -149,15 +152,18 @@ class RunPerformer:
         partial = self.recovered.running.pop(start.group, NO_SAMPLES)
         try:
             while True:
-                self._running[start.group] = start.engine, partial
+                engine = await self.servers.takes_rollouts_of(start.engine)
+                self._running[start.group] = engine, partial
+                placed = replace(start, engine=engine)
                 try:
-                    return start, await self.rollout.training_group(
-                        start, self.source, self.samples, partial
+                    return placed, await self.rollout.training_group(
+                        placed, self.source, self.samples, partial
                     )
                 except Unfinished as unfinished:
                     partial = unfinished.samples
-                    self._running[start.group] = start.engine, partial
-                    start = await moves.get()
+                    self._running[start.group] = engine, partial
+                    if engine == start.engine:  # else the coordinator's engine is not lost
+                        start = await moves.get()
         finally:
             del self._moves[start.group], self._running[start.group]
 
@@ -208,8 +214,9 @@ class RunPerformer:
         self.log.span(TRAINER, span.name, span.start_s, span.end_s, span.args)
 
     def _may_be_needed(self, version: Version) -> bool:
-        """Whether a restarted engine may need this version, because the others hold it."""
-        return self.servers.restarts_possible and version >= self.servers.weights.version
+        """Whether an engine that was restarted or pinned may need it: the others hold it."""
+        wanted = self.servers.restarts_possible or self.servers.pinned is not None
+        return wanted and version >= self.servers.weights.version
 
     async def _remove(self, version: Version) -> None:
         weights = self.weights.pop(version)
@@ -257,18 +264,37 @@ class RunPerformer:
     async def interrupt(self, *, by_hand: bool) -> None:
         """Pause all engines at once."""
         self.tally.interruptions += not by_hand
-        await self.servers.pause()
+        await self.servers.pause(also_pinned=by_hand)
 
     async def push_weights(self, version: Version) -> None:
         """Load one version into all engines, then remove its folder and older ones.
 
-        Its own folder stays while a restarted engine may need it.
+        Its own folder stays while an engine that was restarted or pinned may need it.
         """
+        # The coordinator interrupts rollouts, and does not know of held-out responses.
+        running = self.evaluations.running and not self.servers.paused
+        if running:
+            await self.servers.pause()
         await self.servers.load(self.weights[version])
+        if running:
+            await self.servers.resume()
         for old in [v for v in self.weights if v <= version]:
             if not self._may_be_needed(old):
                 await self._remove(old)
         self._loaded.set()
+        self.evaluations.held(version)
+
+    async def load_checkpoint(self, version: Version, checkpoint: Path) -> None:
+        """Load a saved model into all engines, after training.
+
+        Raises:
+            EngineError: if the engines refuse it.
+        """
+        # Not the checksum of its tensors: the engines hold them in their own type.
+        weights = WeightsFolder(
+            path=checkpoint, version=version, checksum=f"checkpoint:{version}", size_bytes=0
+        )
+        await self.servers.load(weights)
 
     async def resume(self) -> None:
         """Resume all engines."""
@@ -354,6 +380,7 @@ class RunPerformer:
             time_s=now_s,
             step_s=step_s,
             tokens=tokens,
+            evaluating=self.evaluations.progress,
         )
         self.folder.append_metrics(report.line)
         self.on_step(report)

@@ -161,7 +161,9 @@ def describe(report: StepReport) -> str:
         f"step {report.step:>3}/{report.total_steps}  reward {report.reward_mean:.3f}  "
         f"loss {report.loss:+.4f}  {report.tokens_per_s:5.0f} tokens/s  "
         f"lag mean {report.lag_token_mean:.1f} max {report.lag_token_max:.0f}  "
-        f"{report.step_s:.1f} s" + (f"  {filtered} groups filtered" if filtered else "")
+        f"{report.step_s:.1f} s"
+        + (f"  {filtered} groups filtered" if filtered else "")
+        + (f"  {report.evaluating}" if report.evaluating else "")
     )
 
 

@@ -18,6 +18,7 @@ from areal_lab.control.events import EngineJoined, EngineLost
 from areal_lab.runlog.activity import idle_by_cause, label, training_window
 from areal_lab.runlog.by_hand import in_words, requests
 from areal_lab.runlog.chrome_trace import chrome_trace
+from areal_lab.runlog.held_out import read_held_out
 from areal_lab.runlog.incidents import incidents
 from areal_lab.runlog.read_run import RecordedRun, read_run
 from areal_lab.runlog.replay import check_replay
@@ -72,6 +73,7 @@ def format_run(run_dir: Path) -> str:
         ("Steps", _steps(run)),
         ("Time of each process during training", _processes(run)),
         ("Lag of the trained tokens and samples, in versions", _lags(run)),
+        *([("Held-out problems", measured)] if (measured := _held_out(run)) else []),
         *([("By hand", asked)] if (asked := _requests(run)) else []),
         *([("Incidents", _incidents(run))] if any(asdict(incidents(run.log)).values()) else []),
         ("Log", _log(run)),
@@ -116,6 +118,31 @@ def _steps(run: RecordedRun) -> list[str]:
         for line in shown
     ]
     return _table([title for title, _, _ in columns], rows)
+
+
+def _held_out(run: RecordedRun) -> list[str]:
+    """Measurements on held-out problems, if there are any between the first and the last."""
+    measured = read_held_out(run.folder, run.metrics)
+    if len(measured) < 3:
+        return []
+    best = (run.summary.get("best") or {}).get("version")
+    ks = sorted({int(k) for one in measured for k in one.pass_at})
+    titles = ["step", "reward", "± 95 %", *(f"pass@{k}" for k in ks), ""]
+    rows = [
+        [
+            str(one.version),
+            f"{one.reward:.3f}",
+            "-" if one.ci95 is None else f"{one.ci95:.3f}",
+            *(f"{one.pass_at[str(k)]:.3f}" if str(k) in one.pass_at else "-" for k in ks),
+            "; ".join([*(["best checkpoint"] if one.version == best else []), *one.labels()]),
+        ]
+        for one in measured
+    ]
+    lines = _table(titles, rows)
+    evaluations = run.summary.get("evaluations") or {}
+    if missed := evaluations.get("missed"):
+        lines.append(f"  not evaluated: steps {', '.join(map(str, missed))}")
+    return lines
 
 
 def _processes(run: RecordedRun) -> list[str]:
@@ -211,7 +238,12 @@ def draw_all(run: RecordedRun, folder: Path) -> list[Path]:
     from areal_lab.plots.timeline import draw_timeline
 
     drawn = {
-        "reward.png": draw_reward(run.metrics, run.summary, title=run.title),
+        "reward.png": draw_reward(
+            run.metrics,
+            run.summary,
+            read_held_out(run.folder, run.metrics),
+            title=run.title,
+        ),
         "timeline.png": draw_timeline(run.log, title=run.title),
         "staleness.png": draw_staleness(run.log, title=run.title),
     }

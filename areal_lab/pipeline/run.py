@@ -1,6 +1,7 @@
 """One training run, from its configuration to its summary.
 
     check -> trainer up -> engines up -> held-out before -> drive -> held-out after -> summary
+                                                          held-out problems every n steps
       requests from other processes (pause, resume, eta, stop) are answered all the while
 
 Every process the run starts is stopped when it ends, however it ends. If the trainer dies, the run
@@ -12,28 +13,29 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from areal_lab.config.problem import ConfigError, problems_of, refusal
 from areal_lab.config.schema import TrainConfig
 from areal_lab.control.coordinator import NO_ENGINE_LEFT, TOO_FEW_GROUPS, Coordinator
+from areal_lab.control.evaluation import to_measure_again
 from areal_lab.control.events import Event, Finish, GroupId, RunStarted, StopRequested, Version
 from areal_lab.data.problems import ProblemSet
 from areal_lab.host.memory import group_peak_rss_bytes
 from areal_lab.pipeline.drive import Asked, drive
-from areal_lab.pipeline.evaluate import HeldOutReward, measure
-from areal_lab.pipeline.fleet import Fleet
+from areal_lab.pipeline.evaluate import HeldOutReward, announced, measure
+from areal_lab.pipeline.fleet import Fleet, first_error
 from areal_lab.pipeline.outcome import SummaryInputs, summary_so_far, write_failure
 from areal_lab.pipeline.performer import RunPerformer
 from areal_lab.pipeline.progress import Display
 from areal_lab.pipeline.report import write_report
 from areal_lab.pipeline.requests import Desk, reachable
 from areal_lab.pipeline.resume.recovery import Recovery, check_data, check_given
-from areal_lab.pipeline.rollout import Rollout
+from areal_lab.pipeline.resume.retention import measurements, saved_checkpoints
 from areal_lab.pipeline.startup import RunContext, start_run
 from areal_lab.pipeline.state import RunState, StopSignal
 from areal_lab.pipeline.step_report import StepReport
@@ -51,6 +53,8 @@ if TYPE_CHECKING:
         HasLoss,  # loads torch, which this process can spare
     )
 
+
+Result = TypeVar("Result")
 
 LAST_STEP_TIMEOUT_S = 8.0
 """Longest wait for the running step to end and be saved once no engine is left."""
@@ -212,8 +216,9 @@ async def _measured_run(context: RunContext) -> dict[str, Any]:
     performer = await start_run(context)
     saved = None if context.recovery is None else context.recovery.saved
     if context.recovery is None or saved is None:
-        inputs.before = await _measure(context, performer.rollout, "before training")
-        _write_held_out(context, 0, inputs.before)
+        inputs.before = await _measure(
+            context, performer, "held-out problems before training", version=0
+        )
     else:
         inputs.before = context.recovery.before
     performer.checkpoints.before = inputs.before
@@ -222,7 +227,13 @@ async def _measured_run(context: RunContext) -> dict[str, Any]:
     coordinator = context.desk.coordinator
     context.state.coordinator, context.state.performer = coordinator, performer
     context.state.children = context.fleet.children
-    finish = await _drive(context, coordinator, performer)
+    try:
+        finish = await _drive(context, coordinator, performer)
+        if (left := performer.evaluations.progress) and finish.reason == "complete":
+            display.phase(f"{left}; training is complete")
+            await _until_stopped(context, performer.evaluations.finish())
+    finally:
+        await performer.evaluations.cancel()
     if finish.reason == TOO_FEW_GROUPS:
         raise refusal(
             "rollout.dynamic_sampling",
@@ -231,8 +242,14 @@ async def _measured_run(context: RunContext) -> dict[str, Any]:
     if finish.reason == "stopped":
         display.note(f"stopped as requested; {_saved(performer)}")
     context.state.coordinator = None
-    inputs.after = await _measure(context, performer.rollout, "after training")
-    _write_held_out(context, coordinator.counts.trained_version, inputs.after)
+    inputs.after = await _measure(
+        context,
+        performer,
+        "held-out problems after training",
+        version=coordinator.counts.trained_version,
+    )
+    if inputs.after is not None:
+        await _settle_best(context, performer)
     await performer.collect_engine_spans(final=True)
     performer.log_counts()
     for child in context.fleet.children:
@@ -247,32 +264,73 @@ def _saved(performer: RunPerformer) -> str:
     return "saved: nothing yet" if newest is None else f"saved: version {newest}"
 
 
-def _write_held_out(context: RunContext, version: Version, found: HeldOutReward | None) -> None:
-    if found is not None:
-        append_held_out(context.folder.path, version, found.problem_means)
+async def _measure(
+    context: RunContext, performer: RunPerformer, what: str, *, version: Version
+) -> HeldOutReward | None:
+    """Measure the weights that the engines hold, while nothing else runs, and write it down.
 
+    Args:
+        what: is measured, for the display.
+        version: of these weights.
 
-async def _measure(context: RunContext, rollout: Rollout, when: str) -> HeldOutReward | None:
-    """The held-out reward now; None if evaluation is off or a stop was requested."""
-    evaluation = context.config.evaluation
-    if evaluation.max_problems == 0 or context.stop.requested:
+    Returns:
+        None if evaluation is off or a stop was requested.
+    """
+    evaluation, evaluations = context.config.evaluation, performer.evaluations
+    if not evaluations.problems or context.stop.requested:
         return None
-    measuring = asyncio.create_task(
+    total, samples = len(evaluations.problems), evaluation.samples_per_problem
+    found = await _until_stopped(
+        context,
         measure(
-            rollout,
-            context.problems.held_out[: evaluation.max_problems],
-            samples=evaluation.samples_per_problem,
-            when=when,
-            display=context.display,
-        )
+            evaluations.rollout,
+            evaluations.problems,
+            samples=samples,
+            ks=evaluation.pass_at,
+            done=announced(context.display, what, total=total, samples=samples),
+        ),
     )
+    if found is not None:
+        append_held_out(context.folder.path, found.measured(version))
+    return found
+
+
+async def _until_stopped(context: RunContext, work: Coroutine[Any, Any, Result]) -> Result | None:
+    """What `work` returns; None if a stop is requested first, which cancels it."""
+    working = asyncio.create_task(work)
     stopping = asyncio.create_task(context.stop.wait())
     try:
-        await asyncio.wait({measuring, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        return measuring.result() if measuring.done() else None
+        await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
     finally:
         stopping.cancel()
-        measuring.cancel()
+        working.cancel()
+
+
+async def _settle_best(context: RunContext, performer: RunPerformer) -> None:
+    """Choose the best checkpoint by scores of its own weights.
+
+    While the highest score is a mixture of versions, the engines get that checkpoint and it is
+    measured again, `evaluation.remeasure` times at most. A failure leaves the other scores.
+    """
+    folder = context.folder
+    for _ in range(context.config.evaluation.remeasure):
+        saved = saved_checkpoints(folder)
+        scores = {version: one.score for version, one in measurements(folder).items()}
+        version = to_measure_again(scores, saved)
+        if version is None or context.stop.requested:
+            break
+        try:
+            await performer.load_checkpoint(version, saved[version])
+            what = f"held-out problems again with step {version}, which is the best so far"
+            await _measure(context, performer, what, version=version)
+        except Exception as error:  # training is complete: its results must not be lost now
+            reason = str(first_error(error)).splitlines()[0]
+            context.display.note(f"step {version} was not measured again: {reason}")
+            break
+    best = (await performer.checkpoints.retain(exact=True)).best
+    if best is not None:
+        context.display.note(f"best checkpoint: step {best}, {measurements(folder)[best]}")
 
 
 async def _drive(context: RunContext, coordinator: Coordinator, performer: RunPerformer) -> Finish:
@@ -298,8 +356,15 @@ async def _drive(context: RunContext, coordinator: Coordinator, performer: RunPe
         drive(coordinator, performer, started, events, performer.log), name="drive"
     )
     loss_task = asyncio.create_task(performer.servers.given_up.wait(), name="watch engines")
+    evaluations = performer.evaluations
+    failure_task = asyncio.create_task(evaluations.failed.wait(), name="watch evaluations")
+    evaluations.begin(started.version)
     try:
-        await asyncio.wait({drive_task, loss_task}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(
+            {drive_task, loss_task, failure_task}, return_when=asyncio.FIRST_COMPLETED
+        )
+        if evaluations.error is not None and not drive_task.done():
+            raise evaluations.error
         if not drive_task.done():
             await asyncio.wait({drive_task}, timeout=LAST_STEP_TIMEOUT_S)
         if drive_task.done() and drive_task.result().reason != NO_ENGINE_LEFT:
@@ -311,7 +376,7 @@ async def _drive(context: RunContext, coordinator: Coordinator, performer: RunPe
     finally:
         context.desk.end()
         performer.servers.end()
-        for helper in (stop_task, state_task, loss_task, drive_task):
+        for helper in (stop_task, state_task, loss_task, failure_task, drive_task):
             helper.cancel()
         with suppress(asyncio.CancelledError, Exception):  # already raised above
             await drive_task

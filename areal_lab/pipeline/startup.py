@@ -14,7 +14,7 @@ import shutil
 import time
 from asyncio import to_thread
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from areal_lab.config.functions import pickle_function
@@ -28,6 +28,7 @@ from areal_lab.engines.protocol import PauseMode, SamplingParams
 from areal_lab.engines.weights.records import WeightsInMemory
 from areal_lab.engines.weights.root import remove_weights_root
 from areal_lab.models.locate import resolve_model_path
+from areal_lab.pipeline.evaluations import Evaluations
 from areal_lab.pipeline.fleet import Fleet
 from areal_lab.pipeline.outcome import SummaryInputs
 from areal_lab.pipeline.performer import RunPerformer, Tally
@@ -177,29 +178,40 @@ async def start_run(context: RunContext) -> RunPerformer:
             display.note(text)
         context.on_step(report)
 
+    rollout = Rollout(
+        engines=servers,
+        codec=codec,
+        rewards=rewards,
+        sampling=_sampling(config, codec),
+        run_seed=config.seed,
+        response_tokens=context.response_tokens,
+        running_samples=config.rollout.max_running_requests,
+        interruptions_recompute=servers.pause_mode is not PauseMode.IN_PLACE,
+    )
+    checkpoints = CheckpointWriter(
+        folder=folder,
+        config=config,
+        trainer=trainer,
+        data=context.problems.digest(),
+        given=context.given,
+        last=saved.frontier.version if saved else None,
+    )
     context.inputs.performer = performer = RunPerformer(
         folder=folder,
         log=fleet.stack.enter_context(_open_log(context, servers.sources)),
-        rollout=Rollout(
-            engines=servers,
-            codec=codec,
-            rewards=rewards,
-            sampling=_sampling(config, codec),
-            run_seed=config.seed,
-            response_tokens=context.response_tokens,
-            running_samples=config.rollout.max_running_requests,
-            interruptions_recompute=servers.pause_mode is not PauseMode.IN_PLACE,
-        ),
+        rollout=rollout,
         source=source,
         trainer=trainer,
         servers=servers,
-        checkpoints=CheckpointWriter(
-            folder=folder,
+        checkpoints=checkpoints,
+        evaluations=Evaluations(
             config=config,
-            trainer=trainer,
-            data=context.problems.digest(),
-            given=context.given,
-            last=saved.frontier.version if saved else None,
+            rollout=_evaluated(rollout, config.evaluation.temperature),
+            servers=servers,
+            problems=context.problems.held_out[: config.evaluation.max_problems],
+            folder=folder,
+            checkpoints=checkpoints,
+            note=display.note,
         ),
         tally=_tally(saved),
         counts_before=saved.counts if saved else {},
@@ -316,6 +328,13 @@ def _sampling(config: TrainConfig, codec: TextCodec) -> SamplingParams:
         top_k=generation.top_k,
         stop_token_ids=codec.stop_token_ids(generation.stop),
     )
+
+
+def _evaluated(rollout: Rollout, temperature: float | None) -> Rollout:
+    """The rollout that samples responses to held-out problems."""
+    if temperature is None:
+        return rollout
+    return replace(rollout, sampling=replace(rollout.sampling, temperature=temperature))
 
 
 def _open_log(context: RunContext, engines: Iterable[EngineId]) -> EventLog:

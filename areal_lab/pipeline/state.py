@@ -77,4 +77,5 @@ class RunState:
             f"engines; groups: {counts.in_flight} in flight, {counts.finished} ready, "
             f"{counts.trained} trained, {counts.filtered + counts.dropped} filtered or dropped; "
             f"{tally.generated_tokens:,} tokens"
+            + (f"; {evaluating}" if (evaluating := self.performer.evaluations.progress) else "")
         )

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from areal_lab.plots.style import (
+    BLACK,
     BLUE,
+    GREEN,
     GREY,
     NARROW,
     SKY,
@@ -17,6 +19,7 @@ from areal_lab.plots.style import (
     nothing_yet,
     whole_numbers,
 )
+from areal_lab.runlog.held_out import Measured
 from areal_lab.runlog.intervals import running_mean
 
 if TYPE_CHECKING:
@@ -27,12 +30,16 @@ if TYPE_CHECKING:
 _RUNNING_MEAN_STEPS = 5
 _LABEL_INCHES = 0.5
 """Least distance between two numbers of seconds."""
+_WITH_CAPS = 25
+"""Most measurements whose intervals have caps."""
+_BEFORE, _AFTER = "reward_before", "reward_after"
 
 
 @finished
 def draw_reward(
     metrics: Sequence[Mapping[str, Any]],
     summary: Mapping[str, Any],
+    measured: Sequence[Measured] = (),
     *,
     width: float = 8.0,
     title: str | None = None,
@@ -41,43 +48,53 @@ def draw_reward(
 
     Args:
         metrics: one object per step, with `step`, `reward_mean` and `time_s`.
-        summary: `reward_before` and `reward_after`, if they were measured.
+        summary: `reward_before` and `reward_after`, if they were measured, and `best`.
+        measured: held-out rewards by version; those of several versions are drawn at the mean
+            version of their tokens, with a line from the first to the last.
         width: in inches.
         title: in place of the picture's own.
     """
-    figure = new_figure(width, 4.2)
-    axes: Axes = figure.subplots()
     steps = [int(line["step"]) for line in metrics]
     rewards = [float(line["reward_mean"]) for line in metrics]
+    first, last = (steps[0] - 1, steps[-1]) if steps else (0, 1)
+    ends = {at for key, at in ((_BEFORE, first), (_AFTER, last)) if summary.get(key)}
+    between = [one for one in measured if one.version not in ends]
+    figure = new_figure(width, 4.9 if between else 4.2)  # the legend is longer
+    axes: Axes = figure.subplots()
     if steps:
         axes.plot(steps, rewards, "o", color=SKY, markersize=4, label="training batch")
     if len(steps) >= _RUNNING_MEAN_STEPS:
         means = running_mean(rewards, _RUNNING_MEAN_STEPS)
         label = f"mean of the last {_RUNNING_MEAN_STEPS} steps"
         axes.plot(steps, means, color=BLUE, linewidth=2, label=label)
-    first, last = (steps[0] - 1, steps[-1]) if steps else (0, 1)
+    _held_out_line(axes, between)
     beside = 0.015 * (last - first)  # right of the last batch's point
     for key, step, label, color in (
-        ("reward_before", float(first), "held-out before training", GREY),
-        ("reward_after", last + beside, "held-out after training", VERMILION),
+        (_BEFORE, float(first), "held-out before training", GREY),
+        (_AFTER, last + beside, "held-out after training", VERMILION),
     ):
         held_out = summary.get(key)
         if held_out:
             _held_out_point(axes, held_out, step, label, color)
+    if best := summary.get("best"):
+        after = best["version"] == last and last in ends
+        _best(axes, best, best["version"] + beside * after)
     axes.set(xlabel="training step", ylabel="mean reward")
     axes.set_xlim(first - 0.02 * (last - first) - 0.2, last + 0.03 * (last - first) + 0.2)
     whole_numbers(axes)
-    _reward_limits(axes, rewards, summary)
+    _reward_limits(axes, rewards, summary, between)
     if len(steps) > 1:
         _wall_seconds_on_top(axes, steps, [float(line["time_s"]) for line in metrics], first)
     if axes.get_legend_handles_labels()[0]:
         figure.legend(loc="outside lower center", ncols=1 if width < NARROW else 2)
     if not steps:
         nothing_yet(axes, "no training step finished")
-    return entitle(figure, title or "Reward of each training step", alt=_said(rewards, summary))
+    return entitle(
+        figure, title or "Reward of each training step", alt=_said(rewards, summary, between)
+    )
 
 
-def _said(rewards: Sequence[float], summary: Mapping[str, Any]) -> str:
+def _said(rewards: Sequence[float], summary: Mapping[str, Any], between: Sequence[Measured]) -> str:
     if not rewards:
         return "Axes for the reward of each training step; no training step finished."
     first, last = rewards[:_RUNNING_MEAN_STEPS], rewards[-_RUNNING_MEAN_STEPS:]
@@ -85,10 +102,75 @@ def _said(rewards: Sequence[float], summary: Mapping[str, Any]) -> str:
         f"Mean reward of {len(rewards)} training steps: {sum(first) / len(first):.3f} in the first "
         f"{len(first)}, {sum(last) / len(last):.3f} in the last {len(last)}."
     )
-    for key, when in (("reward_before", "before"), ("reward_after", "after")):
+    for key, when in ((_BEFORE, "before"), (_AFTER, "after")):
         if held_out := summary.get(key):
             said += f" On held-out problems {float(held_out['mean']):.3f} {when} training."
+    if between:
+        one_or_more = "measurement" if len(between) == 1 else "measurements"
+        said += f" {len(between)} {one_or_more} on held-out problems during training"
+        said += f", the last one {between[-1].reward:.3f}."
+    if best := summary.get("best"):
+        said += f" The best checkpoint is that of step {best['version']}."
     return said
+
+
+def _held_out_line(axes: Axes, measured: Sequence[Measured]) -> None:
+    """Measurements during training: filled if they are of one version, else hollow."""
+    for exact in (True, False):
+        chosen = [one for one in measured if one.exact is exact]
+        if not chosen:
+            continue
+        at = [_step_of(one) for one in chosen]
+        ranges = [one.versions or (one.version, one.version) for one in chosen]
+        label = "held-out problems" if exact else "held-out problems, tokens of several versions"
+        axes.errorbar(
+            at,
+            [one.reward for one in chosen],
+            yerr=[one.ci95 or 0.0 for one in chosen],
+            xerr=None
+            if exact
+            else [
+                [max(0.0, x - low) for x, (low, _) in zip(at, ranges, strict=True)],
+                [max(0.0, high - x) for x, (_, high) in zip(at, ranges, strict=True)],
+            ],
+            fmt="D",
+            color=GREEN,
+            markerfacecolor=GREEN if exact else "white",
+            markersize=5,
+            capsize=2 if len(chosen) <= _WITH_CAPS else 0,
+            linewidth=1.2,
+            zorder=4,
+            label=label,
+        )
+    in_order = sorted(measured, key=_step_of)
+    axes.plot(
+        [_step_of(one) for one in in_order],
+        [one.reward for one in in_order],
+        color=GREEN,
+        linewidth=1,
+        alpha=0.6,
+    )
+
+
+def _step_of(one: Measured) -> float:
+    """Where a measurement stands: at the mean version of its tokens."""
+    exact = one.exact or one.mean_version is None
+    return float(one.version) if exact else float(one.mean_version or 0.0)
+
+
+def _best(axes: Axes, best: Mapping[str, Any], step: float) -> None:
+    axes.plot(
+        [step],
+        [best["reward"]],
+        "o",
+        markersize=13,
+        markerfacecolor="none",
+        markeredgecolor=BLACK,
+        markeredgewidth=1.2,
+        zorder=6,
+        clip_on=False,
+        label=f"best checkpoint: step {best['version']}, {best['reward']:.3f}",
+    )
 
 
 def _held_out_point(
@@ -111,9 +193,16 @@ def _held_out_point(
     )
 
 
-def _reward_limits(axes: Axes, rewards: Sequence[float], summary: Mapping[str, Any]) -> None:
+def _reward_limits(
+    axes: Axes,
+    rewards: Sequence[float],
+    summary: Mapping[str, Any],
+    between: Sequence[Measured],
+) -> None:
     points = list(rewards)
-    for key in ("reward_before", "reward_after"):
+    for one in between:
+        points += [one.reward - (one.ci95 or 0.0), one.reward + (one.ci95 or 0.0)]
+    for key in (_BEFORE, _AFTER):
         if held_out := summary.get(key):
             width = held_out["ci95"] or 0.0
             points += [held_out["mean"] - width, held_out["mean"] + width]

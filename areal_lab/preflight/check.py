@@ -117,6 +117,7 @@ def check_settings(config: TrainConfig) -> None:
         *check_limits(config),
         *check_batches(config),
         *check_objective(config),
+        *check_evaluation(config),
         *check_sinks(config),
     ]
     engines = list(check_engines(config))
@@ -164,11 +165,38 @@ def notes(config: TrainConfig) -> list[str]:
             "rollout.dynamic_sampling.enabled=true"
         )
     lines += _unused_gpus(config)
+    lines += _evaluation_notes(config)
     if _is_biased_in_place(config):
         lines.append(
             "rollout.pause_mode=in_place keeps the KV cache of the old weights: interrupted "
             "responses continue under a mixture of versions, which is no version's policy; the "
             "error is measured in docs/engines.md, 'What an interruption does'"
+        )
+    return lines
+
+
+def _evaluation_notes(config: TrainConfig) -> list[str]:
+    every, save = config.eval_every_steps, config.save_every_steps
+    if not every:
+        return []
+    if every >= config.total_train_steps:
+        return [
+            f"eval_every_steps={every} has no effect in {config.total_train_steps} steps: the last "
+            "one is evaluated after training"
+        ]
+    lines = []
+    if not save or math.lcm(every, save) != every:
+        common = math.lcm(every, save) if save else config.total_train_steps
+        which = "the last step" if common >= config.total_train_steps else f"every {common} steps"
+        lines.append(
+            f"the best checkpoint is chosen among those of {which}: eval_every_steps={every}, "
+            f"save_every_steps={save}; an evaluated step is a candidate if it is saved, too"
+        )
+    if (len(config.rollout.addresses) or engine_plan(config).servers) == 1:
+        lines.append(
+            "with one engine, weight updates interrupt evaluations during training, so that their "
+            "scores are of several versions; with two, one keeps the evaluated weights "
+            "(docs/train.md)"
         )
     return lines
 
@@ -261,6 +289,30 @@ def check_batches(config: TrainConfig) -> Iterator[Problem]:
             "actor.ppo_n_minibatches",
             f"actor.ppo_n_minibatches is {minibatches}, but a batch has only {groups} groups "
             "(dataset.batch_size), which are not split; lower it",
+        )
+
+
+def check_evaluation(config: TrainConfig) -> Iterator[Problem]:
+    """Check that responses to held-out problems differ where several are asked for."""
+    evaluation = config.evaluation
+    samples = evaluation.samples_per_problem
+    if evaluation.temperature == 0 and samples > 1:
+        yield _wrong(
+            "evaluation.samples_per_problem",
+            f"evaluation.samples_per_problem is {samples}, but responses at "
+            "evaluation.temperature=0 are all equal; set it to 1, or raise the temperature",
+        )
+    if wrong := [k for k in evaluation.pass_at if not 1 <= k <= samples]:
+        yield _wrong(
+            "evaluation.pass_at",
+            f"evaluation.pass_at has {wrong[0]}, but each k must be from 1 to "
+            f"evaluation.samples_per_problem={samples}",
+        )
+    if config.eval_every_steps and not evaluation.max_problems:
+        yield _wrong(
+            "eval_every_steps",
+            f"eval_every_steps is {config.eval_every_steps}, but evaluation.max_problems is 0, "
+            "which switches evaluation off; set one of them",
         )
 
 
@@ -467,8 +519,10 @@ def check_space(
     steps = config.total_train_steps
     saved = 1 if every == 0 else math.ceil(steps / every)
     keep = config.checkpoint.keep
-    # A new checkpoint is written before an old one is removed; the best one is kept, too.
-    checkpoints = min(saved, keep + 2) if keep else saved
+    # A new checkpoint is written before an old one is removed; the best one is kept, too, and with
+    # evaluations during training one that is being measured, and the best by exact scores.
+    more = 4 if config.eval_every_steps else 2
+    checkpoints = min(saved, keep + more) if keep else saved
     states = min(saved, RESUMABLE + 1) * config.checkpoint.resumable
     state_bytes = 0 if config.actor.use_lora else _STATE_BYTES  # of adapters alone: little
     needed = facts.parameters * (checkpoints * _MASTER_BYTES + states * state_bytes) + _LOG_BYTES

@@ -23,6 +23,8 @@ _GROUPS: Final = {one.name: one.group.lower() for one in GLOSSARY}
 CUSTOM: Final = "custom"
 """Group of metrics that the glossary does not have, as those of a custom loss."""
 PICTURES: Final = ("reward.png", "loss.png", "timeline.png", "staleness.png")
+HELD_OUT: Final = f"{_GROUPS[held_out.METRIC]}/held_out_"
+"""Beginning of the names of measurements on held-out problems."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class Points:
         """The points since the last call, in the order of each file."""
         for line in self._lines(held_out.FILE):
             step = int(line["version"])
-            yield Point(step, None, {named(held_out.METRIC): float(line["reward"])})
+            yield Point(step, None, dict(_held_out(line)))
         for line in self._lines(METRICS):
             values = {
                 named(name): float(value)
@@ -73,6 +75,15 @@ class Points:
             return read_appended(self.folder / name, start)
         except FileNotFoundError:
             return Appended((), start)
+
+
+def _held_out(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """The values of a measurement on held-out problems."""
+    yield named(held_out.METRIC), float(line["reward"])
+    if "later_tokens" in line:
+        yield f"{HELD_OUT}later_tokens", float(line["later_tokens"])
+    for k, value in line.get("pass_at", {}).items():
+        yield f"{HELD_OUT}pass_at_{k}", float(value)
 
 
 def named(metric: str) -> str:

@@ -33,7 +33,7 @@ class SwanLabSink:
 
     def log(self, point: Point) -> None:
         """See `Sink`."""
-        self._last_step = point.step
+        self._last_step = max(self._last_step, point.step)
         self._run.log(dict(point.values), step=point.step)
 
     def picture(self, name: str, file: Path, step: int) -> None:

@@ -38,7 +38,7 @@ class TrackioSink:
 
     def log(self, point: Point) -> None:
         """See `Sink`."""
-        self._last_step = point.step
+        self._last_step = max(self._last_step, point.step)
         self._run.log(dict(point.values), step=point.step)
 
     def picture(self, name: str, file: Path, step: int) -> None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 # Before the import, which reads them: no output, no measurements of this process.
 os.environ |= {"WANDB_SILENT": "true", "WANDB_CONSOLE": "off", "WANDB_X_DISABLE_STATS": "true"}
 
 import wandb
 
-from areal_lab.sinks.points import Point
+from areal_lab.sinks.points import HELD_OUT, Point
 from areal_lab.sinks.protocol import RunFacts
+
+_OWN_STEP: Final = "held_out_step"
 
 
 class WandbSink:
@@ -33,12 +35,20 @@ class WandbSink:
             resume="allow",
             config=dict(run.config),
         )
+        # W&B ignores values of an earlier step than the last one. Those of held-out problems come
+        # late, and have a step of their own.
+        self._run.define_metric(f"{HELD_OUT}*", step_metric=_OWN_STEP)
+        self._last_step = 0
         files = Path(self._run.dir).parent
         self.where = str(self._run.url) if mode == "online" else f"wandb sync {files}"
 
     def log(self, point: Point) -> None:
         """See `Sink`."""
-        self._run.log(dict(point.values), step=point.step)
+        self._last_step = max(self._last_step, point.step)
+        values = dict(point.values)
+        if any(name.startswith(HELD_OUT) for name in values):
+            values[_OWN_STEP] = point.step
+        self._run.log(values, step=self._last_step)
 
     def picture(self, name: str, file: Path, step: int) -> None:
         """See `Sink`."""

@@ -21,3 +21,16 @@ def nothing(completion: str, example: dict[str, Any]) -> float:
     """No response is any better than another."""
     del completion, example
     return 0.0
+
+
+def opposite_on_held_out(completion: str, example: dict[str, Any]) -> float:
+    """Training raises the reward of its problems, and so lowers that of held-out ones."""
+    reward = even_digits(completion, example)
+    return 50.0 - reward if "held out" in example else reward
+
+
+def fails_on_held_out(completion: str, example: dict[str, Any]) -> float:
+    """A function that cannot score held-out problems."""
+    if "held out" in example:
+        raise ValueError("this problem has no answer")
+    return even_digits(completion, example)

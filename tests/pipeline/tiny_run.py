@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from transformers import AutoModelForCausalLM
 from areal_lab.config.load import load_config
 from areal_lab.config.schema import TrainConfig
 from areal_lab.control.events import GroupId
-from areal_lab.pipeline.progress import Silent
+from areal_lab.data.problems import ProblemSet
+from areal_lab.pipeline.progress import Display, Silent
 from areal_lab.pipeline.run import RunResult, prepare, run
 from areal_lab.pipeline.state import RunState, StopSignal
 from areal_lab.pipeline.step_report import StepReport
@@ -55,20 +57,29 @@ def do_run(
     reward_fn: Callable[..., float] | None = None,
     state: RunState | None = None,
     stop: StopSignal | None = None,
+    problems: ProblemSet | None = None,
+    display: Display | None = None,
 ) -> RunResult:
     """Run to the end on this thread."""
     return asyncio.run(
         run(
             config,
-            prepare(config),
+            prepare(config, problems),
             on_step=on_step,
-            display=Silent(),
+            display=display or Silent(),
             stop=stop or StopSignal(),
             response_tokens=response_tokens,
             reward_fn=reward_fn,
             state=state,
         )
     )
+
+
+def marked(config: TrainConfig) -> ProblemSet:
+    """The problems of a run; held-out ones say so to the reward function."""
+    problems = prepare(config)
+    named = (replace(one, metadata={"held out": True}) for one in problems.held_out)
+    return replace(problems, held_out=tuple(named))
 
 
 def trained_samples(folder: Path) -> list[list[dict[str, Any]]]:

@@ -21,6 +21,7 @@ from areal_lab.plots.shares import draw_shares
 from areal_lab.plots.staleness import draw_staleness
 from areal_lab.plots.style import COLUMN, entitle, finished, new_figure, save_picture
 from areal_lab.plots.timeline import draw_timeline
+from areal_lab.runlog.held_out import Measured
 from areal_lab.runlog.read_run import read_events
 from simulator.assembly.simulate import replicate
 from simulator.config.load import load_simulation
@@ -179,3 +180,19 @@ def test_too_many_simulations_are_refused(draw: Callable[..., Picture]) -> None:
         draw([])
     with pytest.raises(ValueError, match="got 8 simulations"):
         draw(compared() * 4)
+
+
+def test_the_reward_picture_says_what_was_measured_during_training() -> None:
+    measured = [
+        Measured(0, 0.1),  # drawn as the one before training
+        Measured(3, 0.4, 0.05, 100),
+        Measured(6, 0.7, 0.05, 100, versions=(6, 8), later_tokens=0.5, mean_version=6.8),
+    ]
+    summary = {**HELD_OUT, "best": {"version": 3, "reward": 0.4}}
+    figure = draw_reward(METRICS, summary, measured)
+    assert "2 measurements on held-out problems during training, the last one 0.700." in figure.alt
+    assert figure.alt.endswith("The best checkpoint is that of step 3.")
+    labels = {text.get_text() for text in drawn_texts(figure)}
+    assert {"held-out problems", "held-out problems, tokens of several versions"} <= labels
+    assert "best checkpoint: step 3, 0.400" in labels
+    assert draw_reward(METRICS, HELD_OUT).alt == draw_reward(METRICS, HELD_OUT, []).alt

@@ -140,3 +140,18 @@ def test_every_sink_has_a_class() -> None:
     for sink, name in worker.CLASSES.items():
         file = Path(worker.__file__).with_name(f"{sink}.py")
         assert f"class {name}:" in file.read_text()
+
+
+def test_a_measurement_of_several_versions_says_so(folder: Path) -> None:
+    (folder / "held_out.jsonl").write_text(
+        '{"version": 3, "reward": 0.5, "later_tokens": 0.25, "pass_at": {"4": 0.75}}\n'
+    )
+    assert next(Points(folder).new()) == Point(
+        3,
+        None,
+        {
+            "rewards/held_out_reward": 0.5,
+            "rewards/held_out_later_tokens": 0.25,
+            "rewards/held_out_pass_at_4": 0.75,
+        },
+    )

@@ -28,6 +28,7 @@ from areal_lab.live.presence import read_presence
 from areal_lab.pipeline.evaluate import HeldOutReward
 from areal_lab.pipeline.resume.changes import check_settings, notes_of_changes
 from areal_lab.pipeline.resume.positions import cut_back
+from areal_lab.pipeline.resume.retention import apply_retention
 from areal_lab.pipeline.resume.saved_run import (
     OpenTokens,
     SavedRun,
@@ -122,16 +123,16 @@ class Recovery:
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
     def _measured_at_the_checkpoint(self) -> list[str]:
-        """Lines of held-out rewards that were written after the checkpoint, of its own weights.
+        """Lines of held-out rewards that were written after the checkpoint, of versions up to it.
 
-        The run measures these again only if no step is left.
+        The weights of the checkpoint itself are measured again if no step is left.
         """
         file = self.folder.path / HELD_OUT
-        at = 0 if self.saved is None else self.saved.positions.get(HELD_OUT, 0)
-        if self.saved is None or self.version == self.config.total_train_steps:
+        if self.saved is None or not file.is_file():
             return []
-        lines = read_appended(file, at).lines if file.is_file() else ()
-        return [f"{line}\n" for line in lines if json.loads(line)["version"] <= self.version]
+        newest = self.version - (self.version == self.config.total_train_steps)
+        lines = read_appended(file, self.saved.positions.get(HELD_OUT, 0)).lines
+        return [f"{line}\n" for line in lines if json.loads(line)["version"] <= newest]
 
     def in_words(self) -> str:
         """What the run continues with, in a line."""
@@ -161,6 +162,7 @@ class Recovery:
         (path / "config.yaml").write_text(OmegaConf.to_yaml(self.config.model_dump()))
         if self.checkpoint is not None:
             self.folder.point("model", self.checkpoint)
+        apply_retention(self.folder, keep=0)  # the best may have been a later one
 
 
 def find_recovery(folder: Path | str, overrides: Sequence[str] = ()) -> Recovery:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from areal_lab.config.schema import TrainConfig
 from areal_lab.control.events import Version
 from areal_lab.control.frontier import Frontier
 from areal_lab.pipeline.evaluate import HeldOutReward
 from areal_lab.pipeline.resume.positions import flush_growing, positions
-from areal_lab.pipeline.resume.retention import apply_retention
+from areal_lab.pipeline.resume.retention import Retention, apply_retention
 from areal_lab.pipeline.resume.saved_run import (
     GROUPS_FILE,
     RUN_FILE,
@@ -43,6 +43,9 @@ class CheckpointWriter:
     """Held-out rewards before training."""
     last: Version | None = None
     """Version of the newest checkpoint."""
+    measuring: set[Version] = field(default_factory=set)
+    """Versions whose held-out measurement runs: their checkpoints stay."""
+    _retaining: asyncio.Lock = field(default_factory=asyncio.Lock)
     _prepared: tuple[SavedRun, OpenTokens] | None = None
 
     def prepare(
@@ -83,8 +86,23 @@ class CheckpointWriter:
         saved = await self.trainer.save(request)
         self.folder.point("model", saved.path)
         self.last = version
-        await asyncio.to_thread(apply_retention, self.folder, keep=self.config.checkpoint.keep)
+        await self.retain()
         return saved.span
+
+    async def retain(self, *, exact: bool = False) -> Retention:
+        """Decide again which checkpoints stay: one was written, or a version was measured.
+
+        Args:
+            exact: the best is the one with the highest exact score.
+        """
+        async with self._retaining:
+            return await asyncio.to_thread(
+                apply_retention,
+                self.folder,
+                keep=self.config.checkpoint.keep,
+                measuring=frozenset(self.measuring),
+                exact=exact,
+            )
 
     def _request(self, version: Version) -> SaveRequest:
         path = self.folder.checkpoint(version)

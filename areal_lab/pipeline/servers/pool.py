@@ -10,6 +10,9 @@
 
 A server that comes back has the current weights, and has reported them, before it joins. Outside of
 training no events are sent, and evaluation uses the servers that are alive.
+
+A pinned server keeps its weights while the others get new ones, so that held-out responses are of
+one version. Groups that run on it end there; for new ones another server takes its place.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from areal_lab.engines.client.engine_client import (
     VersionMismatch,
 )
 from areal_lab.engines.launch.start import EngineProcess
-from areal_lab.engines.protocol import PauseMode
+from areal_lab.engines.protocol import PauseMode, WeightsFolder
 from areal_lab.pipeline.servers.health import HealthLimits, loss_cause, watch, while_responsive
 from areal_lab.pipeline.servers.push import PreparePush, Weights
 from areal_lab.pipeline.servers.server import Server
@@ -42,6 +45,14 @@ EngineSource: TypeAlias = Callable[[], Awaitable[EngineProcess | EngineClient]]
 """Starts a server, or waits for one that the run did not start; returns when it is ready."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Pin:
+    """A server that keeps its weights."""
+
+    server: Server
+    version: Version
+
+
 @dataclass(slots=True, kw_only=True)
 class ServerPool:
     """The engines of one run."""
@@ -52,7 +63,7 @@ class ServerPool:
     """Restarts (reconnects, for attached servers) allowed per server."""
     pause_mode: PauseMode
     weights: Weights
-    """The weights that every engine in `alive` holds."""
+    """The weights that every engine in `alive` holds, except a pinned one."""
     prepare_push: PreparePush
     """Prepares a push of weights into engines."""
     note: Callable[[str], None]
@@ -71,6 +82,9 @@ class ServerPool:
     engine_version: str = ""
     """Version of the engine's package."""
     _newest: Version = 0
+    _pin: _Pin | None = None
+    _stand_ins: int = 0
+    """Groups that another engine took because theirs was pinned."""
     _restarts: Counter[EngineId] = field(default_factory=Counter)
     _restarting: set[EngineId] = field(default_factory=set)
     _announced_returns: set[EngineId] = field(default_factory=set)
@@ -167,10 +181,69 @@ class ServerPool:
         numbers = sorted(self.alive)
         return numbers[turn % len(numbers)]
 
-    async def pause(self) -> None:
-        """Pause all engines."""
+    @property
+    def pinned(self) -> EngineId | None:
+        """The engine that keeps its weights."""
+        return None if self._pin is None else self._pin.server.number
+
+    def pin(self) -> EngineId | None:
+        """Keep one engine at the weights that it holds, until `unpin`; returns which.
+
+        None if rollouts would have no other engine, or if the trainer may no longer have what the
+        engine needs afterwards.
+        """
+        kept = isinstance(self.weights, WeightsFolder) or self.restarts_possible
+        if self._pin is not None or len(self.alive) < 2 or not kept:
+            return None
+        number = max(self.alive)
+        self._pin = _Pin(self.alive[number], self.weights.version)
+        return number
+
+    async def unpin(self) -> None:
+        """Give the pinned engine the weights of the others, and rollouts again; else do nothing."""
         async with self._weights_lock:
-            await self._for_each(lambda server: server.pause(self.pause_mode))
+            if (pin := self._pin) is None:
+                return
+            server, paused = pin.server, pin.server.paused
+            try:
+                if pin.version != self.weights.version:
+                    if not paused:
+                        await server.pause(self.pause_mode)
+                    await self._push_to_one(server)
+                self._pin = None
+                if not paused:
+                    await server.resume()
+            except EngineUnreachable:
+                pass  # reported by the server's own call
+            except EngineError as error:
+                self.mark_lost(server, error)
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def takes_rollouts_of(self, number: EngineId) -> EngineId:
+        """The engine on which a group of this engine starts: another one while it is pinned."""
+        if self.pinned != number:
+            return number
+        async with self._changed:  # no other one is left until it is unpinned
+            await self._changed.wait_for(lambda: self.pinned != number or len(self.alive) > 1)
+        if self.pinned != number:
+            return number
+        others = sorted(self.alive.keys() - {number})
+        self._stand_ins += 1
+        return others[self._stand_ins % len(others)]
+
+    @property
+    def paused(self) -> bool:
+        """Whether an engine is paused."""
+        return any(server.paused for server in self.alive.values())
+
+    async def pause(self, *, also_pinned: bool = False) -> None:
+        """Pause all engines; a pinned one, which gets no weights, only if asked to."""
+        async with self._weights_lock:
+            await self._for_each(
+                lambda server: server.pause(self.pause_mode),
+                None if also_pinned else self.pinned,
+            )
 
     async def resume(self) -> None:
         """Resume all engines."""
@@ -182,16 +255,17 @@ class ServerPool:
         await self._for_each(lambda server: server.abort(request_ids))
 
     async def load(self, weights: Weights) -> None:
-        """Load a version into all engines; an engine that fails to load it is lost.
+        """Load a version into all engines but a pinned one; one that fails to load it is lost.
 
         Raises:
             EngineError: if every engine refuses the weights: then the weights are at fault.
         """
         async with self._weights_lock:
             self._newest = weights.version
-            loading = list(self.alive.values())
+            pinned = self.pinned
+            loading = [server for number, server in self.alive.items() if number != pinned]
             push_to = self.prepare_push(weights, [s.client for s in loading], self.pause_mode)
-            refusals = await self._for_each(lambda s: s.take_weights(push_to(s.client)))
+            refusals = await self._for_each(lambda s: s.take_weights(push_to(s.client)), pinned)
             if refusals and len(refusals) == len(loading):
                 raise next(iter(refusals.values()))
             for server, error in refusals.items():
@@ -208,6 +282,10 @@ class ServerPool:
             return  # it has not joined yet
         del self.alive[number]
         server.mark_lost(error)
+        if self.pinned == number:
+            self._pin = None
+        elif self.pinned in self.alive and len(self.alive) == 1:
+            self._spawn(self.unpin(), "unpin the last engine")
         self.counts["engine_losses"] += 1
         returns = self._restarts[number] < self.max_restarts
         if returns:
@@ -236,7 +314,7 @@ class ServerPool:
         await server.take_weights(push_to(server.client))
 
     async def _for_each(
-        self, ask: Callable[[Server], Awaitable[None]]
+        self, ask: Callable[[Server], Awaitable[None]], without: EngineId | None = None
     ) -> dict[Server, EngineError]:
         """Call all servers concurrently; returns the refusals. Losses have been reported."""
         refusals: dict[Server, EngineError] = {}
@@ -249,7 +327,8 @@ class ServerPool:
             except EngineError as error:
                 refusals[server] = error
 
-        await asyncio.gather(*(one(server) for server in list(self.alive.values())))
+        asked = [server for number, server in self.alive.items() if number != without]
+        await asyncio.gather(*map(one, asked))
         return refusals
 
     def _server(self, number: EngineId, opened: EngineProcess | EngineClient) -> Server:
@@ -260,14 +339,21 @@ class ServerPool:
             client=opened.client if isinstance(opened, EngineProcess) else opened,
             process=process,
             report_loss=self.mark_lost,
-            versions=lambda: (self.weights.version, self._newest),
+            versions=lambda: self._versions_of(number),
         )
         self._opened.append(server)
         return server
 
+    def _versions_of(self, number: EngineId) -> tuple[Version, Version]:
+        """Oldest and newest version that an engine may hold at the moment."""
+        if self._pin is not None and self._pin.server.number == number:
+            return self._pin.version, self._pin.version
+        return self.weights.version, self._newest
+
     async def _check_weights(self, server: Server) -> None:
         async with self._weights_lock:
-            await server.check_version(self.weights.version)
+            expected, _ = self._versions_of(server.number)
+            await server.check_version(expected)
 
     async def _after_loss(self, server: Server, error: Exception) -> None:
         await server.disconnect()

@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar
 
 import psutil
 
+from areal_lab.config.load import load_config
 from areal_lab.control.events import GroupId, PushWeights, Save, StartGroup, Train
 from areal_lab.live.presence import read_presence
 from areal_lab.runlog.file import read_log_file
@@ -161,10 +162,28 @@ def check_folder(folder: Path, steps: int, largest_lag: int) -> None:
     saves = [r.action.version for r in log.records if _is_save(r)]
     assert saves == sorted(set(saves))
     held_out = [json.loads(line) for line in (folder / "held_out.jsonl").read_text().splitlines()]
-    assert [line["version"] for line in held_out] == [0, steps]
+    check_held_out(folder, held_out, steps)
     assert not list((folder / "checkpoints").glob(".*"))
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["status"] == "complete"
+
+
+def check_held_out(folder: Path, lines: list[dict[str, Any]], steps: int) -> None:
+    """No version has two scores, except a mixture and then an exact one; the best is the best."""
+    exact = [line["version"] for line in lines if line["later_tokens"] == 0]
+    mixed = [line["version"] for line in lines if line["later_tokens"] > 0]
+    assert len(set(exact)) == len(exact)
+    assert len(set(mixed)) == len(mixed)
+    assert exact[0] == 0
+    assert steps in exact
+    every = int(load_config(folder / "config.yaml", []).eval_every_steps)
+    if every == 0:
+        assert [line["version"] for line in lines] == [0, steps]
+    rewards = {line["version"]: line["reward"] for line in lines if line["later_tokens"] == 0}
+    saved = {int(path.name[-5:]) for path in (folder / "checkpoints").glob("step-*")}
+    best = int((folder / "best").resolve().name[-5:])
+    assert best in saved
+    assert rewards[best] == max(rewards[one] for one in saved & rewards.keys())
 
 
 def _is_save(record: Any) -> bool:

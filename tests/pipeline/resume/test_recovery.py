@@ -17,7 +17,7 @@ from areal_lab.live.presence import mark_ended, new_presence, write_presence
 from areal_lab.pipeline.resume.recovery import check_data, check_given, find_recovery
 from areal_lab.pipeline.resume.saved_run import RUN_FILE, read_saved_run
 from areal_lab.runlog.folder import RunFolder
-from areal_lab.runlog.held_out import append_held_out, held_out_rewards
+from areal_lab.runlog.held_out import append_held_out, held_out_rewards, measured_of
 from tests.pipeline.resume.saved import FRONTIER, PROBLEMS, run_folder
 
 
@@ -117,14 +117,14 @@ def test_what_a_run_keeps_is_refused_all_at_once(tmp_path: Path) -> None:
 
 def test_a_complete_run_continues_with_more_steps_only(tmp_path: Path) -> None:
     folder = run_folder(tmp_path, steps=3)
-    append_held_out(folder.path, 3, [0.5])
+    append_held_out(folder.path, measured_of(3, [0.5]))
     # It was killed while it measured its last weights, so it measures them again.
     recovery = find_recovery(folder.path)
     assert Coordinator(recovery.limits).handle(recovery.started((0,)))[-1] == Finish("complete")
     recovery.cut_back()
     assert not (folder.path / "held_out.jsonl").exists()
-    append_held_out(folder.path, 3, [0.5])
-    append_held_out(folder.path, 4, [0.5])
+    append_held_out(folder.path, measured_of(3, [0.5]))
+    append_held_out(folder.path, measured_of(4, [0.5]))
     folder.write_json("summary.json", {"status": "complete"})
     assert refusals(folder) == ["total_train_steps"]
     find_recovery(folder.path, ["total_train_steps=5"]).cut_back()

@@ -8,36 +8,77 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_lab.pipeline.resume.retention import Retention, apply_retention, retention
+from areal_lab.control.evaluation import Score, best_checkpoint
+from areal_lab.pipeline.resume.retention import (
+    Retention,
+    apply_retention,
+    retention,
+    saved_checkpoints,
+)
 from areal_lab.pipeline.resume.saved_run import is_resumable
 from areal_lab.runlog.folder import RunFolder
+from areal_lab.runlog.held_out import append_held_out, measured_of
 
 VERSIONS = st.sets(st.integers(0, 50), max_size=12)
+SCORES = st.dictionaries(
+    st.integers(0, 50), st.builds(Score, st.sampled_from([0.0, 0.25, 0.5, 1.0]), st.booleans())
+)
 
 
-@given(VERSIONS, st.dictionaries(st.integers(0, 50), st.floats(0, 1)), st.integers(0, 5))
-def test_the_newest_and_the_best_stay(
-    saved: set[int], rewards: dict[int, float], keep: int
+@given(VERSIONS, SCORES, st.integers(0, 5), VERSIONS, st.booleans())
+def test_the_newest_the_best_and_the_measured_ones_stay(
+    saved: set[int], scores: dict[int, Score], keep: int, measuring: set[int], exact: bool
 ) -> None:
-    decided = retention(saved, rewards, keep=keep)
+    decided = retention(saved, scores, keep=keep, measuring=measuring, exact=exact)
     left = saved - set(decided.remove)
     newest = sorted(saved)[-keep:]
     assert set(newest) <= left
-    measured = saved & rewards.keys()
-    assert (decided.best is None) == (not measured)
-    if decided.best is not None:
-        assert rewards[decided.best] == max(rewards[version] for version in measured)
-        assert decided.best in left
-    assert len(left) <= len(newest) + 1
+    assert saved & measuring <= left
+    assert decided.best == best_checkpoint(scores, saved, exact=exact)
+    assert decided.best is None or decided.best in left
+    exact_best = best_checkpoint(scores, saved, exact=True)
+    assert exact_best is None or exact_best in left
+    assert len(left - measuring) <= len(newest) + 2
     assert not set(sorted(saved)[-2:]) & set(decided.strip)
     assert set(decided.strip) <= left
     # Once applied, there is nothing left to remove.
-    assert retention(left, rewards, keep=keep).remove == ()
+    again = retention(left, scores, keep=keep, measuring=measuring, exact=exact)
+    assert again.remove == ()
+    # Once the measurement is over, its checkpoint falls under the ordinary rule.
+    over = retention(left, scores, keep=keep, exact=exact)
+    assert set(over.remove) == left - set(sorted(left)[-keep:]) - {over.best, exact_best}
 
 
 def test_the_earliest_of_equally_good_ones_is_the_best() -> None:
-    rewards = {1: 0.5, 2: 0.75, 3: 0.75, 4: 0.25}
-    assert retention([4, 3, 2, 1], rewards, keep=1) == Retention(remove=(1, 3), strip=(2,), best=2)
+    scores = {version: Score(one) for version, one in {1: 0.5, 2: 0.75, 3: 0.75, 4: 0.25}.items()}
+    assert retention([4, 3, 2, 1], scores, keep=1) == Retention(remove=(1, 3), strip=(2,), best=2)
+
+
+def test_a_better_checkpoint_replaces_the_best_one(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    (tmp_path / "checkpoints").mkdir()
+    kept = []
+    for version, reward in enumerate([0.5, 0.25, 0.75, 0.25, 0.5], start=1):
+        folder.checkpoint(version).mkdir()
+        append_held_out(tmp_path, measured_of(version, [reward, reward]))
+        best = apply_retention(folder, keep=1).best
+        assert (tmp_path / "best").resolve() == folder.checkpoint(best or 0)
+        kept.append((best, sorted(saved_checkpoints(folder))))
+    assert kept == [(1, [1]), (1, [1, 2]), (3, [3]), (3, [3, 4]), (3, [3, 5])]
+
+
+def test_a_link_to_a_checkpoint_that_is_gone_goes_too(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    for version in (1, 2):
+        folder.checkpoint(version).mkdir(parents=True)
+        append_held_out(tmp_path, measured_of(version, [float(version)]))
+    assert apply_retention(folder, keep=0).best == 2
+    folder.checkpoint(2).rmdir()
+    assert apply_retention(folder, keep=0).best == 1
+    assert (tmp_path / "best").resolve() == folder.checkpoint(1)
+    folder.checkpoint(1).rmdir()
+    assert apply_retention(folder, keep=0).best is None
+    assert not (tmp_path / "best").is_symlink()
 
 
 def test_checkpoints_are_removed_stripped_and_linked(tmp_path: Path) -> None:
