@@ -117,8 +117,7 @@ def _teller(display: Display, present: Present, last: _Last) -> Tell:
         match told:
             case Phase(text):
                 present.phase(text)
-                if text != "training" or last.told is None:
-                    display.phase(text)
+                display.phase(text)
             case Note(text):
                 display.note(text)
             case Stepped(step, total, metrics):

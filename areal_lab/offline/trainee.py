@@ -234,7 +234,6 @@ def _add_adapters(model: PreTrainedModel, actor: OfflineActorConfig, seed: int) 
         rank=actor.lora_rank,
         alpha=actor.lora_alpha,
         targets=[name for name in targets if head is None or name != VALUE_HEAD],
-        merged=True,
     )
     if isinstance(head, nn.Module):
         head.requires_grad_(requires_grad=True)  # it is new, and small
