@@ -191,7 +191,8 @@ class Course:
         )
         if self.trainee.network.ranks.first:
             prune(self.folder, progress.losses, keep=config.checkpoint.keep)
-        self.said(Phase("training"))
+        if progress.step < self.steps:
+            self.said(Phase("training"))
 
 
 def _every(steps: int, step: int) -> bool:

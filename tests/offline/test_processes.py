@@ -76,6 +76,7 @@ def test_two_ranks_equal_one_process(tmp_path: Path) -> None:
     assert [rank.returncode for rank in ranks] == [0] * RANKS, "\n".join(t[-2000:] for t in told)
 
 
+@pytest.mark.slow
 def test_a_run_of_two_processes_is_that_of_one(tmp_path: Path) -> None:
     one, there = run_here(config_for("sft", tmp_path))
     heard = Heard()
