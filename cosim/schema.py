@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge
 from pydantic import Field
 
-from areal_lab.config.record import About, Count, NonNegative, Record, Whole
+from areal_lab.config.record import About, NonNegative, Record, Whole
 from areal_lab.config.schema import TrainConfig
 
 
@@ -46,7 +46,7 @@ class CosimConfig(TrainConfig):
     tokens_per_token: Annotated[int, Ge(0), About(unit="tokens")] = 0
     """Simulated tokens that one token of the model stands for. 0 takes the mean response of the
     cluster over the model's (`mode=live`), or shares of a response's length (`mode=along`)."""
-    eval_every_steps: Count = 5
-    """Steps between two measurements of the newest weights on held-out problems; the first and last
-    version are always measured."""
+    eval_every_steps: Whole = 5
+    """Steps between two measurements of the newest weights on held-out problems. The first and
+    last version are always measured; 0 measures these alone."""
     simulator: ClusterConfig = Field(default_factory=ClusterConfig)

@@ -86,7 +86,8 @@ class Steps:
     def learn(self, policy: Policy, groups: Sequence[Sequence[Row]]) -> None:
         """Let the policy learn from scored groups, and measure it if it is time."""
         self._pending = policy.learn(groups)
-        if policy.version % self.eval_every_steps == 0 or policy.version == self.total_steps:
+        every = self.eval_every_steps
+        if (every and policy.version % every == 0) or policy.version == self.total_steps:
             self.measure(policy)
 
     def measure(self, policy: Policy) -> None:

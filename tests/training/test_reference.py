@@ -177,7 +177,11 @@ def test_the_distance_from_a_teacher_equals_that_of_separate_passes(
     }
     learner = learner_for(folder, max_tokens_per_mb=40, more=more)
     outcome = train_batch(learner, request)
-    model, teacher, trajectories = plain(folder), plain(other), list(request.trajectories)
+    model, teacher, trajectories = (
+        plain_model(folder),
+        plain_model(other),
+        list(request.trajectories),
+    )
     terms, distances = [], []
     for trajectory in trajectories:
         ours, theirs = (torch.stack(sequence_logprobs(m, trajectory)) for m in (model, teacher))
