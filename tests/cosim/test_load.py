@@ -63,7 +63,7 @@ def test_a_config_of_training_is_one_of_co_simulation() -> None:
         (["mode=live", "log=somewhere"], "mode=live simulates its schedule"),
         (["mode=live", "evaluation.max_problems=0"], "tokens_per_token is 0, which takes the"),
         (["actor.path=Adder"], "Adder-102K"),
-        (["eval_every_steps=-1"], "eval_every_steps is 0, but must be an integer >= 0"),
+        (["eval_every_steps=-1"], "eval_every_steps is -1, but must be an integer >= 0"),
     ],
 )
 def test_what_cannot_work_is_said_before_anything_is_written(
