@@ -165,8 +165,10 @@ def test_a_step_equals_a_loop_over_sequences(
     assert metrics["loss"] == pytest.approx(slow, rel=1e-5)
     assert (metrics["micro_batches"] > 2) == (max_tokens == 25)
     assert found.keys() == expected.keys()
+    # An element is a sum whose terms are as large as the largest gradient.
+    largest = max(float(gradient.abs().max()) for gradient in expected.values())
     for name, gradient in expected.items():
-        torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=max(1e-5, 2e-6 * largest))
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
