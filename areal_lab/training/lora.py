@@ -121,7 +121,8 @@ def merged_tensors(
     Args:
         model: whole, or sharded.
         ranks: all walk over the same names, and gather tensor by tensor.
-        dtype: of tensors that were gathered, which are on the CPU; their own by default.
+        dtype: of the tensors; their own by default. A merged weight is cast at once: all of them
+            in float32 are as large as the model.
 
     Returns:
         Everything on rank 0, nothing on the others.
@@ -130,7 +131,7 @@ def merged_tensors(
 
     def keep(name: str, tensor: Tensor) -> None:
         if ranks.count == 1:
-            merged[name] = tensor
+            merged[name] = tensor.detach().to(dtype or tensor.dtype)
         elif ranks.first:
             merged[name] = tensor.to("cpu", dtype or tensor.dtype)
 
