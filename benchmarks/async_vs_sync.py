@@ -4,15 +4,23 @@
     asynchronous   one core generates while the other trains; new weights interrupt
 
 Same model, prompts, seeds, response lengths and number of trained samples; fill and drain included.
-Response lengths are the paper's, a hundred times shorter: log-normal with the spread measured on
-math-like reasoning traces (sigma 0.684), a mean of 93 and a cap of 276 tokens (arXiv:2505.24298:
-9,277 and 27,648). The gain is bounded: asynchrony saves the time in which a phase cannot use both
-cores (the tail of generation, where few responses are left) and costs interruptions; it can never
-be faster than a trainer that is always busy.
+Response lengths are log-normal, as DeepSeek-R1's requests in the ServeGen traces, with a mean of 93
+tokens:
+
+math   one client with requests like those of RL on mathematics (sigma 0.684), cut off at 276, as in
+       the paper, where both numbers are a hundred times larger (arXiv:2505.24298: 9,277 and 27,648)
+all    all clients (sigma 0.970), cut off at 21.5 times the mean, as the longest in the traces is
+
+The gain is bounded: asynchrony saves the time in which a phase cannot use both cores (the tail of
+generation, where few responses are left) and costs interruptions; it can never be faster than a
+trainer that is always busy.
+
+python -m benchmarks.async_vs_sync --json [--lengths all] [--steps 16]
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import math
 import random
@@ -22,7 +30,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from areal_lab.config.load import load_config
 from areal_lab.config.schema import TrainConfig
@@ -34,11 +42,11 @@ from areal_lab.runlog.lags import total, trained_batches
 from benchmarks import harness
 from benchmarks.tiny_model import write_tiny_model
 
-SIGMA = 0.684
-"""Standard deviation of ln(response length): DeepSeek-R1, short prompts (ServeGen traces)."""
-MEAN_TOKENS, CAP_TOKENS = 93, 276
-CORES = 2
-ETA = 4
+MEAN_TOKENS: Final = 93
+LENGTHS: Final[Mapping[str, tuple[float, int]]] = {"math": (0.684, 276), "all": (0.970, 2000)}
+"""Standard deviation of ln(response length) before the cut, and the tokens of the cut."""
+CORES: Final = 2
+ETA: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,15 +57,23 @@ class Workload:
     steps: int
     groups: int
     samples: int
+    lengths: str = "math"
+    """Of `LENGTHS`."""
     shrink: int = 1
-    """Factor by which responses are shorter than the paper's."""
+    """Factor by which responses are shorter."""
+
+    @property
+    def cap_tokens(self) -> int:
+        """Length of the longest response that there may be."""
+        return LENGTHS[self.lengths][1] // self.shrink
 
     def answer_tokens(self, group: int, sample: int) -> int:
         """Length of one response, the same in both variants and all repeats."""
         draw = random.Random(f"{group}/{sample}")
-        # exp(mu + sigma^2 / 2) is the mean before the cap, which lowers it by about 2 %.
-        mu = math.log(1.02 * MEAN_TOKENS) - SIGMA**2 / 2
-        tokens = min(draw.lognormvariate(mu, SIGMA), CAP_TOKENS)
+        sigma, cap = LENGTHS[self.lengths]
+        # exp(mu + sigma^2 / 2) is the mean before the cut, which lowers it by at most 2 %.
+        mu = math.log(1.02 * MEAN_TOKENS) - sigma**2 / 2
+        tokens = min(draw.lognormvariate(mu, sigma), cap)
         return max(1, round(tokens / self.shrink))
 
 
@@ -78,7 +94,7 @@ def configuration(workload: Workload, folder: Path, *, asynchronous: bool) -> Tr
             f"total_train_steps={workload.steps}",
             f"dataset.batch_size={workload.groups}",
             f"gconfig.n_samples={workload.samples}",
-            f"gconfig.max_new_tokens={CAP_TOKENS // workload.shrink}",
+            f"gconfig.max_new_tokens={workload.cap_tokens}",
             f"rollout.schedule={'asynchronous' if asynchronous else 'synchronous'}",
             f"eta={ETA if asynchronous else 0}",
             f"rollout.threads={threads}",
@@ -132,10 +148,16 @@ def figures(result: RunResult, *, asynchronous: bool) -> dict[str, Any]:
 
 def main() -> None:
     """Run both variants in turn and compare their medians."""
-    arguments = harness.parse(__doc__, repeats=2, quick_repeats=1)
+    arguments = harness.parse(__doc__, repeats=2, quick_repeats=1, add_own=_own_arguments)
     with tempfile.TemporaryDirectory(prefix="async-vs-sync-") as name:
         folder = Path(name)
-        workload = Workload(model="SmolLM2-135M-Instruct", steps=8, groups=4, samples=4)
+        workload = Workload(
+            model="SmolLM2-135M-Instruct",
+            steps=arguments.own.steps,
+            groups=4,
+            samples=4,
+            lengths=arguments.own.lengths,
+        )
         if arguments.quick:
             write_tiny_model(folder / "model")
             workload = Workload(model=str(folder / "model"), steps=3, groups=2, samples=2, shrink=8)
@@ -144,6 +166,15 @@ def main() -> None:
             for asynchronous in (False, True):
                 runs.append(measure(workload, folder / "runs", asynchronous=asynchronous))
     harness.report(compare(runs), arguments)
+
+
+def _own_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--lengths", choices=list(LENGTHS), default="math", help="of responses (default math)"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=8, metavar="N", help="training steps of a run (default 8)"
+    )
 
 
 def compare(runs: list[dict[str, Any]]) -> dict[str, Any]:
