@@ -178,7 +178,7 @@ def notes(config: TrainConfig) -> list[str]:
 
 def _turn_notes(config: TrainConfig) -> list[str]:
     """What shared devices do to settings."""
-    if engine_plan(config).shared and config.rollout.schedule == "partial_rollout":
+    if config.rollout.schedule == "partial_rollout" and engine_plan(config).shared:
         return [
             "engines that share devices with the trainer end running responses before its turn, "
             "and get them again with their tokens, as with rollout.pause_mode=abort"

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from areal_lab.training.offload import come_back, leave_device
+from areal_lab.training.process.offload import come_back, leave_device
 from areal_lab.training.step import train_batch
 from tests.training.tiny import learner_for, random_batch, save_model, settings_for
 
