@@ -375,8 +375,9 @@ class TrainConfig(Record):
     run_dir: str = "runs"
     """Folder of the run folders, which are named by experiment and start time."""
     allocation_mode: str = ""
-    """Engines and trainer in AReaL's notation, as `sglang:d2+fsdp:d1`; empty takes
-    `rollout.backend` and `rollout.engines`."""
+    """Engines and trainer in AReaL's notation, as `sglang:d2+fsdp:d1`, or `sglang:d4|fsdp:d4` for
+    turns on the same devices (docs/engines.md); empty takes `rollout.backend` and
+    `rollout.engines`."""
     save_every_steps: Whole = 0
     """Steps between checkpoints; 0 saves only at the end (and on Ctrl-C)."""
     eval_every_steps: Whole = 0

@@ -54,6 +54,12 @@ class Schedule:
         return self.eta > 0 and not self.carry_over
 
     @property
+    def takes_turns(self) -> bool:
+        """Whether generation stands still from a batch until its weights are loaded, at any eta
+        that a person may ask for: then engines and trainer can share devices."""
+        return self.carry_over or (self.eta_is_fixed and self.eta == 0)
+
+    @property
     def interrupts(self) -> bool:
         """Whether responses are interrupted, and finished under new weights."""
         return self.eta > 0 and self.on_new_weights is OnNewWeights.INTERRUPT

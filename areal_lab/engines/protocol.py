@@ -29,6 +29,13 @@ class PauseMode(StrEnum):
     """Keep the KV cache of the old weights. Fast and biased."""
 
 
+class MemoryTag(StrEnum):
+    """Memory that an engine can give back for a while (names as in SGLang)."""
+
+    KV_CACHE = "kv_cache"
+    WEIGHTS = "weights"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How to sample tokens.
@@ -152,6 +159,15 @@ class Engine(Protocol):
 
     async def version(self) -> Version:
         """The version that the engine reports now."""
+        ...
+
+    async def release_memory(self, tag: MemoryTag) -> None:
+        """Give memory back to the device. The engine must be paused with `abort`; its weights are
+        lost, and have to be loaded again before `resume`."""
+        ...
+
+    async def resume_memory(self, tag: MemoryTag) -> None:
+        """Take memory again: first of the weights, and once they are loaded that of the cache."""
         ...
 
     async def close(self) -> None:

@@ -1,7 +1,8 @@
-"""Memory: size and free memory of the machine or container, and peak memory of processes."""
+"""Memory: of the machine or container, free and total; of processes, at its peak and given back."""
 
 from __future__ import annotations
 
+import ctypes
 import re
 import sys
 from pathlib import Path
@@ -40,6 +41,13 @@ def group_peak_rss_bytes(group: int) -> int:
     different times. Processes that have exited do not count.
     """
     return sum(peak_rss_bytes(process.pid) for process in members(group))
+
+
+def return_freed_memory() -> None:
+    """Give the memory that this process has freed back to the kernel; glibc keeps it otherwise."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:  # other C libraries have no such function
+        trim(0)
 
 
 def _number(file: Path, otherwise: int = sys.maxsize) -> int:

@@ -86,6 +86,8 @@ class RunPerformer:
     _kept: dict[GroupId, tuple[ScoredGroup, tuple[Trajectory, ...]]] = field(default_factory=dict)
     _loaded: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while no version is on its way into the engines."""
+    _interrupted: bool = False
+    """Whether engines stay paused until `resume`."""
     _tokens_at_last_step: int = 0
     _filtered_at_last_step: int = 0
     _last_step_s: float = 0.0
@@ -168,7 +170,17 @@ class RunPerformer:
             del self._moves[start.group], self._running[start.group]
 
     async def train(self, train: Train) -> Version:
-        """One optimizer batch in the trainer's process."""
+        """One optimizer batch in the trainer's process.
+
+        Where engines have the same devices, this begins the trainer's turn: they give their memory
+        to it until `push_weights`.
+        """
+        if self.servers.takes_turns:
+            await self._loaded.wait()  # the engines' turn: a version is on its way to them
+            start_s = time.time()
+            await self.servers.release()
+            waited = "engines release memory"
+            self.log.span(TRAINER, waited, start_s, time.time(), cause=waited)
         kept = [self._kept.pop(group) for group in train.groups]
         trajectories = tuple(t for _, of_group in kept for t in of_group)
         await asyncio.to_thread(self._write_trajectories, train.version + 1, kept)
@@ -210,8 +222,8 @@ class RunPerformer:
                 await self._remove(superseded)
         exported = await self.trainer.export()
         self.weights[version] = exported.weights
-        span = exported.span
-        self.log.span(TRAINER, span.name, span.start_s, span.end_s, span.args)
+        for span in exported.spans:
+            self.log.span(TRAINER, span.name, span.start_s, span.end_s, span.args)
 
     def _may_be_needed(self, version: Version) -> bool:
         """Whether an engine that was restarted or pinned may need it: the others hold it."""
@@ -264,6 +276,7 @@ class RunPerformer:
     async def interrupt(self, *, by_hand: bool) -> None:
         """Pause all engines at once."""
         self.tally.interruptions += not by_hand
+        self._interrupted = True
         await self.servers.pause(also_pinned=by_hand)
 
     async def push_weights(self, version: Version) -> None:
@@ -276,7 +289,7 @@ class RunPerformer:
         if running:
             await self.servers.pause()
         await self.servers.load(self.weights[version])
-        if running:
+        if running or (self.servers.takes_turns and not self._interrupted):
             await self.servers.resume()
         for old in [v for v in self.weights if v <= version]:
             if not self._may_be_needed(old):
@@ -298,6 +311,7 @@ class RunPerformer:
 
     async def resume(self) -> None:
         """Resume all engines."""
+        self._interrupted = False
         await self.servers.resume()
 
     async def drop_group(self, group: GroupId) -> None:

@@ -110,7 +110,7 @@ async def start_run(context: RunContext) -> RunPerformer:
     for address in config.rollout.addresses:
         display.phase(f"waiting for the server at {address}")
         await (await attach_to(address, config, model_path)).close()
-    place = place_trainer(config, this_machine())
+    place, turns = place_trainer(config, this_machine()), engine_plan(config).shared
     weights_root = make_weights_root(config, folder, model_path)
     fleet.stack.callback(remove_weights_root, weights_root)
     recovery = context.recovery
@@ -126,6 +126,7 @@ async def start_run(context: RunContext) -> RunPerformer:
         ranks=place.ranks,
         device=place.device,
         gpus=",".join(place.gpus),
+        takes_turns=turns,
     )
     first: asyncio.Future[LaunchModel] = asyncio.get_running_loop().create_future()
     checkpoint = None if recovery is None else recovery.checkpoint
@@ -154,7 +155,9 @@ async def start_run(context: RunContext) -> RunPerformer:
             stall_s=config.rollout.stall_timeout_s,
         ),
         max_restarts=config.rollout.max_engine_restarts,
-        pause_mode=PauseMode(config.rollout.pause_mode),
+        # What a server generates ends before its memory goes: SGLang requires it to be idle.
+        pause_mode=PauseMode.ABORT if turns else PauseMode(config.rollout.pause_mode),
+        takes_turns=turns,
         weights=weights,
         prepare_push=prepare_push,
         note=display.note,

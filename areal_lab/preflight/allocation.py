@@ -123,6 +123,8 @@ class EnginePlan:
     servers: int
     tensor_parallel: int = 1
     """Devices of each server."""
+    shared: bool = False
+    """Whether the trainer takes turns with them on these devices."""
 
 
 def parse_allocation(text: str) -> Allocation:
@@ -174,13 +176,13 @@ def engine_plan(config: TrainConfig) -> EnginePlan:
         backend, sizes = parse_backend(rollout.backend)
     except ValueError as error:
         raise ValueError(f"rollout.backend: {error}") from error
-    source = f"rollout.backend={rollout.backend}"
+    source, shared = f"rollout.backend={rollout.backend}", False
     if config.allocation_mode:
         try:
-            engines = parse_allocation(config.allocation_mode).engines
+            allocation = parse_allocation(config.allocation_mode)
         except ValueError as error:
             raise ValueError(f"allocation_mode: {error}") from error
-        if engines is not None:
+        if (engines := allocation.engines) is not None:
             if rollout.backend not in (_DEFAULT_BACKEND, engines.backend, str(engines)):
                 raise ValueError(
                     f"allocation_mode={config.allocation_mode} and rollout.backend="
@@ -188,6 +190,7 @@ def engine_plan(config: TrainConfig) -> EnginePlan:
                 )
             backend, sizes = engines.backend, engines.sizes
             source = f"allocation_mode={config.allocation_mode}"
+            shared = allocation.shared
     if sizes is None:
         return EnginePlan(backend=backend, servers=rollout.engines)
     if rollout.engines not in (1, sizes.data):
@@ -195,7 +198,9 @@ def engine_plan(config: TrainConfig) -> EnginePlan:
             f"{source} asks for {sizes.data} servers, but rollout.engines is {rollout.engines}; "
             "remove rollout.engines"
         )
-    return EnginePlan(backend=backend, servers=sizes.data, tensor_parallel=sizes.tensor)
+    return EnginePlan(
+        backend=backend, servers=sizes.data, tensor_parallel=sizes.tensor, shared=shared
+    )
 
 
 _DEFAULT_BACKEND: Final = TrainConfig().rollout.backend

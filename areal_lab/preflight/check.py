@@ -165,6 +165,7 @@ def notes(config: TrainConfig) -> list[str]:
             "rollout.dynamic_sampling.enabled=true"
         )
     lines += _unused_gpus(config)
+    lines += _turn_notes(config)
     lines += _evaluation_notes(config)
     if _is_biased_in_place(config):
         lines.append(
@@ -173,6 +174,16 @@ def notes(config: TrainConfig) -> list[str]:
             "error is measured in docs/engines.md, 'What an interruption does'"
         )
     return lines
+
+
+def _turn_notes(config: TrainConfig) -> list[str]:
+    """What shared devices do to settings."""
+    if config.rollout.schedule == "partial_rollout" and engine_plan(config).shared:
+        return [
+            "engines that share devices with the trainer end running responses before its turn, "
+            "and get them again with their tokens, as with rollout.pause_mode=abort"
+        ]
+    return []
 
 
 def _evaluation_notes(config: TrainConfig) -> list[str]:
@@ -192,7 +203,12 @@ def _evaluation_notes(config: TrainConfig) -> list[str]:
             f"the best checkpoint is chosen among those of {which}: eval_every_steps={every}, "
             f"save_every_steps={save}; an evaluated step is a candidate if it is saved, too"
         )
-    if (len(config.rollout.addresses) or engine_plan(config).servers) == 1:
+    if engine_plan(config).shared:
+        lines.append(
+            "engines lose their weights in the trainer's turns, so that evaluations during "
+            "training continue under newer ones, and their scores are of several versions"
+        )
+    elif (len(config.rollout.addresses) or engine_plan(config).servers) == 1:
         lines.append(
             "with one engine, weight updates interrupt evaluations during training, so that their "
             "scores are of several versions; with two, one keeps the evaluated weights "

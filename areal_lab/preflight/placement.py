@@ -27,6 +27,7 @@ from areal_lab.preflight.allocation import (
     parse_allocation,
 )
 from areal_lab.preflight.trainer import FreeGpus, TrainerPlan, trainer_plan
+from areal_lab.preflight.turns import check_turns
 
 _LEAST_BYTES: Final = 256 << 20
 """Private memory of a server without weights: an embedded one with a tiny model took 278 MiB
@@ -76,6 +77,7 @@ def check_placement(config: TrainConfig, machine: Machine) -> EnginePlan:
     if config.allocation_mode:
         _check_allocation(parse_allocation(config.allocation_mode), config.allocation_mode)
     _check_sizes(config)
+    _check_shared(config, plan, machine)
     place_trainer(config, machine)
     if config.rollout.addresses:
         return plan
@@ -105,21 +107,29 @@ def check_placement(config: TrainConfig, machine: Machine) -> EnginePlan:
     return plan
 
 
+def _check_shared(config: TrainConfig, plan: EnginePlan, machine: Machine) -> None:
+    if plan.shared:
+        allocation = parse_allocation(config.allocation_mode)
+        check_turns(config, allocation, machine.engines[plan.backend].build)
+
+
 def place_trainer(config: TrainConfig, machine: Machine) -> TrainerPlan:
-    """Where the trainer of a run would compute here; the first GPUs are those of the engines.
+    """Where the trainer of a run would compute here; the first GPUs are those of the engines, which
+    may share them with it.
 
     Raises:
         ConfigError: in one line, if GPUs were asked for that are not there.
     """
-    used = 0
+    free = machine.gpus
     if not config.rollout.addresses:
         plan = engine_plan(config)
         if machine.engines[plan.backend].build == "gpu":
             used = plan.servers * plan.tensor_parallel
+            free = free[:used] if plan.shared else free[used:]
     return trainer_plan(
         config,
         FreeGpus(
-            free=machine.gpus[used:],
+            free=free,
             visible=len(machine.gpus),
             torch_has_cuda=machine.torch_has_cuda,
         ),
@@ -144,7 +154,8 @@ def explain(config: TrainConfig, machine: Machine) -> list[str]:
             f"{place}"
         ]
         lines += _each(plan.servers, lambda i: f"engine {i}: {_where(i, plan, found, machine)}")
-    lines.append(f"trainer: {_trainer_place(place_trainer(config, machine), machine)}")
+    turns = ", in turns with the engines" if plan.shared else ""
+    lines.append(f"trainer: {_trainer_place(place_trainer(config, machine), machine)}{turns}")
     if config.allocation_mode:
         plain = parse_allocation(config.allocation_mode)
         lines.append(f"allocation_mode {config.allocation_mode} is read as {plain}")
@@ -181,12 +192,6 @@ def _check_allocation(allocation: Allocation, text: str) -> None:
     if allocation.evaluation_only:
         raise refusal(
             "allocation_mode", f"allocation_mode {text} only evaluates; to train, write +fsdp:d1"
-        )
-    if allocation.shared:
-        raise refusal(
-            "allocation_mode",
-            f"allocation_mode {text} shares devices between engines and trainer, which is "
-            "not supported; write + instead of |",
         )
     if trainer is None:
         return

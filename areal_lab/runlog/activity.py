@@ -15,6 +15,7 @@ says that it is paused does not say why: between `PauseRequested` and `ResumeReq
               paused for weights                   Interrupt .. Resume, new weights are ready
               paused for training                  Interrupt .. Resume, before they are
               request on its way or at a tool      groups on it are not yet generated
+              trainer's turn                       it gave its memory to the trainer, in a span
               waiting for rewards                  all groups on it are generated
               nothing left to do                   no group on it, the last group was started
               waiting for weights                  no group on it, TrainStepDone .. WeightsPushed
@@ -77,6 +78,7 @@ from areal_lab.runlog.records import (
 PAUSED = "paused for weights"
 PAUSED_FOR_TRAINING = "paused for training"
 PAUSED_BY_HAND = "paused by hand"
+TRAINERS_TURN = "trainer's turn"
 NOTHING_ADMITTED = "nothing admitted (staleness bound)"
 WAIT_BATCH = "waiting for a batch"
 WAIT_WEIGHTS = "waiting for weights"

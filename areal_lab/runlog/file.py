@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 from areal_lab.control.events import Action, EngineId, Event, GroupId
-from areal_lab.runlog.activity import PAUSED
+from areal_lab.runlog.activity import PAUSED, TRAINERS_TURN
 from areal_lab.runlog.records import (
     ActionRecord,
     EventRecord,
@@ -30,7 +30,7 @@ from areal_lab.runlog.records import (
     read_log,
 )
 
-SPAN_CAUSES = {"paused": PAUSED}
+SPAN_CAUSES = {"paused": PAUSED, "released": TRAINERS_TURN}
 """Names of spans that are idle time, with the cause that they stand for."""
 UNEXPLAINED = "idle"
 """Spans of this name are not written: the cause of idleness follows from events and actions."""

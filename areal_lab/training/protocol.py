@@ -74,7 +74,7 @@ class TrainStepResult:
 class ExportRequest:
     """Write the weights for the engines, or keep a copy of them in memory. Separate from the step,
     so that the pipeline can first remove the previous version: in float32 it is as large as the
-    model."""
+    model. A trainer that takes turns with engines then leaves the device to them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,8 @@ class Exported:
     """The weights of the trainer's version, ready to be loaded by engines."""
 
     weights: WeightsFolder | WeightsInMemory
-    span: Span
+    spans: tuple[Span, ...]
+    """Of the export, and of the offload after it."""
 
 
 @dataclass(frozen=True, slots=True)

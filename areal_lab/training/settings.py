@@ -32,6 +32,9 @@ class TrainerSettings:
     """File where they meet; set by who starts them."""
     gpus: str = ""
     """GPU of each process with `cuda`, as in `CUDA_VISIBLE_DEVICES`."""
+    takes_turns: bool = False
+    """Whether engines have the same devices, which are left to them except from a training step to
+    the export of its weights."""
     first_version: Version = 0
     """Version of the first weights; positive for a run that continues."""
     state_folder: str = ""

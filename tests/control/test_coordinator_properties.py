@@ -17,6 +17,7 @@ from areal_lab.control.events import (
     Interrupt,
     PauseRequested,
     PushWeights,
+    Resume,
     ResumeRequested,
     Save,
     StartGroup,
@@ -332,3 +333,33 @@ def test_a_group_that_keeps_its_tokens_keeps_the_version_it_began_with(
     later = shell.actions[earlier:]
     again = [a for a in later if isinstance(a, StartGroup) and a.group in moved]
     assert all(action.version == moved[action.group] for action in again)
+
+
+@given(limits(), SEEDS, st.sampled_from([0.0, 0.2]))
+@settings(max_examples=250)
+def test_engines_can_leave_the_devices_from_a_batch_to_its_weights(
+    limits: Limits, seed: int, disturb: float
+) -> None:
+    """What turns on the same devices rely on: no group starts, and those that run are paused."""
+    shell = Shell(limits)
+    shell.run(Random(seed), events=3000, disturb=disturb, ask=disturb)
+    begun = 0
+    coordinator, interrupted = Coordinator(limits), False
+    for event in shell.events:
+        for action in coordinator.handle(event):
+            match action:
+                case Train():
+                    begun = action.version + 1
+                    running = bool(
+                        coordinator.engine_loads and sum(coordinator.engine_loads.values())
+                    )
+                    if limits.schedule.takes_turns and running:
+                        assert interrupted
+                case Interrupt():
+                    interrupted = True
+                case Resume():
+                    interrupted = False
+                case StartGroup() if limits.schedule.takes_turns:
+                    assert coordinator.counts.pushed_version >= begun or coordinator.ending
+                case _:
+                    pass

@@ -37,13 +37,15 @@ SHAPE = {
 }
 
 
-def tiny_model(kind: str = "llama", seed: int = 0, *, tied: bool = False) -> PreTrainedModel:
+def tiny_model(
+    kind: str = "llama", seed: int = 0, *, tied: bool = False, **shape: int
+) -> PreTrainedModel:
     """A causal model in float32, with weights large enough that its distributions are uneven."""
     torch.manual_seed(seed)
     model: PreTrainedModel
     match kind:
         case "llama":
-            model = LlamaForCausalLM(LlamaConfig(**SHAPE, tie_word_embeddings=tied))
+            model = LlamaForCausalLM(LlamaConfig(**{**SHAPE, **shape}, tie_word_embeddings=tied))
         case "qwen2":
             model = Qwen2ForCausalLM(Qwen2Config(**SHAPE, tie_word_embeddings=tied))
         case _:

@@ -10,6 +10,7 @@ import pytest
 
 from areal_lab.config.load import load_config
 from areal_lab.config.problem import ConfigError
+from areal_lab.config.schema import TrainConfig
 from areal_lab.engines.launch.backends import BACKENDS
 from areal_lab.engines.launch.environments import Condition, Environment
 from areal_lab.host.gpus import share_of, visible_gpus
@@ -87,7 +88,6 @@ def machine(
             machine(),
             "trains in 64 processes, but a minibatch",
         ),
-        ("allocation_mode=sglang:d1|fsdp:d1", machine(), "write + instead of |"),
         ("allocation_mode=sglang:d1+eval", machine(), "only evaluates"),
     ],
 )
@@ -147,6 +147,66 @@ def test_a_gpu_that_is_not_there_is_refused(gpus: int, has_cuda: bool, reason: s
     config = load_config(None, ["rollout.backend=sglang:d1", "actor.device=cuda"])
     with pytest.raises(ConfigError, match=f"actor.device is cuda, but .*{re.escape(reason)}"):
         place_trainer(config, where)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "where", "message"),
+    [
+        (["schedule=asynchronous"], machine(), "but schedule asynchronous generates while it tra"),
+        (["schedule=asynchronous", "max_head_offpolicyness=0"], machine(), "set rollout.schedule "),
+        (["schedule=one_step_overlap"], machine(), "to synchronous or partial_rollout, or write"),
+        (["transfer=adapter"], machine(), "lose the weights that adapters belong to"),
+        (["pause_mode=in_place"], machine(), "lose the cache that rollout.pause_mode=in_place"),
+        (["addresses=['http://127.0.0.1:1']"], machine(), "are not started by the run"),
+        (
+            ["allocation_mode='sglang:d1|fsdp:d1'"],
+            machine(),
+            "but sglang cannot give its memory to the trainer: its",
+        ),
+        (
+            ["allocation_mode='vllm:d1|fsdp:d1'"],
+            machine(gpus=1, build="gpu"),
+            "its sleep at level 2",
+        ),
+        (
+            ["allocation_mode='sglang:d2t2|fsdp:d2'"],
+            machine(gpus=4, build="gpu"),
+            "its engines have 4 and its tra",
+        ),
+        (
+            ["allocation_mode='sglang:d1|fsdp:d1'", "transfer=distributed"],
+            machine(gpus=1, build="gpu", cuda=True),
+            "NCCL refuses two processes of a group on one GPU; set rollout.transfer=folder",
+        ),
+    ],
+)
+def test_turns_that_cannot_be_taken_are_refused(
+    overrides: list[str], where: Machine, message: str
+) -> None:
+    chosen = {"allocation_mode": "'embedded:d1|fsdp:d1'", "rollout.schedule": "synchronous"}
+    for text in overrides:
+        name, value = text.split("=", 1)
+        chosen[name if name == "allocation_mode" else f"rollout.{name}"] = value
+    config = load_config(None, [f"{name}={value}" for name, value in chosen.items()])
+    with pytest.raises(ConfigError, match=re.escape(message)) as refused:
+        check_placement(config, where)
+    assert "\n" not in str(refused.value)
+
+
+def turns(allocation: str, schedule: str = "synchronous") -> TrainConfig:
+    return load_config(None, [f"allocation_mode='{allocation}'", f"rollout.schedule={schedule}"])
+
+
+@pytest.mark.parametrize("schedule", ["synchronous", "partial_rollout"])
+def test_a_trainer_that_takes_turns_has_the_gpus_of_the_engines(schedule: str) -> None:
+    where = machine(gpus=6, build="gpu", cuda=True)
+    config = turns("sglang:d2t2|fsdp:d4", schedule)
+    assert check_placement(config, where).shared
+    assert place_trainer(config, where).gpus == ("0", "1", "2", "3")
+    assert explain(config, where)[-2].endswith("GPU 0, 1, 2, 3, in turns with the engines")
+    apart = turns("sglang:d2+fsdp:d4", schedule)
+    assert not check_placement(apart, where).shared
+    assert place_trainer(apart, where).gpus == ("2", "3", "4", "5")
 
 
 def test_offloading_needs_several_trainer_processes() -> None:

@@ -62,7 +62,7 @@ def test_a_round_trip_trains_exports_and_saves(folder: Path, tmp_path: Path) -> 
         assert result.version == 1
         export = await trainer.export()
         assert export.weights.version == 1
-        assert export.span.name == "export weights"
+        assert [span.name for span in export.spans] == ["export weights"]
         exported = load_file(export.weights.path / "model.safetensors")
         assert any(not torch.equal(exported[name], first[name]) for name in first)
 

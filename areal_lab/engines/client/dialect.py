@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 from areal_lab.control.events import Version
 from areal_lab.data.trajectory import FinishReason
 from areal_lab.engines.errors import EngineError, VersionMismatch
-from areal_lab.engines.protocol import GenerateRequest, PauseMode, WeightsFolder
+from areal_lab.engines.protocol import GenerateRequest, MemoryTag, PauseMode, WeightsFolder
 
 Reply: TypeAlias = Any
 """A decoded JSON reply."""
@@ -92,6 +92,10 @@ class Dialect:
     abort_all: Callable[[Sequence[str]], Call]
     """End all requests of this client, which are the ones given, in one call: ended one by one,
     they would free slots for waiting ones."""
+    release: Callable[[MemoryTag], Call] | None
+    """Free this memory of a paused engine without requests; None if it cannot be freed."""
+    take: Callable[[MemoryTag], Call] | None
+    """Allocate it again."""
     load: Callable[[WeightsFolder, PauseMode], Sequence[Call]]
     """Load a folder into a paused engine, and drop its cache unless the mode is `in_place`."""
     refusal: Callable[[Reply], str | None]

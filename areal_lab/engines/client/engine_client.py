@@ -26,7 +26,13 @@ from areal_lab.engines.client.requests import RunningRequests
 from areal_lab.engines.client.sglang import SGLANG
 from areal_lab.engines.client.timeouts import RequestTimeouts
 from areal_lab.engines.errors import EngineError, EngineUnreachable, VersionMismatch
-from areal_lab.engines.protocol import Generated, GenerateRequest, PauseMode, WeightsFolder
+from areal_lab.engines.protocol import (
+    Generated,
+    GenerateRequest,
+    MemoryTag,
+    PauseMode,
+    WeightsFolder,
+)
 from areal_lab.engines.weights.verify_folder import check_fit, check_folder, folder_shapes
 from areal_lab.models.folder import end_token_ids
 
@@ -152,6 +158,25 @@ class EngineClient:
         self._requests.may_send.set()
         self._paused = None
         self._timeouts.resume()
+
+    async def release_memory(self, tag: MemoryTag) -> None:
+        """Give memory back to the device; weights are lost with it.
+
+        Raises:
+            EngineError: if the engine is not paused with `abort`, which SGLang would not survive,
+                or cannot give memory back.
+        """
+        if self.api.release is None or self._paused is not PauseMode.ABORT:
+            raise EngineError(
+                f"engine {self.base_url} cannot release its {tag}: it needs a pause with mode "
+                f"{PauseMode.ABORT}, and a server other than vllm"
+            )
+        await self._connection.call(self.api.release(tag))
+
+    async def resume_memory(self, tag: MemoryTag) -> None:
+        """Take released memory again; weights have to be loaded before `resume`."""
+        if self.api.take is not None:
+            await self._connection.call(self.api.take(tag))
 
     async def load_weights(self, weights: WeightsFolder, mode: PauseMode) -> Version:
         """Load a folder and check that the engine then holds its weights.

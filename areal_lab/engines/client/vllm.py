@@ -160,6 +160,9 @@ VLLM: Final = Dialect(
     resume=post("/resume"),
     abort=lambda request_id: _abort([request_id]),
     abort_all=_abort,
+    # Its sleep at level 2 discards weights; whether new ones can be loaded then was not tried.
+    release=None,
+    take=None,
     load=load,
     refusal=_refusal,
     adapters=get("/v1/models"),

@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import Literal, TypeAlias
 
 ActivityName: TypeAlias = Literal[
-    "prefill", "decode", "prefill_and_decode", "paused", "idle", "load_weights"
+    "prefill", "decode", "prefill_and_decode", "paused", "idle", "load_weights", "released"
 ]
 
 JOIN_GAP_S = 0.02

@@ -7,6 +7,8 @@ differ, this one is stricter:
   anything changes; SGLang loads the weights and then reports failure.
 - After `retract` no stale prefix is shared, with or without `flush_cache`.
 - An unknown sampling parameter is refused.
+- /release_memory_occupation is refused (409) while there are requests, which end SGLang; so is
+  /generate while memory is released.
 - The messages of a stream are increments (as SGLang's with --incremental-streaming-output), and
   each names the versions that generated the tokens so far.
 
@@ -27,12 +29,12 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import ValidationError
 
 from areal_lab.engines.embedded import wire
-from areal_lab.engines.embedded.batcher import Batcher, Refused, Sample
+from areal_lab.engines.embedded.batcher import Batcher, Refused, Sample, WrongMoment
 from areal_lab.engines.embedded.received import add_transfer_routes
 from areal_lab.engines.embedded.scheduler import Scheduler
 from areal_lab.engines.embedded.streaming import disconnected, streamed
 from areal_lab.engines.launch.backends import EMBEDDED
-from areal_lab.engines.protocol import GenerateRequest, PauseMode
+from areal_lab.engines.protocol import GenerateRequest, MemoryTag, PauseMode
 from areal_lab.engines.weights.folder import CorruptWeights, checksum, deduplicated_state
 
 
@@ -43,7 +45,8 @@ def create_app(scheduler: Scheduler, *, model_path: str) -> FastAPI:
 
     @app.exception_handler(Refused)
     async def refused(_: Request, error: Exception) -> Response:
-        return JSONResponse({"error": {"message": str(error)}}, status_code=400)
+        status = 409 if isinstance(error, WrongMoment) else 400
+        return JSONResponse({"error": {"message": str(error)}}, status_code=status)
 
     @app.exception_handler(RequestValidationError)
     @app.exception_handler(ValidationError)
@@ -103,13 +106,32 @@ def create_app(scheduler: Scheduler, *, model_path: str) -> FastAPI:
         await asyncio.wrap_future(scheduler.call(lambda batcher: batcher.flush()))
         return Response("Cache flushed.\n")
 
+    @app.post("/release_memory_occupation")
+    async def release_memory_occupation(
+        tags: Annotated[list[MemoryTag] | None, Body(embed=True)] = None,
+    ) -> Response:
+        chosen = tags or list(MemoryTag)
+        await asyncio.wrap_future(scheduler.call(lambda batcher: batcher.release_memory(chosen)))
+        return Response()
+
+    @app.post("/resume_memory_occupation")
+    async def resume_memory_occupation(
+        tags: Annotated[list[MemoryTag] | None, Body(embed=True)] = None,
+    ) -> Response:
+        chosen = tags or list(MemoryTag)
+        await asyncio.wrap_future(scheduler.call(lambda batcher: batcher.resume_memory(chosen)))
+        return Response()
+
     @app.post("/weights_checker")
     async def weights_checker(
         action: Annotated[Literal["checksum"], Body(embed=True)],  # noqa: ARG001 - the only one
     ) -> Response:
-        value = await asyncio.wrap_future(
-            scheduler.call(lambda batcher: checksum(deduplicated_state(batcher.model)))
-        )
+        def compute(batcher: Batcher) -> str:
+            if MemoryTag.WEIGHTS in batcher.released:
+                raise WrongMoment("the memory of the weights is released")
+            return checksum(deduplicated_state(batcher.model))
+
+        value = await asyncio.wrap_future(scheduler.call(compute))
         return JSONResponse({"success": True, "message": "", "checksum": value})
 
     @app.get("/model_info")
@@ -188,5 +210,6 @@ def _statistics(batcher: Batcher) -> dict[str, Any]:
         "generated_tokens": batcher.generated_tokens,
         "prefilled_tokens": batcher.prompt_tokens,
         "cache_bytes": batcher.cache_bytes,
+        "released": sorted(batcher.released),
         "max_running_requests": batcher.max_running_requests,
     }

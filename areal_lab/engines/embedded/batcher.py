@@ -31,8 +31,9 @@ from areal_lab.engines.embedded.attention import (
 )
 from areal_lab.engines.embedded.cache import KVCache
 from areal_lab.engines.embedded.loading import end_token_ids, replace_parameters
+from areal_lab.engines.embedded.memory import RELEASED, WeightMemory, give_back
 from areal_lab.engines.embedded.sampler import sample_tokens
-from areal_lab.engines.protocol import GenerateRequest, PauseMode
+from areal_lab.engines.protocol import GenerateRequest, MemoryTag, PauseMode
 
 PREFILL_TOKENS = 4096
 """Prompt tokens admitted into one step, so that many prompts do not delay the running requests; a
@@ -41,6 +42,10 @@ single longer prompt is admitted whole."""
 
 class Refused(ValueError):
     """A request that cannot be served; the message goes to the client."""
+
+
+class WrongMoment(Refused):
+    """A request that the engine serves at other times: its memory is released, or is in use."""
 
 
 @dataclass(slots=True)
@@ -112,8 +117,11 @@ class Batcher:
             device=model.device,
         )
         self._era = 0
+        self._weights = WeightMemory(model)
+        self.released: set[MemoryTag] = set()
+        """What has no memory now."""
         self.version = version
-        """Version of the weights in the model."""
+        """Version of the weights in the model; `RELEASED` if it has none."""
         self.vocabulary: int = config.vocab_size
         self.context_length: int = min(
             context_length or config.max_position_embeddings, config.max_position_embeddings
@@ -145,6 +153,11 @@ class Batcher:
         Raises:
             Refused: in one line, if it cannot.
         """
+        if self.released or self.version == RELEASED:
+            raise WrongMoment(
+                f"request {request.request_id} came while the memory of the engine is released; "
+                "resume it and load weights first"
+            )
         prompt, new_tokens = request.prompt_tokens, request.sampling.max_new_tokens
         worst = max(prompt) if min(prompt) >= 0 else min(prompt)
         if not 0 <= worst < self.vocabulary:
@@ -223,11 +236,45 @@ class Batcher:
             Refused: if a flush is requested while requests are running.
             CorruptWeights: if the tensors do not fit.
         """
+        if not self._weights.there:
+            raise WrongMoment("the memory of the weights is released; resume it first")
+        if version == RELEASED:
+            raise Refused("the weights were released; new ones need a version (weight_version)")
         if flush:
             self.flush()
         replace_parameters(self.model, tensors)
         self._era += 1
         self.version = version
+
+    def release_memory(self, tags: Iterable[MemoryTag]) -> None:
+        """Free this memory; weights are lost with it.
+
+        Raises:
+            WrongMoment: if there are requests, whose cache and weights these are.
+        """
+        if self.running or self.waiting:
+            count = len(self.running) + len(self.waiting)
+            raise WrongMoment(
+                f"memory cannot be released while there are {count} requests; pause with mode "
+                "abort first"
+            )
+        for tag in tags:
+            self.released.add(tag)
+            match tag:
+                case MemoryTag.KV_CACHE:
+                    self._cache.release()
+                case MemoryTag.WEIGHTS:
+                    self._weights.release()
+                    self.version = RELEASED
+        give_back(self._device)
+
+    def resume_memory(self, tags: Iterable[MemoryTag]) -> None:
+        """Take this memory again. Weights are empty until new ones are loaded; the cache grows with
+        its requests."""
+        for tag in tags:
+            self.released.discard(tag)
+            if tag is MemoryTag.WEIGHTS:
+                self._weights.take()
 
     # --- the step ---
 

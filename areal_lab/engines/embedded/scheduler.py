@@ -187,10 +187,13 @@ class Scheduler:
             else:
                 name = "prefill_and_decode" if decoding else "prefill"
         else:
+            released = bool(batcher.released)
             with self._wake:
                 while not self._tasks:
                     self._wake.wait()
             name = "paused" if batcher.paused else "idle"
+            if released:
+                name = "released"
         self.activity.add(name, start_s, time.time(), counts)
 
     def _put(self, task: Callable[[], None]) -> None:

@@ -54,6 +54,8 @@ class ServerOptions:
     """Whether to serve text as well as tokens; a run's weight folders have no tokenizer."""
     lora: LoraShape | None = None
     """Shape of the LoRA adapters it will get; None if it gets none."""
+    releases_memory: bool = False
+    """Whether it will give its memory to the trainer of the same device and take it back."""
     extra: tuple[str, ...] = ()
     """Extra command-line arguments, appended last."""
 
@@ -107,6 +109,10 @@ class Backend:
     """Whether `GET /spans` reports the work of the engine over time."""
     tensor_parallel: bool
     """Whether one server can use several GPUs."""
+    releases_memory: tuple[Build, ...] = ()
+    """Builds that can give back the memory of weights and cache, and take it again."""
+    releases_reason: str = ""
+    """Why the other builds cannot."""
     lora_ranks: tuple[int, ...] = ()
     """Maximum LoRA ranks that a server can be started with; empty allows any."""
     lora_targets: tuple[str, ...] = ()
@@ -175,6 +181,8 @@ def _sglang_arguments(options: ServerOptions) -> list[str]:
         ]
         # The default backend has GPU kernels only.
         arguments += [] if options.build == "gpu" else ["--lora-backend", "torch_native"]
+    if options.releases_memory:
+        arguments += ["--enable-memory-saver"]
     return [*arguments, *options.extra]
 
 
@@ -283,6 +291,7 @@ EMBEDDED: Final = Backend(
     own_seeds=True,
     reports_spans=True,
     tensor_parallel=False,
+    releases_memory=("cpu", "gpu"),
     arguments=_embedded_arguments,
     environment=_embedded_environment,
 )
@@ -308,6 +317,8 @@ SGLANG: Final = Backend(
     own_seeds=False,
     reports_spans=False,
     tensor_parallel=True,
+    releases_memory=("gpu",),
+    releases_reason="its CPU build lacks torch_memory_saver, which frees memory of GPUs only",
     lora_targets=_SGLANG_LORA_TARGETS,
     lora_needs=_SGLANG_LORA_NEEDS,
     arguments=_sglang_arguments,
@@ -337,6 +348,9 @@ VLLM: Final = Backend(
     own_seeds=True,
     reports_spans=False,
     tensor_parallel=True,
+    releases_reason=(
+        "its sleep at level 2, which discards weights, has not been tried with new weights after it"
+    ),
     lora_ranks=_VLLM_LORA_RANKS,
     arguments=_vllm_arguments,
     environment=_vllm_environment,

@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -32,7 +32,7 @@ from areal_lab.engines.client.engine_client import (
     VersionMismatch,
 )
 from areal_lab.engines.launch.start import EngineProcess
-from areal_lab.engines.protocol import PauseMode, WeightsFolder
+from areal_lab.engines.protocol import MemoryTag, PauseMode, WeightsFolder
 from areal_lab.pipeline.servers.health import HealthLimits, loss_cause, watch, while_responsive
 from areal_lab.pipeline.servers.push import PreparePush, Weights
 from areal_lab.pipeline.servers.server import Server
@@ -66,6 +66,8 @@ class ServerPool:
     """The weights that every engine in `alive` holds, except a pinned one."""
     prepare_push: PreparePush
     """Prepares a push of weights into engines."""
+    takes_turns: bool = False
+    """Whether the trainer computes on the same devices, in turns."""
     note: Callable[[str], None]
     """Shows a message to the user."""
     opened: Callable[[EngineProcess | EngineClient], None] = lambda _: None
@@ -92,6 +94,11 @@ class ServerPool:
     _send_event: Callable[[Event], None] | None = None
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
     _weights_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _devices: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Of devices that engines share with the trainer: held by the trainer's turn, and by an engine
+    that is restarted, which needs its memory."""
+    _released: bool = False
+    """Whether it is the trainer's turn."""
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _opened: list[Server] = field(default_factory=list)
     """Every server of the run, including lost ones."""
@@ -189,11 +196,11 @@ class ServerPool:
     def pin(self) -> EngineId | None:
         """Keep one engine at the weights that it holds, until `unpin`; returns which.
 
-        None if rollouts would have no other engine, or if the trainer may no longer have what the
-        engine needs afterwards.
+        None if rollouts would have no other engine, if the trainer may no longer have what the
+        engine needs afterwards, or if engines lose their weights in the trainer's turns.
         """
         kept = isinstance(self.weights, WeightsFolder) or self.restarts_possible
-        if self._pin is not None or len(self.alive) < 2 or not kept:
+        if self._pin is not None or len(self.alive) < 2 or not kept or self.takes_turns:
             return None
         number = max(self.alive)
         self._pin = _Pin(self.alive[number], self.weights.version)
@@ -250,6 +257,20 @@ class ServerPool:
         async with self._weights_lock:
             await self._for_each(Server.resume)
 
+    async def release(self) -> None:
+        """Give the devices to the trainer: its turn ends with `load`.
+
+        Waits for engines that are being restarted. An engine that does not give its memory back is
+        lost.
+        """
+        if not self.takes_turns or self._released:
+            return
+        await self._devices.acquire()
+        self._released = True
+        async with self._weights_lock:
+            for server, error in (await self._for_each(Server.release)).items():
+                self.mark_lost(server, error)
+
     async def abort(self, request_ids: list[str]) -> None:
         """End these requests on every engine."""
         await self._for_each(lambda server: server.abort(request_ids))
@@ -257,11 +278,15 @@ class ServerPool:
     async def load(self, weights: Weights) -> None:
         """Load a version into all engines but a pinned one; one that fails to load it is lost.
 
+        If it was the trainer's turn, engines first take back their memory, and are still paused
+        afterwards.
+
         Raises:
             EngineError: if every engine refuses the weights: then the weights are at fault.
         """
         async with self._weights_lock:
             self._newest = weights.version
+            await self._take_back(MemoryTag.WEIGHTS)
             pinned = self.pinned
             loading = [server for number, server in self.alive.items() if number != pinned]
             push_to = self.prepare_push(weights, [s.client for s in loading], self.pause_mode)
@@ -271,6 +296,10 @@ class ServerPool:
             for server, error in refusals.items():
                 self.mark_lost(server, error)
             self.weights = weights
+            await self._take_back(MemoryTag.KV_CACHE)
+        if self._released:
+            self._released = False
+            self._devices.release()
 
     def mark_lost(self, server: Server, error: Exception) -> None:
         """Remove a server that is dead, hung, or holds other weights. Idempotent."""
@@ -295,6 +324,10 @@ class ServerPool:
         self._spawn(self._after_loss(server, error), f"restart {server.name}")
 
     # --- internal --------------------------------------------------------------------------------
+
+    async def _take_back(self, tag: MemoryTag) -> None:
+        for server, error in (await self._for_each(lambda s: s.take_back(tag))).items():
+            self.mark_lost(server, error)
 
     @asynccontextmanager
     async def _closed_on_error(self, server: Server) -> AsyncIterator[None]:
@@ -352,8 +385,9 @@ class ServerPool:
 
     async def _check_weights(self, server: Server) -> None:
         async with self._weights_lock:
-            expected, _ = self._versions_of(server.number)
-            await server.check_version(expected)
+            if not server.released:
+                expected, _ = self._versions_of(server.number)
+                await server.check_version(expected)
 
     async def _after_loss(self, server: Server, error: Exception) -> None:
         await server.disconnect()
@@ -372,7 +406,8 @@ class ServerPool:
         while self._restarts[number] < self.max_restarts:
             self._restarts[number] += 1
             try:
-                await self._join(number, await self.sources[number]())
+                async with self._devices if self.takes_turns else nullcontext():
+                    await self._join(number, await self.sources[number]())
                 return
             except Exception as error:  # any failure of a restart leads to the next attempt
                 self.last_error = error

@@ -25,7 +25,7 @@ from areal_lab.engines.client.engine_client import (
 from areal_lab.engines.client.resubmit import token_count
 from areal_lab.engines.launch.backends import BACKENDS
 from areal_lab.engines.launch.start import EngineProcess
-from areal_lab.engines.protocol import Generated, GenerateRequest, PauseMode
+from areal_lab.engines.protocol import Generated, GenerateRequest, MemoryTag, PauseMode
 from areal_lab.host.processes import Child
 
 Result = TypeVar("Result")
@@ -47,6 +47,8 @@ class Server:
     versions: Callable[[], tuple[Version, Version]]
     """Oldest and newest version that its tokens may have at the moment."""
     paused: bool = False
+    released: set[MemoryTag] = field(default_factory=set)
+    """Memory that the trainer of the same device has now; the server stays paused meanwhile."""
     lost: asyncio.Event = field(default_factory=asyncio.Event)
     last_error: Exception | None = None
     """Why it is lost."""
@@ -98,6 +100,8 @@ class Server:
 
     async def pause(self, mode: PauseMode) -> None:
         """Stop decoding; returns when the compute process has stopped."""
+        if self.released:
+            return
         await self._call(self.client.pause(mode))
         # SGLang's HTTP process handles some pauses by itself. A paused server is not checked for a
         # stall, because loading weights may take long.
@@ -105,10 +109,23 @@ class Server:
         self.paused = True
 
     async def resume(self) -> None:
-        """Resume decoding, if it was paused."""
-        if self.paused:
+        """Resume decoding, if it was paused and has its memory."""
+        if self.paused and not self.released:
             await self._call(self.client.resume())
             self.paused = False
+
+    async def release(self) -> None:
+        """Pause, and give the memory of cache and weights to the trainer."""
+        await self.pause(PauseMode.ABORT)
+        for tag in (MemoryTag.KV_CACHE, MemoryTag.WEIGHTS):
+            self.released.add(tag)
+            await self._call(self.client.release_memory(tag))
+
+    async def take_back(self, tag: MemoryTag) -> None:
+        """Take released memory again: of the weights before a push, of the cache after it."""
+        if tag in self.released:
+            await self._call(self.client.resume_memory(tag))
+            self.released.discard(tag)
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """End these requests."""

@@ -48,13 +48,14 @@ def known_before_trainer(
     """What servers are launched with, if that does not depend on the trainer; else None.
 
     The trainer's first weights are those of the model folder. It has to write them for servers that
-    cannot read the folder, and to say which layers its adapters are for.
+    cannot read the folder, and to say which layers its adapters are for. Servers that share its
+    devices wait until it has left them.
 
     Args:
         model_path: the model, or the checkpoint that a run continues from.
         version: of these weights.
     """
-    if Transfer(config.rollout.transfer) is Transfer.ADAPTER:
+    if Transfer(config.rollout.transfer) is Transfer.ADAPTER or engine_plan(config).shared:
         return None
     known = any(model_path.glob("*.safetensors"))
     return LaunchModel(model_path, version) if known else None
@@ -153,6 +154,7 @@ def _launched(
             max_running_requests=rollout.max_running_requests,
             tensor_parallel=plan.tensor_parallel,
             lora=model.lora,
+            releases_memory=plan.shared,
             extra=tuple(rollout.engine_args),
         )
         return await launch_engine(

@@ -159,14 +159,12 @@ class TrainerProcess:
         """Write a checkpoint. Raises as `train` does."""
         return await self._request(request, Saved)
 
-    async def died(self) -> ChildDied:
-        """Wait for the end of the process; returns the error to raise if it was unexpected."""
-        return await self.child.died()
-
     async def stop(self) -> None:
         """End the process: by message, then by signal. Idempotent."""
-        # During a step it would read the message only afterwards.
-        if not (self._reply_pending or self._pipes[0].closed):
+        # During a step it would read the message only afterwards. Of several processes, one that
+        # died will not leave their group, for which the others would wait.
+        whole = all(child.process.returncode is None for child in self.children)
+        if whole and not (self._reply_pending or self._pipes[0].closed):
             try:
                 for pipe in self._pipes:
                     pipe.send(None)

@@ -1,9 +1,9 @@
 """Serve the requests of the pipeline in the trainer process.
 
 load model -> export first version -> TrainerReady
-TrainBatchRequest -> step (-> its token fields, in a file) -> TrainStepResult
+TrainBatchRequest (-> on the device) -> step (-> its token fields, in a file) -> TrainStepResult
                                                   until None or the end of the pipe
-ExportRequest -> weights for engines, in a folder or in memory -> Exported
+ExportRequest -> weights for engines, in a folder or in memory (-> the device is left) -> Exported
 PushRequest -> weights in memory to engines -> Pushed, in a separate thread (`pushing`)
 SaveRequest -> Hugging Face folder, trainer's state, files of the pipeline -> Saved
 """
@@ -33,6 +33,7 @@ from areal_lab.training.lora import (
 )
 from areal_lab.training.metrics import token_fields
 from areal_lab.training.model import load_policy
+from areal_lab.training.process.offload import come_back, leave_device
 from areal_lab.training.parallel.group import RankPlace, join, leave, waiting_at_most
 from areal_lab.training.process.output import export, first_weights, save
 from areal_lab.training.process.pushing import make_pusher, start_pushing
@@ -84,6 +85,8 @@ def serve(
         start_pushing(push_pipe, pusher)
     exported = export(learner, version, pusher)
     weights = first_weights(learner, version, exported)
+    if settings.takes_turns:
+        leave_device(learner)
     if exported is None or weights is None:
         pipe.send(RankDone())
     else:
@@ -115,9 +118,11 @@ def _answer(
             return train(learner, message, version)
         case ExportRequest():
             weights = export(learner, version, pusher)
-            if weights is None:
-                return RankDone()
-            return Exported(weights, Span("export weights", start_s, time.time()))
+            spans = [Span("export weights", start_s, time.time())]
+            if learner.settings.takes_turns:
+                leave_device(learner)
+                spans.append(Span("offload", spans[0].end_s, time.time()))
+            return RankDone() if weights is None else Exported(weights, tuple(spans))
         case SaveRequest():
             save(learner, message)
             return Saved(message.path, version, Span("save", start_s, time.time()))
@@ -190,8 +195,13 @@ def train(learner: Learner, request: TrainBatchRequest, version: Version) -> Tra
     if request.version != version:
         raise ValueError(f"asked to train version {request.version}, but the trainer has {version}")
     seed_step(learner.settings.config.seed, version)
+    spans: tuple[Span, ...] = ()
+    if learner.settings.takes_turns:
+        start_s = time.time()
+        come_back(learner)
+        spans = (Span("onload", start_s, time.time()),)
     outcome = train_batch(learner, request)
-    spans = outcome.spans
+    spans += outcome.spans
     if (folder := learner.settings.fields_folder) and learner.ranks.first:
         start_s = time.time()
         fields = token_fields(outcome.advantages, outcome.records)
