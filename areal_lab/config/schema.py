@@ -126,7 +126,13 @@ class RolloutConfig(Record):
     threads: Whole = 0
     """CPU threads per engine; 0 shares the cores between engines and trainer."""
     dtype: DType = "auto"
-    """Compute type of the engines. `auto` is bfloat16 if the CPU supports it, else float32."""
+    """Compute type of the engines. `auto` is bfloat16 on GPUs, and on a CPU that supports it, else
+    float32."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where embedded engines compute. `auto` is a GPU for each of them, if torch was built with
+    CUDA and there are enough, else the CPU. Engines get the first GPUs, the trainer the last ones;
+    with `actor.device=cuda`, `auto` leaves it those that it needs. SGLang and vLLM compute where
+    their build does."""
     max_running_requests: Count = 64
     """Maximum responses that one engine decodes at once."""
     port: Annotated[int, Ge(0), Le(65535), About(hint="0 takes a free one")] = 0

@@ -13,7 +13,13 @@ from areal_lab.config.problem import ConfigError
 from areal_lab.engines.launch.backends import BACKENDS
 from areal_lab.engines.launch.environments import Condition, Environment
 from areal_lab.host.gpus import share_of, visible_gpus
-from areal_lab.preflight.placement import Machine, check_placement, explain, place_trainer
+from areal_lab.preflight.placement import (
+    Machine,
+    check_placement,
+    explain,
+    place_engines,
+    place_trainer,
+)
 
 GIB = 1 << 30
 
@@ -32,7 +38,7 @@ def machine(
             folder=Path("/engines") / name,
             condition=condition if BACKENDS[name].own_environment else Condition.READY,
             version="1.2",
-            build="gpu" if build == "gpu" and BACKENDS[name].own_environment else "cpu",
+            build="gpu" if (build == "gpu" if BACKENDS[name].own_environment else cuda) else "cpu",
         )
         for name in BACKENDS
     }
@@ -147,6 +153,66 @@ def test_a_gpu_that_is_not_there_is_refused(gpus: int, has_cuda: bool, reason: s
     config = load_config(None, ["rollout.backend=sglang:d1", "actor.device=cuda"])
     with pytest.raises(ConfigError, match=f"actor.device is cuda, but .*{re.escape(reason)}"):
         place_trainer(config, where)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "settings", "engines", "trainer"),
+    [
+        (0, [], "cpu", "cpu"),
+        (1, [], "cuda 0", "cpu"),
+        (1, ["actor.device=cuda"], "cpu", "cuda 0"),  # `auto` leaves it to the trainer
+        (1, ["rollout.device=cpu"], "cpu", "cuda 0"),
+        (2, [], "cuda 0", "cuda 1"),
+        (2, ["rollout.engines=3"], "cpu", "cuda 1"),
+        (2, ["rollout.engines=2"], "cuda 0 1", "cpu"),
+        (8, ["allocation_mode=embedded:d4+fsdp:d4"], "cuda 0 1 2 3", "cuda 4 5 6 7"),
+        (8, ["allocation_mode=embedded:d6+fsdp:d4"], "cuda 0 1 2 3 4 5", "cpu"),
+        (8, ["rollout.device=cuda"], "cuda 0", "cuda 7"),
+    ],
+)
+def test_embedded_engines_get_the_first_gpus_and_the_trainer_the_last(
+    gpus: int, settings: list[str], engines: str, trainer: str
+) -> None:
+    config, where = load_config(None, settings), machine(gpus=gpus, cuda=True)
+    check_placement(config, where)
+    place, plan = place_engines(config, where), place_trainer(config, where)
+    assert " ".join([place.device, *(gpu for share in place.gpus for gpu in share)]) == engines
+    assert " ".join([plan.device, *plan.gpus]) == trainer
+    lines = explain(config, where)
+    if place.gpus:
+        assert lines[1] == "engine 0: GPU 0"
+    elif not plan.gpus:
+        assert not any("GPU" in line for line in lines[1:])
+
+
+@pytest.mark.parametrize(
+    ("settings", "where", "reason"),
+    [
+        (["rollout.device=cuda"], machine(), "the installed torch was built without CUDA"),
+        (["rollout.device=cuda"], machine(gpus=1), "the installed torch was built without CUDA"),
+        (["rollout.device=cuda"], machine(cuda=True), "1 server(s) need a GPU each, and 0 are"),
+        (
+            ["rollout.device=cuda", "rollout.engines=3"],
+            machine(gpus=2, cuda=True),
+            "3 server(s) need a GPU each, and 2 are free for them; take fewer servers, auto or cpu",
+        ),
+        (
+            ["rollout.device=cuda", "rollout.backend=sglang"],
+            machine(gpus=2, cuda=True),
+            "the CPU build of sglang is installed; run: areal-lab engine install sglang --build g",
+        ),
+        (
+            ["rollout.device=cpu", "rollout.backend=vllm"],
+            machine(gpus=2, cuda=True, build="gpu"),
+            "the GPU build of vllm is installed; run: areal-lab engine install vllm --build cpu",
+        ),
+    ],
+)
+def test_a_device_that_engines_cannot_have_is_refused(
+    settings: list[str], where: Machine, reason: str
+) -> None:
+    with pytest.raises(ConfigError, match="rollout.device is c.*, but " + re.escape(reason)):
+        check_placement(load_config(None, settings), where)
 
 
 def test_offloading_needs_several_trainer_processes() -> None:
