@@ -22,6 +22,7 @@ from areal_lab.control.schedule import ScheduleName
 
 Operation = Literal["add", "subtract", "multiply"]
 DType = Literal["auto", "float32", "bfloat16"]
+Attention = Literal["auto", "sdpa", "varlen", "flex"]
 BenchmarkName = Literal["gsm8k", "math500", "humaneval", "mbpp"]
 SourceName = Literal[
     "arithmetic", "reversed_addition", "sorting", "jsonl", "gsm8k", "math500", "humaneval", "mbpp"
@@ -250,6 +251,11 @@ class ActorConfig(Record):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the trainer computes. `auto` is a GPU that no engine uses for each of its processes,
     else the CPU."""
+    attention: Attention = "auto"
+    """Attention kernel. `auto`: on a GPU in bfloat16 `varlen` (FlashAttention, one call for all
+    rows) where no rows of a micro-batch share a prefix, and `flex` (FlexAttention, compiled; needs
+    a C compiler) where they do; else `sdpa`, a call for each tree of prefixes. `varlen` takes
+    `sdpa` where prefixes are shared. On a CPU there is `sdpa` only."""
     shard_ranks: Whole = 0
     """Trainer processes that share one copy of the parameters (HSDP); divides the d of `fsdp:d4`.
     0 is all of them."""

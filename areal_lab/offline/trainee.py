@@ -106,7 +106,8 @@ def load_network(
         _add_adapters(model, actor, seed)
     dtype = compute_dtype(actor.dtype, device)
     module: PackedPolicy | PackedValues
-    module = PackedValues(model, dtype=dtype) if scores else PackedPolicy(model, dtype=dtype)
+    kind = PackedValues if scores else PackedPolicy
+    module = kind(model, dtype=dtype, attention=actor.attention)
     ranks.shard(module)
     return Network(module, cost, actor.max_tokens_per_mb, torch.device(device), ranks)
 

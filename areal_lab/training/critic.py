@@ -113,7 +113,8 @@ def make_critic(settings: TrainerSettings, ranks: Ranks) -> Critic:
     model = load_value_model(
         folder, device=settings.load_device, gradient_checkpointing=actor.gradient_checkpointing
     )
-    values = PackedValues(model, dtype=compute_dtype(actor.dtype, settings.device))
+    dtype = compute_dtype(actor.dtype, settings.device)
+    values = PackedValues(model, dtype=dtype, attention=actor.attention)
     ranks.shard(values, offload=actor.offload)
     return Critic(
         values=values,

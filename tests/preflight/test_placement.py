@@ -215,6 +215,43 @@ def test_a_device_that_engines_cannot_have_is_refused(
         check_placement(load_config(None, settings), where)
 
 
+@pytest.mark.parametrize(
+    ("settings", "where", "reason"),
+    [
+        (
+            ["actor.attention=varlen"],
+            machine(),
+            "the trainer computes on the CPU, for which it has",
+        ),
+        (["actor.attention=flex"], machine(gpus=1), "write actor.attention=auto, or sdpa"),
+        (
+            ["actor.attention=varlen", "actor.dtype=float32"],
+            machine(gpus=2, cuda=True),
+            "computes in 16 bits only, but actor.dtype is float32; write actor.dtype=bfloat16",
+        ),
+        (
+            ["actor.attention=flex"],
+            machine(gpus=2, cuda=True),
+            "is compiled, but there is no C compiler; install gcc",
+        ),
+    ],
+)
+def test_attention_kernels_that_the_device_does_not_have_are_refused(
+    monkeypatch: pytest.MonkeyPatch, settings: list[str], where: Machine, reason: str
+) -> None:
+    monkeypatch.setenv("CC", "no-such-compiler")
+    with pytest.raises(ConfigError, match="actor.attention is .*" + re.escape(reason)):
+        check_placement(load_config(None, settings), where)
+
+
+@pytest.mark.parametrize(
+    "settings", [["actor.attention=varlen"], ["actor.attention=flex", "actor.dtype=float32"]]
+)
+def test_a_gpu_has_them(monkeypatch: pytest.MonkeyPatch, settings: list[str]) -> None:
+    monkeypatch.setenv("CC", "true")  # a program that is on every machine
+    assert place_trainer(load_config(None, settings), machine(gpus=2, cuda=True)).device == "cuda"
+
+
 def test_offloading_needs_several_trainer_processes() -> None:
     offload = load_config(None, ["actor.offload=true"])
     with pytest.raises(ConfigError, match=r"actor.offload is true, but .*; write fsdp:d2 or more"):
