@@ -23,8 +23,13 @@ from packaging.requirements import Requirement
 
 from areal_lab.config.problem import ConfigError
 from areal_lab.config.schema import TrainConfig
-from areal_lab.engines.launch.backends import INSTALLABLE
-from areal_lab.engines.launch.environments import Condition, Environment, environment, torch_cuda
+from areal_lab.engines.launch.backends import BACKENDS, INSTALLABLE
+from areal_lab.engines.launch.environments import (
+    Condition,
+    Environment,
+    environment,
+    own_torch_cuda,
+)
 from areal_lab.engines.launch.verify_environment import verify
 from areal_lab.engines.weights.root import ROOM_FACTOR
 from areal_lab.host.cpu import native_bfloat16
@@ -112,7 +117,7 @@ def gather() -> Facts:
         machine=platform.machine(),
         requirements=requirements,
         versions={name: _version(name) for name in names},
-        cuda=_torch_cuda(),
+        cuda=own_torch_cuda(),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1,
         memory_available=memory_available_bytes(),
         native_bf16=native_bfloat16(),
@@ -379,7 +384,7 @@ def diagnose_engine(found: Environment, gpus: Sequence[str]) -> Finding:
         return Finding(name, Status.OK, detail)
     if found.condition is Condition.MANUAL:
         return Finding(name, Status.OK, f"{where}, installed manually")
-    if found.build == "gpu" and not gpus:
+    if found.build == "gpu" and not gpus and BACKENDS[found.backend].own_environment:
         return Finding(
             name, Status.NOTE, f"{where}, but no GPU is visible", f"{command} --build cpu"
         )
@@ -402,13 +407,6 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
-
-
-def _torch_cuda() -> str | None:
-    spec = importlib.util.find_spec("torch")
-    if spec is None or spec.origin is None:
-        return None
-    return torch_cuda(Path(spec.origin).parents[1])
 
 
 def _free(path: Path) -> int:

@@ -138,6 +138,12 @@ def serve(
         str, typer.Option(help="Address to listen on; 0.0.0.0 accepts other machines.")
     ] = "127.0.0.1",
     dtype: Annotated[str, typer.Option(help="Compute type: auto, float32 or bfloat16.")] = "auto",
+    device: Annotated[
+        str,
+        typer.Option(
+            help="Where the embedded engine computes: auto, cpu or cuda (the first visible GPU)."
+        ),
+    ] = "auto",
     threads: Annotated[int, typer.Option(min=1, help="CPU threads of the server.")] = 1,
     max_running_requests: Annotated[
         int, typer.Option(min=1, help="Maximum requests decoded at once.")
@@ -176,6 +182,8 @@ def serve(
     from areal_lab.models.locate import resolve_model_path
 
     backend = backend_of(engine)
+    if device not in ("auto", "cpu", "cuda"):
+        raise ValueError(f"--device is {device!r}, but must be auto, cpu or cuda")
     check_host(host)
     # Before the model, whose first use may convert it for 20 s.
     python, version = python_of(engine), engine_version(engine)
@@ -189,6 +197,7 @@ def serve(
             port=port,
             threads=threads,
             dtype=dtype,
+            device=device,
             max_running_requests=max_running_requests,
             context_length=context_length,
             tensor_parallel=tensor_parallel,

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from areal_lab.config.load import Overrides, load_record
 from areal_lab.config.record import About, Count, NonNegative, Positive, Record, Whole
-from areal_lab.config.schema import DType, Operation, OptimizerConfig, TrainConfig
+from areal_lab.config.schema import Attention, DType, Operation, OptimizerConfig, TrainConfig
 from areal_lab.config.shipped import offline_configs, settings_file
 from areal_lab.config.watching import SinkName, StatsLoggerConfig
 
@@ -101,6 +101,11 @@ class OfflineActorConfig(Record):
     instructions for it, else float32."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute. `auto` is a GPU for each process, or else the CPU."""
+    attention: Attention = "auto"
+    """Attention kernel. `auto`: on a GPU in bfloat16 `varlen` (FlashAttention, one call for all
+    rows) where no rows of a micro-batch share a prefix, and `flex` (FlexAttention, compiled; needs
+    a C compiler) where they do; else `sdpa`, a call for each tree of prefixes. `varlen` takes
+    `sdpa` where prefixes are shared. On a CPU there is `sdpa` only."""
     processes: Count = 1
     """Processes that share the model and the rows (FSDP2)."""
     shard_ranks: Whole = 0

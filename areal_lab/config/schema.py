@@ -22,6 +22,7 @@ from areal_lab.control.schedule import ScheduleName
 
 Operation = Literal["add", "subtract", "multiply"]
 DType = Literal["auto", "float32", "bfloat16"]
+Attention = Literal["auto", "sdpa", "varlen", "flex"]
 BenchmarkName = Literal["gsm8k", "math500", "humaneval", "mbpp"]
 SourceName = Literal[
     "arithmetic", "reversed_addition", "sorting", "jsonl", "gsm8k", "math500", "humaneval", "mbpp"
@@ -126,7 +127,13 @@ class RolloutConfig(Record):
     threads: Whole = 0
     """CPU threads per engine; 0 shares the cores between engines and trainer."""
     dtype: DType = "auto"
-    """Compute type of the engines. `auto` is bfloat16 if the CPU supports it, else float32."""
+    """Compute type of the engines. `auto` is bfloat16 on GPUs, and on a CPU that supports it, else
+    float32."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where embedded engines compute. `auto` is a GPU for each of them, if torch was built with
+    CUDA and there are enough, else the CPU. Engines get the first GPUs, the trainer the last ones;
+    with `actor.device=cuda`, `auto` leaves it those that it needs. SGLang and vLLM compute where
+    their build does."""
     max_running_requests: Count = 64
     """Maximum responses that one engine decodes at once."""
     port: Annotated[int, Ge(0), Le(65535), About(hint="0 takes a free one")] = 0
@@ -244,6 +251,11 @@ class ActorConfig(Record):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the trainer computes. `auto` is a GPU that no engine uses for each of its processes,
     else the CPU."""
+    attention: Attention = "auto"
+    """Attention kernel. `auto`: on a GPU in bfloat16 `varlen` (FlashAttention, one call for all
+    rows) where no rows of a micro-batch share a prefix, and `flex` (FlexAttention, compiled; needs
+    a C compiler) where they do; else `sdpa`, a call for each tree of prefixes. `varlen` takes
+    `sdpa` where prefixes are shared. On a CPU there is `sdpa` only."""
     shard_ranks: Whole = 0
     """Trainer processes that share one copy of the parameters (HSDP); divides the d of `fsdp:d4`.
     0 is all of them."""

@@ -29,10 +29,15 @@ def dtype_name(name: str, *, native: bool) -> Literal["float32", "bfloat16"]:
     raise ValueError(f"dtype is {name!r}, but must be auto, float32 or bfloat16")
 
 
+def has_bfloat16(device: str) -> bool:
+    """Whether `auto` is bfloat16 on this machine's `device`: on every GPU, without asking it, so
+    that a process that only sends weights there needs no GPU itself."""
+    return device.partition(":")[0] == "cuda" or native_bfloat16()
+
+
 def compute_dtype(name: str = "auto", device: str = "cpu") -> torch.dtype:
     """Type that matrix products are computed in on this machine's `device`, see `dtype_name`."""
     import torch  # not above: who only starts servers does without
 
-    gpu = torch.device(device).type == "cuda"
-    native = torch.cuda.is_bf16_supported() if gpu else native_bfloat16()
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype_name(name, native=native)]
+    found = dtype_name(name, native=has_bfloat16(device))
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[found]

@@ -29,7 +29,7 @@ from areal_lab.functional.losses.preference import (
 )
 from areal_lab.functional.losses.supervised import sft_loss
 from areal_lab.functional.segments import Segments
-from areal_lab.training.device import to_device
+from areal_lab.models.copies import to_device
 from areal_lab.training.forward import Predictions
 
 

@@ -18,6 +18,7 @@ from areal_lab.offline.resume import Resumable, cut_back_to
 from areal_lab.offline.rows import RowSet, load_rows
 from areal_lab.preflight.check import check_model, check_run_folder
 from areal_lab.preflight.placement import Machine, this_machine
+from areal_lab.preflight.trainer import check_layers
 from areal_lab.runlog.folder import RunFolder
 from areal_lab.sinks.start import check_sinks
 
@@ -131,10 +132,13 @@ def _place(config: OfflineConfig, machine: Machine) -> tuple[str, tuple[str, ...
     """Device, GPU of each process, and why the wanted ones are not there."""
     actor, gpus = config.actor, machine.gpus
     enough = machine.torch_has_cuda and len(gpus) >= actor.processes
-    if actor.device != "cpu" and enough:
-        return "cuda", gpus[: actor.processes], []
-    if actor.device != "cuda":
-        return "cpu", (), []
+    device = "cuda" if actor.device != "cpu" and enough else "cpu"
+    if device == "cuda" or actor.device != "cuda":
+        try:
+            check_layers(actor, device)
+        except ConfigError as error:
+            return device, (), [*error.problems]
+        return device, gpus[: actor.processes] if device == "cuda" else (), []
     why = f"{len(gpus)} GPU(s) are visible here for {actor.processes} process(es)"
     if gpus and not machine.torch_has_cuda:
         why = "the installed torch was built without CUDA"

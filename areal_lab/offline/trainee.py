@@ -22,10 +22,11 @@ from transformers import PreTrainedModel
 from areal_lab.config.offline import OfflineActorConfig
 from areal_lab.data.batch import PackedBatch
 from areal_lab.data.prefix_tree import ForwardCost
+from areal_lab.models.copies import to_device
 from areal_lab.models.dtypes import compute_dtype
 from areal_lab.offline.examples import Item, trajectories
 from areal_lab.offline.objectives import DPO, BatchFacts, Objective, mean_metrics, outputs_of
-from areal_lab.training.device import on_device, to_device
+from areal_lab.training.device import on_device
 from areal_lab.training.forward import PackedPolicy, PackedValues
 from areal_lab.training.lora import add_lora, target_modules
 from areal_lab.training.minibatch import Minibatch, make_minibatch
@@ -105,7 +106,8 @@ def load_network(
         _add_adapters(model, actor, seed)
     dtype = compute_dtype(actor.dtype, device)
     module: PackedPolicy | PackedValues
-    module = PackedValues(model, dtype=dtype) if scores else PackedPolicy(model, dtype=dtype)
+    kind = PackedValues if scores else PackedPolicy
+    module = kind(model, dtype=dtype, attention=actor.attention)
     ranks.shard(module)
     return Network(module, cost, actor.max_tokens_per_mb, torch.device(device), ranks)
 

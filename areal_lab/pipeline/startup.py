@@ -53,7 +53,7 @@ from areal_lab.pipeline.state import RunState, StopSignal
 from areal_lab.pipeline.step_report import StepReport
 from areal_lab.preflight.allocation import engine_plan
 from areal_lab.preflight.limits import limits_of, sampling_of, threads_of
-from areal_lab.preflight.placement import place_trainer, this_machine
+from areal_lab.preflight.placement import place_engines, place_trainer, this_machine
 from areal_lab.rewards.service import RewardFunction, RewardService
 from areal_lab.runlog.alarm_log import AlarmLog
 from areal_lab.runlog.file import EventLog
@@ -110,7 +110,8 @@ async def start_run(context: RunContext) -> RunPerformer:
     for address in config.rollout.addresses:
         display.phase(f"waiting for the server at {address}")
         await (await attach_to(address, config, model_path)).close()
-    place, turns = place_trainer(config, this_machine()), engine_plan(config).shared
+    machine = this_machine()
+    place, turns = place_trainer(config, machine), engine_plan(config).shared
     weights_root = make_weights_root(config, folder, model_path)
     fleet.stack.callback(remove_weights_root, weights_root)
     recovery = context.recovery
@@ -125,6 +126,7 @@ async def start_run(context: RunContext) -> RunPerformer:
         threads=threads.trainer,
         ranks=place.ranks,
         device=place.device,
+        engine_device=place_engines(config, machine).device,
         gpus=",".join(place.gpus),
         takes_turns=turns,
     )

@@ -50,7 +50,12 @@ from areal_lab.preflight.allocation import engine_plan
 from areal_lab.preflight.functions import check_functions, check_objective
 from areal_lab.preflight.limits import limits_of, lora_of, schedule_of, version_bytes
 from areal_lab.preflight.memory import estimate
-from areal_lab.preflight.placement import check_placement, place_trainer, this_machine
+from areal_lab.preflight.placement import (
+    check_placement,
+    place_engines,
+    place_trainer,
+    this_machine,
+)
 from areal_lab.preflight.trainer import asks_for_values
 from areal_lab.sinks.start import check_sinks
 
@@ -272,12 +277,16 @@ def _unused_gpus(config: TrainConfig) -> Iterator[str]:
             else "the installed torch was built without CUDA"
         )
         yield f"a GPU is visible, but the trainer computes on the CPU: {why}"
-    if not config.rollout.addresses and machine.engines[engines].build != "gpu":
-        why = (
-            f"its CPU build is installed (areal-lab engine install {engines} --build gpu)"
-            if backend_of(engines).own_environment
-            else "only SGLang and vLLM use GPUs"
-        )
+    if config.rollout.addresses or config.rollout.device == "cpu":
+        return
+    if place_engines(config, machine).device == "cpu":
+        why = f"its CPU build is installed (areal-lab engine install {engines} --build gpu)"
+        if not backend_of(engines).own_environment:
+            why = (
+                f"there are too few for {engine_plan(config).servers} engine(s)"
+                if machine.torch_has_cuda
+                else "the installed torch was built without CUDA"
+            )
         yield f"a GPU is visible, but the engine {engines} computes on the CPU: {why}"
 
 
@@ -365,7 +374,7 @@ def check_transfer(config: TrainConfig) -> Iterator[Problem]:
     elif backend is not None and Transfer(rollout.transfer) is Transfer.DISTRIBUTED:
         machine = this_machine()
         on_gpu = place_trainer(config, machine).device == "cuda"
-        if on_gpu and machine.engines[backend.name].build != "gpu":
+        if on_gpu and place_engines(config, machine).device == "cpu":
             yield _wrong(
                 "rollout.transfer",
                 f"rollout.transfer is 'distributed', but the trainer computes on a GPU and "

@@ -9,14 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Final
 
 from areal_lab.config.problem import refusal
 from areal_lab.config.schema import TrainConfig
 from areal_lab.engines.launch.backends import BACKENDS
-from areal_lab.engines.launch.environments import Environment, environment, torch_cuda
+from areal_lab.engines.launch.device import Device, engine_device
+from areal_lab.engines.launch.environments import Environment, environment, own_torch_cuda
 from areal_lab.host.gpus import share_of, visible_gpus
 from areal_lab.host.memory import memory_bytes
 from areal_lab.preflight.allocation import (
@@ -26,7 +25,7 @@ from areal_lab.preflight.allocation import (
     engine_plan,
     parse_allocation,
 )
-from areal_lab.preflight.trainer import FreeGpus, TrainerPlan, trainer_plan
+from areal_lab.preflight.trainer import FreeGpus, TrainerPlan, trainer_plan, trainer_ranks
 from areal_lab.preflight.turns import check_turns
 
 _LEAST_BYTES: Final = 256 << 20
@@ -55,13 +54,8 @@ def this_machine() -> Machine:
         memory_bytes=memory_bytes(),
         gpus=visible_gpus(),
         engines={name: environment(name) for name in BACKENDS},
-        torch_has_cuda=_torch_has_cuda(),
+        torch_has_cuda=bool(own_torch_cuda()),
     )
-
-
-def _torch_has_cuda() -> bool:
-    torch = find_spec("torch")  # finds it without importing it
-    return bool(torch and torch.origin and torch_cuda(Path(torch.origin).parents[1]))
 
 
 def check_placement(config: TrainConfig, machine: Machine) -> EnginePlan:
@@ -78,8 +72,8 @@ def check_placement(config: TrainConfig, machine: Machine) -> EnginePlan:
         _check_allocation(parse_allocation(config.allocation_mode), config.allocation_mode)
     _check_sizes(config)
     _check_shared(config, plan, machine)
-    place_trainer(config, machine)
     if config.rollout.addresses:
+        place_trainer(config, machine)
         return plan
     found = machine.engines[plan.backend]
     if not found.condition.usable:
@@ -95,7 +89,7 @@ def check_placement(config: TrainConfig, machine: Machine) -> EnginePlan:
             f"{plan.backend}:t{plan.tensor_parallel} is tensor parallel, which {plan.backend} does "
             f"not support; write {plan.backend}:d{plan.servers}",
         )
-    if found.build == "gpu":
+    if found.build == "gpu" and BACKENDS[plan.backend].own_environment:
         _check_gpus(plan, machine)
     elif plan.tensor_parallel > 1:
         raise refusal(
@@ -103,6 +97,7 @@ def check_placement(config: TrainConfig, machine: Machine) -> EnginePlan:
             f"{plan.backend}:t{plan.tensor_parallel} is tensor parallel, which needs GPUs, but the "
             f"CPU build is installed; write {plan.backend}:d{plan.servers}",
         )
+    place_trainer(config, machine)
     _check_memory(plan, machine)
     return plan
 
@@ -110,7 +105,49 @@ def check_placement(config: TrainConfig, machine: Machine) -> EnginePlan:
 def _check_shared(config: TrainConfig, plan: EnginePlan, machine: Machine) -> None:
     if plan.shared:
         allocation = parse_allocation(config.allocation_mode)
-        check_turns(config, allocation, machine.engines[plan.backend].build)
+        place = place_engines(config, machine)
+        check_turns(config, allocation, machine.engines[plan.backend].build, place.device)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnginePlace:
+    """Where the servers of a run compute."""
+
+    device: Device
+    gpus: tuple[tuple[str, ...], ...] = ()
+    """GPUs of each server, as `CUDA_VISIBLE_DEVICES` names them."""
+
+
+def place_engines(config: TrainConfig, machine: Machine) -> EnginePlace:
+    """Where the servers of a run would compute here: on the first GPUs, if on any. Attached servers
+    count as on the CPU.
+
+    Raises:
+        ConfigError: in one line, if they cannot compute where they were asked to.
+    """
+    if config.rollout.addresses:
+        return EnginePlace(device="cpu")
+    plan, asked = engine_plan(config), config.rollout.device
+    width = plan.tensor_parallel
+    # `auto` leaves the trainer the GPUs that were asked for.
+    kept = 0
+    if asked == "auto" and config.actor.device == "cuda" and not plan.shared:
+        kept = trainer_ranks(config)
+    try:
+        device = engine_device(
+            machine.engines[plan.backend],
+            asked,
+            gpus=len(machine.gpus) - kept,
+            needed=plan.servers * width,
+        )
+    except ValueError as error:
+        raise refusal("rollout.device", f"rollout.device is {asked}, but {error}") from error
+    if device == "cpu" or not machine.gpus:
+        return EnginePlace(device=device)
+    return EnginePlace(
+        device=device,
+        gpus=tuple(share_of(index, width, machine.gpus) for index in range(plan.servers)),
+    )
 
 
 def place_trainer(config: TrainConfig, machine: Machine) -> TrainerPlan:
@@ -120,12 +157,9 @@ def place_trainer(config: TrainConfig, machine: Machine) -> TrainerPlan:
     Raises:
         ConfigError: in one line, if GPUs were asked for that are not there.
     """
-    free = machine.gpus
-    if not config.rollout.addresses:
-        plan = engine_plan(config)
-        if machine.engines[plan.backend].build == "gpu":
-            used = plan.servers * plan.tensor_parallel
-            free = free[:used] if plan.shared else free[used:]
+    used = sum(map(len, place_engines(config, machine).gpus))
+    shared = not config.rollout.addresses and engine_plan(config).shared
+    free = machine.gpus[:used] if shared else machine.gpus[used:]
     return trainer_plan(
         config,
         FreeGpus(
@@ -148,12 +182,13 @@ def explain(config: TrainConfig, machine: Machine) -> list[str]:
         lines = _each(len(urls), lambda i: f"attaches to {urls[i]}; starts no engine")
     else:
         found = machine.engines[plan.backend]
-        place = f" from {found.folder}" if BACKENDS[plan.backend].own_environment else ""
+        folder = f" from {found.folder}" if BACKENDS[plan.backend].own_environment else ""
         lines = [
             f"starts {plan.servers} x {plan.backend} {found.version} ({found.build.upper()} build)"
-            f"{place}"
+            f"{folder}"
         ]
-        lines += _each(plan.servers, lambda i: f"engine {i}: {_where(i, plan, found, machine)}")
+        place = place_engines(config, machine)
+        lines += _each(plan.servers, lambda i: f"engine {i}: {_where(i, place, machine)}")
     turns = ", in turns with the engines" if plan.shared else ""
     lines.append(f"trainer: {_trainer_place(place_trainer(config, machine), machine)}{turns}")
     if config.allocation_mode:
@@ -175,9 +210,9 @@ def _each(count: int, line: Callable[[int], str]) -> list[str]:
     return [*first, f"... {count - len(first) - 1} more ...", line(count - 1)]
 
 
-def _where(index: int, plan: EnginePlan, found: Environment, machine: Machine) -> str:
-    if found.build == "gpu":
-        return f"GPU {', '.join(share_of(index, plan.tensor_parallel, machine.gpus))}"
+def _where(index: int, place: EnginePlace, machine: Machine) -> str:
+    if place.gpus:
+        return f"GPU {', '.join(place.gpus[index])}"
     return f"CPU, {machine.cores} core(s) shared"
 
 

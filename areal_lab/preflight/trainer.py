@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from areal_lab.config.offline import OfflineActorConfig
 from areal_lab.config.problem import refusal
 from areal_lab.config.schema import ActorConfig, TrainConfig
+from areal_lab.host.compilers import find_compiler
 from areal_lab.preflight.allocation import parse_allocation
 from areal_lab.training.objective.formula_index import find_formula
 from areal_lab.training.objective.formulas import Role
@@ -63,8 +65,10 @@ def trainer_plan(config: TrainConfig, gpus: FreeGpus) -> TrainerPlan:
     _check_ranks(config, ranks)
     enough = gpus.torch_has_cuda and len(gpus.free) >= ranks
     if asked == "cpu" or (asked == "auto" and not enough):
+        check_layers(config.actor, "cpu")
         return TrainerPlan(ranks=ranks)
     if enough:
+        check_layers(config.actor, "cuda")
         return TrainerPlan(ranks=ranks, device="cuda", gpus=gpus.free[-ranks:])
     if not gpus.visible:
         why = "no GPU is visible here"
@@ -78,6 +82,37 @@ def trainer_plan(config: TrainConfig, gpus: FreeGpus) -> TrainerPlan:
     raise refusal(
         "actor.device", f"actor.device is cuda, but {why}; write actor.device=cpu, or auto"
     )
+
+
+def check_layers(actor: ActorConfig | OfflineActorConfig, device: str) -> None:
+    """Refuse kernels and compilation that the device does not have.
+
+    Args:
+        actor: the settings of the trained model.
+        device: `cpu` or `cuda`.
+
+    Raises:
+        ConfigError: in one line.
+    """
+    asked = actor.attention
+    if asked in ("varlen", "flex") and device == "cpu":
+        raise refusal(
+            "actor.attention",
+            f"actor.attention is {asked}, but the trainer computes on the CPU, for which it has no "
+            "backward pass; write actor.attention=auto, or sdpa",
+        )
+    if asked == "varlen" and actor.dtype == "float32":
+        raise refusal(
+            "actor.attention",
+            "actor.attention is varlen, which computes in 16 bits only, but actor.dtype is "
+            "float32; write actor.dtype=bfloat16, or actor.attention=auto",
+        )
+    if asked == "flex" and find_compiler("c") is None:
+        raise refusal(
+            "actor.attention",
+            "actor.attention is flex, which is compiled, but there is no C compiler; install gcc, "
+            "or write actor.attention=auto, which does without",
+        )
 
 
 def _check_ranks(config: TrainConfig, ranks: int) -> None:

@@ -8,28 +8,30 @@ from areal_lab.config.problem import refusal
 from areal_lab.config.schema import TrainConfig
 from areal_lab.control.schedule import SCHEDULES, schedule_named
 from areal_lab.engines.launch.backends import BACKENDS, Build
+from areal_lab.engines.launch.device import Device
 from areal_lab.engines.protocol import PauseMode
 from areal_lab.engines.weights.records import Transfer
 from areal_lab.preflight.allocation import Allocation
 
 
-def check_turns(config: TrainConfig, allocation: Allocation, build: Build) -> None:
+def check_turns(config: TrainConfig, allocation: Allocation, build: Build, device: Device) -> None:
     """Check an allocation whose engines and trainer share devices.
 
     Args:
         config: the settings around it.
         allocation: parsed from `config.allocation_mode`.
         build: of the engines that are installed.
+        device: where they compute.
 
     Raises:
         ConfigError: in one line, with the setting and a fix.
     """
-    for setting, why in _problems(config, allocation, build):
+    for setting, why in _problems(config, allocation, build, device):
         raise refusal(setting, f"allocation_mode {config.allocation_mode} shares devices{why}")
 
 
 def _problems(
-    config: TrainConfig, allocation: Allocation, build: Build
+    config: TrainConfig, allocation: Allocation, build: Build, device: Device
 ) -> Iterator[tuple[str, str]]:
     """The setting, and why it does not go with devices that are shared."""
     engines, trainer = allocation.engines, allocation.trainer
@@ -69,7 +71,7 @@ def _problems(
             ", so that engines lose the weights that adapters belong to; set "
             "rollout.transfer=folder",
         )
-    if Transfer(rollout.transfer) is Transfer.DISTRIBUTED and build == "gpu":
+    if Transfer(rollout.transfer) is Transfer.DISTRIBUTED and device == "cuda":
         yield (
             "rollout.transfer",
             ", but NCCL refuses two processes of a group on one GPU; set rollout.transfer=folder",

@@ -1,7 +1,9 @@
 """Attention over prefix trees, for every transformers model that uses the attention interface.
 
-    tree 1      tree 2     tree 3          one call per tree: causal for a chain, a boolean mask
-    [ dense ]   [ causal ] [ dense ]       of ancestors for a tree that branches
+    tree 1      tree 2     tree 3          sdpa     one call per tree: causal for a chain, a boolean
+    [ dense ]   [ causal ] [ dense ]                mask of ancestors for a tree that branches
+                                           varlen   one call for all trees, which are chains
+                                           flex     one call for all trees, compiled
 
 Llama, Qwen2 and Qwen3 (and others without sliding windows) call it when they are loaded with
 `attn_implementation=TREE_ATTENTION`; the layout travels as the keyword argument `tree_layout`
@@ -10,30 +12,92 @@ through the model's forward. Axes: `H` query heads, `K` key heads, `P` packed to
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from functools import cache
+from itertools import accumulate
+from typing import Any, Final, Literal, NamedTuple
 
 import torch
 import transformers
+from jaxtyping import Int
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.attention import flex_attention as flex
+from torch.nn.attention.varlen import varlen_attn
 
 from areal_lab.data.batch import PackedBatch, TreeSpan, ancestor_mask
+from areal_lab.host.compilers import find_compiler
+from areal_lab.models.copies import to_device
+from areal_lab.training.layers.block_mask import tree_block_mask
 
 TREE_ATTENTION: Final = "areal_lab_tree"
+Kernel = Literal["sdpa", "varlen", "flex"]
+"""What computes the attention of a packed row."""
+_FLASH_TYPES: Final = (torch.bfloat16, torch.float16)
 
 
 class TreeLayout(NamedTuple):
     """Tree spans and masks of a packed batch; computed once, used by every layer."""
 
     spans: tuple[TreeSpan, ...]
-    masks: tuple[Tensor | None, ...]
-    """Boolean ancestor mask of each span; `None` where attention is causal."""
+    masks: tuple[Tensor | None, ...] = ()
+    """For `sdpa`: boolean ancestor mask of each span; `None` where attention is causal."""
+    kernel: Kernel = "sdpa"
+    starts: Int[Tensor, " trees+1"] | None = None
+    """For `varlen`: first token of each tree, and the end of the last one."""
+    block_mask: flex.BlockMask | None = None
+    """For `flex`: the ancestor mask of all trees."""
 
 
-def tree_layout(packed: PackedBatch) -> TreeLayout:
-    """Masks of the branching trees of a batch."""
-    masks = tuple(ancestor_mask(packed, span) if span.branching else None for span in packed.trees)
-    return TreeLayout(packed.trees, masks)
+def tree_layout(
+    packed: PackedBatch, *, asked: str = "auto", dtype: torch.dtype = torch.float32
+) -> TreeLayout:
+    """What every layer needs to know of a batch.
+
+    Args:
+        packed: on the device where it is computed.
+        asked: kernel, or `auto`.
+        dtype: of the matrix products.
+    """
+    spans, device = packed.trees, packed.tokens.device
+    kernel = choose_kernel(
+        asked,
+        device=device.type,
+        dtype=dtype,
+        branching=any(span.branching for span in spans),
+        compiles=find_compiler("c") is not None,
+    )
+    if kernel == "varlen":
+        ends = accumulate((span.end - span.start for span in spans), initial=0)
+        starts = to_device(torch.tensor([*ends], dtype=torch.int32), device)
+        return TreeLayout(spans, kernel=kernel, starts=starts)
+    if kernel == "flex":
+        return TreeLayout(spans, kernel=kernel, block_mask=tree_block_mask(packed.subtree_end))
+    masks = tuple(ancestor_mask(packed, span) if span.branching else None for span in spans)
+    return TreeLayout(spans, masks)
+
+
+def choose_kernel(
+    asked: str, *, device: str, dtype: torch.dtype, branching: bool, compiles: bool
+) -> Kernel:
+    """The kernel for a packed row.
+
+    Args:
+        asked: `sdpa`; `varlen`, which takes `sdpa` for rows that branch; `flex`; or `auto`: on a
+            GPU and in 16 bits `varlen` for rows without branches, `flex` for others, else `sdpa`.
+        device: type of the device. Only GPUs have kernels of `varlen`, and of `flex` for training.
+        dtype: of the matrix products.
+        branching: whether a tree of the row branches.
+        compiles: whether there is a C compiler, without which `auto` takes no `flex`.
+    """
+    if asked == "auto":
+        if device != "cuda" or dtype not in _FLASH_TYPES:
+            return "sdpa"
+        if branching:
+            return "flex" if compiles else "sdpa"
+        return "varlen"
+    if asked == "flex":
+        return "flex"
+    return "varlen" if asked == "varlen" and not branching else "sdpa"
 
 
 def tree_attention(
@@ -88,9 +152,67 @@ def tree_attention(
             f"{type(module).__name__} has a sliding window of {sliding_window} tokens; packed "
             "training supports full attention only"
         )
+    if tree_layout.kernel == "sdpa":
+        return _sdpa(query, key, value, tree_layout, scaling=scaling, dropout=dropout), None
+    if dropout:
+        raise ValueError(f"{tree_layout.kernel} attention has no dropout, but it is {dropout}")
+    # Neither is on autocast's list, and rotated queries and keys are in float32.
+    device = query.device.type
+    if torch.is_autocast_enabled(device):
+        low = torch.get_autocast_dtype(device)
+        query, key, value = query.to(low), key.to(low), value.to(low)
+    if tree_layout.kernel == "varlen":
+        return _varlen(query, key, value, tree_layout, scaling), None
+    computed = _flex(device)(
+        query, key, value, block_mask=tree_layout.block_mask, scale=scaling, enable_gqa=True
+    )
+    return computed.transpose(1, 2), None
+
+
+def _varlen(
+    query: Tensor, key: Tensor, value: Tensor, layout: TreeLayout, scaling: float | None
+) -> Tensor:
+    longest = max(span.end - span.start for span in layout.spans)
+    starts = layout.starts
+    assert starts is not None
+    out = varlen_attn(
+        query[0].transpose(0, 1),
+        key[0].transpose(0, 1),
+        value[0].transpose(0, 1),
+        starts,
+        starts,
+        longest,
+        longest,
+        scale=scaling,
+        window_size=(-1, 0),  # causal
+        enable_gqa=True,
+    )
+    assert isinstance(out, Tensor)
+    return out[None]
+
+
+@cache
+def _flex(device: str) -> Any:
+    """FlexAttention: compiled on a GPU, where the plain form would make a matrix of all scores."""
+    if device != "cuda":
+        return flex.flex_attention
+    # Once for the first length and once for all others, with and without gradient, for each shape
+    # of heads: more than torch's 8 if there are models beside the policy.
+    return torch.compile(flex.flex_attention, recompile_limit=32)
+
+
+def _sdpa(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    layout: TreeLayout,
+    *,
+    scaling: float | None,
+    dropout: float,
+) -> Tensor:
     groups = query.shape[1] // key.shape[1]
     outputs = []
-    for span, mask in zip(tree_layout.spans, tree_layout.masks, strict=True):
+    for span, mask in zip(layout.spans, layout.masks, strict=True):
         part = slice(span.start, span.end)
         keys, values = key[:, :, part], value[:, :, part]
         if mask is not None and groups > 1:
@@ -109,7 +231,7 @@ def tree_attention(
             )
         )
     joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
-    return joined.transpose(1, 2), None
+    return joined.transpose(1, 2)
 
 
 transformers.AttentionInterface.register(TREE_ATTENTION, tree_attention)

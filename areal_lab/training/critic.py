@@ -19,9 +19,10 @@ from torch import Tensor
 from areal_lab.data.batch import SampleTokens
 from areal_lab.functional.aggregate import token_mean
 from areal_lab.functional.losses.supervised import value_loss
+from areal_lab.models.copies import to_device
 from areal_lab.models.dtypes import compute_dtype
 from areal_lab.models.locate import resolve_model_path
-from areal_lab.training.device import on_device, to_device
+from areal_lab.training.device import on_device
 from areal_lab.training.forward import PackedValues
 from areal_lab.training.minibatch import Minibatch
 from areal_lab.training.model import load_value_model
@@ -112,7 +113,8 @@ def make_critic(settings: TrainerSettings, ranks: Ranks) -> Critic:
     model = load_value_model(
         folder, device=settings.load_device, gradient_checkpointing=actor.gradient_checkpointing
     )
-    values = PackedValues(model, dtype=compute_dtype(actor.dtype, settings.device))
+    dtype = compute_dtype(actor.dtype, settings.device)
+    values = PackedValues(model, dtype=dtype, attention=actor.attention)
     ranks.shard(values, offload=actor.offload)
     return Critic(
         values=values,

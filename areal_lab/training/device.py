@@ -12,15 +12,7 @@ import torch
 from torch import Tensor
 
 from areal_lab.data.batch import PackedBatch
-
-
-def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """A copy on `device`; the tensor itself on a CPU."""
-    if device.type == "cpu":
-        return tensor
-    # Pinned memory is a matter of CUDA; without it the copy is staged, and still does not wait.
-    source = tensor.pin_memory() if device.type == "cuda" else tensor
-    return source.to(device, non_blocking=True)
+from areal_lab.models.copies import to_device
 
 
 def on_device(packed: PackedBatch, device: torch.device) -> PackedBatch:

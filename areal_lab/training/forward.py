@@ -39,6 +39,7 @@ class PackedPolicy(nn.Module):
         temperature: float = 1.0,
         dtype: torch.dtype = torch.float32,
         entropy_gradient: bool = False,
+        attention: str = "auto",
     ) -> None:
         """Wrap a model.
 
@@ -47,12 +48,14 @@ class PackedPolicy(nn.Module):
             temperature: the sampler's temperature, which divides the logits.
             dtype: type of the matrix products; float32 needs no autocast.
             entropy_gradient: whether the entropy is part of the loss; it is detached otherwise.
+            attention: kernel, see `choose_kernel`.
         """
         super().__init__()
         self.model = model
         self.temperature = temperature
         self.dtype = dtype
         self.entropy_gradient = entropy_gradient
+        self.attention = attention
 
     def forward(self, packed: PackedBatch) -> Predictions:
         """Compute the model's log-probs of the chosen tokens.
@@ -63,7 +66,7 @@ class PackedPolicy(nn.Module):
         head: Any = self.model.get_output_embeddings()
         # Autocast does not apply inside the chunked product, so its inputs are cast here.
         scored = logprobs_and_entropy(
-            _hidden_states(self.model, packed, self.dtype).to(self.dtype),
+            _hidden_states(self.model, packed, self.dtype, self.attention).to(self.dtype),
             head.weight.to(self.dtype),
             packed.targets,
             temperature=self.temperature,
@@ -78,16 +81,24 @@ class PackedValues(nn.Module):
     The value of a token is read where the token is predicted: before it is known.
     """
 
-    def __init__(self, model: PreTrainedModel, *, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        dtype: torch.dtype = torch.float32,
+        attention: str = "auto",
+    ) -> None:
         """Wrap a model.
 
         Args:
             model: from `load_value_model`.
             dtype: type of the matrix products, except that of the output.
+            attention: kernel, see `choose_kernel`.
         """
         super().__init__()
         self.model = model
         self.dtype = dtype
+        self.attention = attention
 
     def forward(self, packed: PackedBatch) -> Float[Tensor, " R"]:
         """Compute the value before each chosen token.
@@ -97,13 +108,14 @@ class PackedValues(nn.Module):
         """
         head: Any = self.model.get_submodule(VALUE_HEAD)
         # Values in bfloat16 would have three digits.
-        hidden = _hidden_states(self.model, packed, self.dtype).to(head.weight.dtype)
+        hidden = _hidden_states(self.model, packed, self.dtype, self.attention)
+        hidden = hidden.to(head.weight.dtype)
         values: Tensor = head(hidden)[:, 0]
         return values[packed.prediction]
 
 
 def _hidden_states(
-    model: PreTrainedModel, packed: PackedBatch, dtype: torch.dtype
+    model: PreTrainedModel, packed: PackedBatch, dtype: torch.dtype, attention: str
 ) -> Float[Tensor, "U hidden"]:
     """Outputs of the model's body where something is predicted."""
     body: Any = model.get_submodule(model.base_model_prefix)
@@ -112,7 +124,7 @@ def _hidden_states(
             input_ids=packed.tokens[None],
             position_ids=packed.positions[None],
             use_cache=False,
-            tree_layout=tree_layout(packed),
+            tree_layout=tree_layout(packed, asked=attention, dtype=dtype),
         ).last_hidden_state[0]
     predicting: Tensor = hidden[packed.predict_from]
     return predicting

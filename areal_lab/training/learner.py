@@ -76,6 +76,7 @@ def make_learner(
         temperature=settings.temperature,
         dtype=dtype,
         entropy_gradient=settings.actor.entropy_coeff != 0,
+        attention=settings.actor.attention,
     )
     ranks.shard(policy, offload=settings.actor.offload)
     advantages = choose_advantages(settings)

@@ -22,7 +22,7 @@ from areal_lab.control.microbatch import dynamic_batches
 from areal_lab.data.batch import PackedBatch, input_tokens, pack
 from areal_lab.data.prefix_tree import ForwardCost, PrefixTree, grow_trees
 from areal_lab.data.trajectory import Trajectory
-from areal_lab.training.device import to_device
+from areal_lab.models.copies import to_device
 from areal_lab.training.ranks import Ranks
 
 _T = TypeVar("_T")

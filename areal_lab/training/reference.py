@@ -189,7 +189,9 @@ def _frozen(
     model = load_policy(folder, device=settings.load_device).requires_grad_(requires_grad=False)
     theirs, ours = (m.config.get_text_config().vocab_size for m in (model, policy.model))
     check_same_vocabulary(setting, str(folder), theirs, ours)
-    frozen = PackedPolicy(model, temperature=policy.temperature, dtype=policy.dtype)
+    frozen = PackedPolicy(
+        model, temperature=policy.temperature, dtype=policy.dtype, attention=policy.attention
+    )
     ranks.shard(frozen, offload=settings.actor.offload)
     return frozen
 

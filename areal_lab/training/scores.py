@@ -19,7 +19,8 @@ from torch import Tensor
 from areal_lab.control.events import Version
 from areal_lab.data.batch import PackedBatch, SampleTokens, sample_tokens
 from areal_lab.data.trajectory import Segment, Trajectory
-from areal_lab.training.device import on_device, to_device
+from areal_lab.models.copies import to_device
+from areal_lab.training.device import on_device
 from areal_lab.training.learner import Learner
 from areal_lab.training.minibatch import Minibatch, make_minibatch
 from areal_lab.training.timeline import Timeline

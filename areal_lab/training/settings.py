@@ -26,6 +26,8 @@ class TrainerSettings:
     """Where to write the training fields of tokens (`runlog.tokens.fields`); empty: nowhere."""
     device: str = "cpu"
     """`cpu` or `cuda`, which is the only GPU that the process sees."""
+    engine_device: str = "cpu"
+    """Where the engines compute, which decides the type of the weights that they get."""
     ranks: int = 1
     """Processes that train together."""
     rendezvous: str = ""

@@ -34,13 +34,14 @@ from areal_lab.data.batch import PackedBatch, SampleTokens
 from areal_lab.functional.aggregate import token_mean
 from areal_lab.functional.divergences.entropy import entropy_bonus
 from areal_lab.functional.segments import Segments
+from areal_lab.models.copies import to_device
 from areal_lab.training.batch_advantages import (
     BatchAdvantages,
     batch_advantages,
     overlong_metrics,
 )
 from areal_lab.training.critic import CriticUpdate, ValueTargets
-from areal_lab.training.device import on_device, to_device
+from areal_lab.training.device import on_device
 from areal_lab.training.forward import Predictions
 from areal_lab.training.learner import Learner
 from areal_lab.training.metrics import TokenRecord, on_host, step_metrics, token_record

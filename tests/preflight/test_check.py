@@ -534,10 +534,21 @@ def test_a_setting_that_may_be_misunderstood_gets_one_note(
             {"gpus": 1},
             [
                 "the trainer computes on the CPU: the installed torch was built without CUDA",
-                "the engine embedded computes on the CPU: only SGLang and vLLM use GPUs",
+                "the engine embedded computes on the CPU: the installed torch was built without",
             ],
         ),
-        ([], {"gpus": 1, "cuda": True}, ["the engine embedded computes on the CPU"]),
+        (
+            [],
+            {"gpus": 1, "cuda": True},
+            ["the trainer computes on the CPU: the engines leave too few for 1 trainer process"],
+        ),
+        (
+            ["rollout.engines=3"],
+            {"gpus": 2, "cuda": True},
+            ["the engine embedded computes on the CPU: there are too few for 3 engine(s)"],
+        ),
+        (["rollout.device=cpu"], {"gpus": 2, "cuda": True}, []),
+        ([], {"gpus": 2, "cuda": True}, []),
         (
             ["rollout.backend=sglang"],
             {"gpus": 1, "cuda": True, "build": "gpu"},
@@ -569,10 +580,12 @@ def test_a_broadcast_from_a_gpu_to_engines_on_the_cpu_is_refused(
     configured: Configured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(preflight, "this_machine", lambda: machine(gpus=2, cuda=True))
-    (problem,) = check_transfer(configured("rollout.transfer=distributed"))
+    on_cpu = ("rollout.transfer=distributed", "rollout.device=cpu")
+    (problem,) = check_transfer(configured(*on_cpu))
     assert "the trainer computes on a GPU and embedded on the CPU" in str(problem)
     assert not list(check_transfer(configured("rollout.transfer=http_tensor")))
-    assert not list(check_transfer(configured("rollout.transfer=distributed", "actor.device=cpu")))
+    assert not list(check_transfer(configured(*on_cpu, "actor.device=cpu")))
+    assert not list(check_transfer(configured("rollout.transfer=distributed")))
     there = machine(gpus=2, cuda=True, build="gpu")
     monkeypatch.setattr(preflight, "this_machine", lambda: there)
     config = configured("rollout.transfer=distributed", "rollout.backend=sglang")
@@ -598,7 +611,7 @@ def test_memory_is_a_note_for_a_trainer_on_the_cpu_if_not_even_the_batch_fits(
 
     assert not found(enough)
     assert found(enough - 1) == [batch.note(enough - 1)]
-    assert not found(enough - 1, gpus=1, cuda=True)
+    assert not found(enough - 1, gpus=2, cuda=True)
     # Prompts need no tokenizer where full micro-batches fit.
     monkeypatch.setattr("areal_lab.preflight.memory.TextCodec.load", None)
     assert not found(enough_for_full)

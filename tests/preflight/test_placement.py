@@ -14,7 +14,13 @@ from areal_lab.config.schema import TrainConfig
 from areal_lab.engines.launch.backends import BACKENDS
 from areal_lab.engines.launch.environments import Condition, Environment
 from areal_lab.host.gpus import share_of, visible_gpus
-from areal_lab.preflight.placement import Machine, check_placement, explain, place_trainer
+from areal_lab.preflight.placement import (
+    Machine,
+    check_placement,
+    explain,
+    place_engines,
+    place_trainer,
+)
 
 GIB = 1 << 30
 
@@ -33,7 +39,7 @@ def machine(
             folder=Path("/engines") / name,
             condition=condition if BACKENDS[name].own_environment else Condition.READY,
             version="1.2",
-            build="gpu" if build == "gpu" and BACKENDS[name].own_environment else "cpu",
+            build="gpu" if (build == "gpu" if BACKENDS[name].own_environment else cuda) else "cpu",
         )
         for name in BACKENDS
     }
@@ -207,6 +213,103 @@ def test_a_trainer_that_takes_turns_has_the_gpus_of_the_engines(schedule: str) -
     apart = turns("sglang:d2+fsdp:d4", schedule)
     assert not check_placement(apart, where).shared
     assert place_trainer(apart, where).gpus == ("2", "3", "4", "5")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "settings", "engines", "trainer"),
+    [
+        (0, [], "cpu", "cpu"),
+        (1, [], "cuda 0", "cpu"),
+        (1, ["actor.device=cuda"], "cpu", "cuda 0"),  # `auto` leaves it to the trainer
+        (1, ["rollout.device=cpu"], "cpu", "cuda 0"),
+        (2, [], "cuda 0", "cuda 1"),
+        (2, ["rollout.engines=3"], "cpu", "cuda 1"),
+        (2, ["rollout.engines=2"], "cuda 0 1", "cpu"),
+        (8, ["allocation_mode=embedded:d4+fsdp:d4"], "cuda 0 1 2 3", "cuda 4 5 6 7"),
+        (8, ["allocation_mode=embedded:d6+fsdp:d4"], "cuda 0 1 2 3 4 5", "cpu"),
+        (8, ["rollout.device=cuda"], "cuda 0", "cuda 7"),
+    ],
+)
+def test_embedded_engines_get_the_first_gpus_and_the_trainer_the_last(
+    gpus: int, settings: list[str], engines: str, trainer: str
+) -> None:
+    config, where = load_config(None, settings), machine(gpus=gpus, cuda=True)
+    check_placement(config, where)
+    place, plan = place_engines(config, where), place_trainer(config, where)
+    assert " ".join([place.device, *(gpu for share in place.gpus for gpu in share)]) == engines
+    assert " ".join([plan.device, *plan.gpus]) == trainer
+    lines = explain(config, where)
+    if place.gpus:
+        assert lines[1] == "engine 0: GPU 0"
+    elif not plan.gpus:
+        assert not any("GPU" in line for line in lines[1:])
+
+
+@pytest.mark.parametrize(
+    ("settings", "where", "reason"),
+    [
+        (["rollout.device=cuda"], machine(), "the installed torch was built without CUDA"),
+        (["rollout.device=cuda"], machine(gpus=1), "the installed torch was built without CUDA"),
+        (["rollout.device=cuda"], machine(cuda=True), "1 server(s) need a GPU each, and 0 are"),
+        (
+            ["rollout.device=cuda", "rollout.engines=3"],
+            machine(gpus=2, cuda=True),
+            "3 server(s) need a GPU each, and 2 are free for them; take fewer servers, auto or cpu",
+        ),
+        (
+            ["rollout.device=cuda", "rollout.backend=sglang"],
+            machine(gpus=2, cuda=True),
+            "the CPU build of sglang is installed; run: areal-lab engine install sglang --build g",
+        ),
+        (
+            ["rollout.device=cpu", "rollout.backend=vllm"],
+            machine(gpus=2, cuda=True, build="gpu"),
+            "the GPU build of vllm is installed; run: areal-lab engine install vllm --build cpu",
+        ),
+    ],
+)
+def test_a_device_that_engines_cannot_have_is_refused(
+    settings: list[str], where: Machine, reason: str
+) -> None:
+    with pytest.raises(ConfigError, match="rollout.device is c.*, but " + re.escape(reason)):
+        check_placement(load_config(None, settings), where)
+
+
+@pytest.mark.parametrize(
+    ("settings", "where", "reason"),
+    [
+        (
+            ["actor.attention=varlen"],
+            machine(),
+            "the trainer computes on the CPU, for which it has",
+        ),
+        (["actor.attention=flex"], machine(gpus=1), "write actor.attention=auto, or sdpa"),
+        (
+            ["actor.attention=varlen", "actor.dtype=float32"],
+            machine(gpus=2, cuda=True),
+            "computes in 16 bits only, but actor.dtype is float32; write actor.dtype=bfloat16",
+        ),
+        (
+            ["actor.attention=flex"],
+            machine(gpus=2, cuda=True),
+            "is compiled, but there is no C compiler; install gcc",
+        ),
+    ],
+)
+def test_attention_kernels_that_the_device_does_not_have_are_refused(
+    monkeypatch: pytest.MonkeyPatch, settings: list[str], where: Machine, reason: str
+) -> None:
+    monkeypatch.setenv("CC", "no-such-compiler")
+    with pytest.raises(ConfigError, match="actor.attention is .*" + re.escape(reason)):
+        check_placement(load_config(None, settings), where)
+
+
+@pytest.mark.parametrize(
+    "settings", [["actor.attention=varlen"], ["actor.attention=flex", "actor.dtype=float32"]]
+)
+def test_a_gpu_has_them(monkeypatch: pytest.MonkeyPatch, settings: list[str]) -> None:
+    monkeypatch.setenv("CC", "true")  # a program that is on every machine
+    assert place_trainer(load_config(None, settings), machine(gpus=2, cuda=True)).device == "cuda"
 
 
 def test_offloading_needs_several_trainer_processes() -> None:

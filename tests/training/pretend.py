@@ -38,6 +38,21 @@ def register() -> torch.device:
     return torch.device(NAME, 0)
 
 
+def register_fake() -> torch.device:
+    """Make the device known for fake tensors, which have no values; instead of `register`."""
+    _setup_privateuseone_for_python_backend(NAME, backend_module=_Nothing)
+    torch._C._set_only_lift_cpu_tensors(True)
+    return torch.device(NAME, 0)
+
+
+class _Nothing:
+    """What torch asks of a device: that it is not there, so that it makes nothing on it."""
+
+    @staticmethod
+    def is_available() -> bool:
+        return False
+
+
 class PretendTensor(Tensor):
     """A CPU tensor that says it is on the device."""
 

@@ -142,6 +142,7 @@ def create_app(scheduler: Scheduler, *, model_path: str) -> FastAPI:
                 "is_generation": True,
                 "weight_version": batcher.version,
                 "dtype": str(batcher.model.dtype).removeprefix("torch."),
+                "device": batcher.model.device.type,
                 "vocab_size": batcher.vocabulary,
                 "context_length": batcher.context_length,
             }

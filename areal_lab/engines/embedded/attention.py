@@ -21,6 +21,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from areal_lab.engines.embedded.cache import KVCache
+from areal_lab.models.copies import to_device
 
 IMPLEMENTATION = "areal_lab_packed"
 """Name under which transformers finds `attend`."""
@@ -171,7 +172,7 @@ def _block(first: int, lengths: Sequence[int], device: torch.device) -> DecodeBl
     longest = max(lengths)
     mask = None
     if min(lengths) < longest:
-        ends = torch.tensor(lengths, device=device)[:, None, None, None]
+        ends = to_device(torch.tensor(lengths), device)[:, None, None, None]
         mask = torch.arange(longest, device=device) < ends
     return DecodeBlock(first=first, end=first + len(lengths), longest=longest, mask=mask)
 

@@ -34,6 +34,7 @@ from areal_lab.engines.embedded.loading import end_token_ids, replace_parameters
 from areal_lab.engines.embedded.memory import RELEASED, WeightMemory, give_back
 from areal_lab.engines.embedded.sampler import sample_tokens
 from areal_lab.engines.protocol import GenerateRequest, MemoryTag, PauseMode
+from areal_lab.models.copies import to_device
 
 PREFILL_TOKENS = 4096
 """Prompt tokens admitted into one step, so that many prompts do not delay the running requests; a
@@ -299,8 +300,8 @@ class Batcher:
             [sample.request.sampling for sample in self.running],
             [sample.length for sample in self.running],
         )
-        pairs = zip(sampled.tokens.tolist(), sampled.logprobs.tolist(), strict=True)
-        for sample, (token, logprob) in zip(self.running, pairs, strict=True):
+        # The only wait for a device in a step.
+        for sample, (token, logprob) in zip(self.running, sampled.on_host(), strict=True):
             sample.record(token, logprob, self.version)
             sample.finish_reason = self._finish_reason(sample)
         self.generated_tokens += len(self.running)
@@ -431,7 +432,7 @@ class Batcher:
         return ended
 
     def _tensor(self, values: list[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.long, device=self._device)
+        return to_device(torch.tensor(values, dtype=torch.long), self._device)
 
 
 _KEPT_CACHE_BYTES = 1 << 30

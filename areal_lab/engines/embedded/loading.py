@@ -16,6 +16,7 @@ from areal_lab.engines.weights.folder import (
     read_manifest,
     read_weights,
 )
+from areal_lab.models.copies import copy_into, to_device
 
 _CHANGING_ROPE = {"dynamic", "longrope"}
 
@@ -33,14 +34,23 @@ def load_model(folder: Path, dtype: torch.dtype, device: str = "cpu") -> PreTrai
         folder, dtype=dtype, attn_implementation=IMPLEMENTATION
     )
     refuse_unsupported(model)
-    # Loaded parameters are views of the file, which would stay in shared memory as long as the
-    # engine lives, even after later weights replaced all of them.
-    for parameter in model.parameters():
-        parameter.data = parameter.data.clone()
-    model.to(device)  # type: ignore[arg-type]  # untyped in transformers
+    place(model, torch.device(device))
     model.eval()
     model.requires_grad_(False)
     return model
+
+
+def place(model: PreTrainedModel, device: torch.device) -> None:
+    """Move a loaded model to `device`, or into memory of its own on a CPU.
+
+    Loaded parameters are views of the file, which would stay in shared memory as long as the engine
+    lives, even after later weights replaced all of them.
+    """
+    if device.type == "cpu":
+        for parameter in model.parameters():
+            parameter.data = parameter.data.clone()
+    else:
+        model._apply(lambda tensor: to_device(tensor, device))
 
 
 def refuse_unsupported(model: PreTrainedModel) -> None:
@@ -90,7 +100,7 @@ def replace_parameters(model: PreTrainedModel, tensors: Mapping[str, Tensor]) ->
             )
     with torch.inference_mode():
         for name, target in targets.items():
-            target.copy_(tensors[name])
+            copy_into(target, tensors[name])
 
 
 def end_token_ids(model: PreTrainedModel) -> frozenset[int]:

@@ -3,7 +3,8 @@
     begin_weight_update  update_weights_from_tensor | _from_distributed ...  end_weight_update
 
 Received tensors are kept until the request that names their version, or the end of the update; then
-all of them are loaded, or none. SGLang loads each request when it arrives.
+all of them are loaded, or none. SGLang loads each request when it arrives. What comes over HTTP or
+gloo is received into main memory and copied to the model's device; NCCL writes to a GPU.
 """
 
 from __future__ import annotations
@@ -30,6 +31,14 @@ GROUP_TIMEOUT_S = 60.0
 sooner, and its leaving ends this engine's wait."""
 
 
+@dataclass(frozen=True, slots=True)
+class Member:
+    """This engine's place in a process group."""
+
+    group: dist.ProcessGroup
+    receives_on: torch.device
+
+
 @dataclass(slots=True)
 class OpenUpdate:
     """The state of the weight update, and the process groups of this engine."""
@@ -37,7 +46,7 @@ class OpenUpdate:
     open: bool = False
     kept: dict[str, Tensor] = field(default_factory=dict)
     flush: bool = True
-    groups: dict[str, dist.ProcessGroup] = field(default_factory=dict)
+    groups: dict[str, Member] = field(default_factory=dict)
 
 
 def add_transfer_routes(app: FastAPI, scheduler: Scheduler) -> None:
@@ -83,6 +92,7 @@ def add_transfer_routes(app: FastAPI, scheduler: Scheduler) -> None:
     ) -> Response:
         if group_name in update.groups:
             raise Refused(f"this engine is already in a group {group_name!r}")
+        receives_on = receiving_device(backend, scheduler.device)
 
         def join() -> dist.ProcessGroup:
             store = process_group.connect(master_address, master_port, timeout_s=GROUP_TIMEOUT_S)
@@ -96,7 +106,7 @@ def add_transfer_routes(app: FastAPI, scheduler: Scheduler) -> None:
             )
 
         try:
-            update.groups[group_name] = await asyncio.to_thread(join)
+            update.groups[group_name] = Member(await asyncio.to_thread(join), receives_on)
         except RuntimeError as error:
             raise Refused(f"the group was not formed: {str(error).splitlines()[0]}") from error
         return _done("the group is formed")
@@ -105,7 +115,7 @@ def add_transfer_routes(app: FastAPI, scheduler: Scheduler) -> None:
     async def destroy_weights_update_group(
         group_name: Annotated[str, Body(embed=True)],
     ) -> Response:
-        process_group.leave(_group(update.groups, group_name))
+        process_group.leave(_member(update.groups, group_name).group)
         del update.groups[group_name]
         return _done("the group is left")
 
@@ -120,14 +130,14 @@ def add_transfer_routes(app: FastAPI, scheduler: Scheduler) -> None:
         flush_cache: Annotated[bool, Body()] = True,
     ) -> Response:
         _require_open(update)
-        group = _group(update.groups, group_name)
+        member = _member(update.groups, group_name)
 
         def receive() -> dict[str, Tensor]:
             tensors = {
-                name: torch.empty(shape, dtype=getattr(torch, dtype))
+                name: torch.empty(shape, dtype=getattr(torch, dtype), device=member.receives_on)
                 for name, dtype, shape in zip(names, dtypes, shapes, strict=True)
             }
-            process_group.broadcast(tensors.values(), group)
+            process_group.broadcast(tensors.values(), member.group)
             return tensors
 
         try:
@@ -135,6 +145,22 @@ def add_transfer_routes(app: FastAPI, scheduler: Scheduler) -> None:
         except RuntimeError as error:
             raise Refused(f"the broadcast failed: {str(error).splitlines()[0]}") from error
         return await _receive_tensors(scheduler, update, tensors, weight_version, flush_cache)
+
+
+def receiving_device(backend: str, device: torch.device) -> torch.device:
+    """Where an engine on `device` receives the tensors of a group with this backend.
+
+    Raises:
+        Refused: if it cannot be a member.
+    """
+    if backend != "nccl":
+        return torch.device("cpu")
+    if device.type != "cuda":
+        raise Refused(
+            f"the group's backend is nccl, but this engine computes on the {device.type}; "
+            "take gloo, or start the engine with --device cuda"
+        )
+    return device
 
 
 async def _receive_tensors(
@@ -162,7 +188,7 @@ async def _load(scheduler: Scheduler, update: OpenUpdate, version: str | None) -
     return _done(message)
 
 
-def _group(groups: Mapping[str, dist.ProcessGroup], name: str) -> dist.ProcessGroup:
+def _member(groups: Mapping[str, Member], name: str) -> Member:
     if name not in groups:
         raise Refused(f"this engine is not in a group {name!r}")
     return groups[name]

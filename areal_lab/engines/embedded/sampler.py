@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from areal_lab.engines.protocol import SamplingParams
+from areal_lab.models.copies import to_device
 
 _MASK_64 = (1 << 64) - 1
 _UNIFORM_BITS = 23
@@ -23,11 +24,25 @@ _UNIFORM_BITS = 23
 
 
 class SampledTokens(NamedTuple):
-    """One token per row."""
+    """One token per row, on the device of the logits."""
 
     tokens: Int[Tensor, " N"]
     logprobs: Float[Tensor, " N"]
     """log softmax(logits / temperature) over the whole vocabulary, before top-k and top-p."""
+
+    def on_host(self) -> list[tuple[int, float]]:
+        """Tokens with their log-probs, read in one copy.
+
+        Raises:
+            FloatingPointError: if a log-prob is not finite.
+        """
+        # Both are exact in float64.
+        tokens, logprobs = torch.stack((self.tokens.double(), self.logprobs.double())).cpu()
+        if not logprobs.isfinite().all():
+            raise FloatingPointError(
+                "log-probs of sampled tokens are not finite; check the weights for NaN and infinity"
+            )
+        return list(zip(tokens.long().tolist(), logprobs.tolist(), strict=True))
 
 
 def sample_tokens(
@@ -42,42 +57,45 @@ def sample_tokens(
         logits: of the next token; converted to float32.
         sampling: sampling parameters of each row.
         positions: index of the sampled token in its sequence, prompt included.
-
-    Raises:
-        FloatingPointError: if a log-prob is not finite.
     """
+
+    def there(values: Sequence[float], dtype: torch.dtype = torch.float32) -> Tensor:
+        return to_device(torch.tensor(values, dtype=dtype), logits.device)
+
     temperatures = [params.temperature or 1.0 for params in sampling]
     logits = logits.float()
     if any(value != 1.0 for value in temperatures):
-        logits = logits / logits.new_tensor(temperatures)[:, None]
+        logits = logits / there(temperatures)[:, None]
     logprobs = torch.log_softmax(logits, dim=-1)
 
-    tokens = torch.empty(len(sampling), dtype=torch.long, device=logits.device)
+    # Hashed on the host: the same numbers on every device.
+    uniforms = there([uniform(p.seed, at) for p, at in zip(sampling, positions, strict=True)])
     greedy = [i for i, params in enumerate(sampling) if params.temperature == 0]
     plain = [i for i, p in enumerate(sampling) if p.temperature > 0 and not _is_truncated(p)]
     truncated = [i for i, p in enumerate(sampling) if p.temperature > 0 and _is_truncated(p)]
-    uniforms = logits.new_tensor(
-        [
-            uniform(params.seed, position)
-            for params, position in zip(sampling, positions, strict=True)
-        ]
-    )
-    if greedy:
-        tokens[greedy] = logprobs[greedy].argmax(dim=-1)
     if len(plain) == len(sampling):
         tokens = _invert(logprobs.exp(), uniforms)
-    elif plain:
-        tokens[plain] = _invert(logprobs[plain].exp(), uniforms[plain])
-    if truncated:
-        tokens[truncated] = _sample_truncated(
-            logprobs[truncated].exp(), [sampling[i] for i in truncated], uniforms[truncated]
-        )
-    chosen = logprobs.gather(1, tokens.clamp_(max=logits.shape[1] - 1)[:, None]).squeeze(1)
-    if not chosen.isfinite().all():
-        raise FloatingPointError(
-            "log-probs of sampled tokens are not finite; check the weights for NaN and infinity"
-        )
-    return SampledTokens(tokens, chosen)
+    else:
+        tokens = torch.empty(len(sampling), dtype=torch.long, device=logits.device)
+        if greedy:
+            rows = there(greedy, torch.long)
+            tokens[rows] = logprobs[rows].argmax(dim=-1)
+        if plain:
+            rows = there(plain, torch.long)
+            tokens[rows] = _invert(logprobs[rows].exp(), uniforms[rows])
+        if truncated:
+            rows, vocabulary = there(truncated, torch.long), logits.shape[1]
+            asked = [sampling[i].top_k for i in truncated]
+            top_k = [vocabulary if k < 0 else min(k, vocabulary) for k in asked]
+            tokens[rows] = _sample_truncated(
+                logprobs[rows].exp(),
+                uniforms[rows],
+                top_k=there(top_k),
+                top_p=there([sampling[i].top_p for i in truncated]),
+                keep=max(top_k),
+            )
+    of_tokens = logprobs.gather(1, tokens.clamp_(max=logits.shape[1] - 1)[:, None])
+    return SampledTokens(tokens, of_tokens.squeeze(1))
 
 
 def uniform(seed: int, position: int) -> float:
@@ -111,17 +129,21 @@ def _invert(
 
 def _sample_truncated(
     probabilities: Float[Tensor, "N V"],
-    sampling: Sequence[SamplingParams],
     uniforms: Float[Tensor, " N"],
+    *,
+    top_k: Float[Tensor, " N"],
+    top_p: Float[Tensor, " N"],
+    keep: int,
 ) -> Int[Tensor, " N"]:
-    """Sample from the top-k tokens, of these from the fewest whose mass reaches top-p."""
-    vocabulary = probabilities.shape[1]
-    top_k = [vocabulary if params.top_k < 0 else params.top_k for params in sampling]
-    keep = min(max(top_k), vocabulary)
+    """Sample from the top-k tokens, of these from the fewest whose mass reaches top-p.
+
+    Args:
+        keep: the largest `top_k`, on the host.
+    """
     kept, order = probabilities.topk(keep, dim=-1)
     rank = torch.arange(keep, device=kept.device)
-    kept = kept * (rank < kept.new_tensor(top_k)[:, None])
+    kept = kept * (rank < top_k[:, None])
     kept = kept / kept.sum(dim=-1, keepdim=True)
     before = kept.cumsum(dim=-1) - kept
-    kept = kept * (before < kept.new_tensor([params.top_p for params in sampling])[:, None])
+    kept = kept * (before < top_p[:, None])
     return order.gather(1, _invert(kept, uniforms)[:, None]).squeeze(1)

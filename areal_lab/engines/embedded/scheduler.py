@@ -84,6 +84,11 @@ class Scheduler:
         """Version of the weights in the model."""
         return self._batcher.version
 
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self._batcher.model.device
+
     def start(self) -> None:
         """Start the thread, which loads the model and then runs requests."""
         threading.Thread(target=self._run, name="scheduler", daemon=True).start()

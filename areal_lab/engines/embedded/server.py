@@ -80,7 +80,7 @@ def load_batcher(options: argparse.Namespace) -> Batcher:
         manifest = read_manifest(folder)
         version = str(manifest["version"]) if manifest is not None else "0"
     return Batcher(
-        load_model(folder, compute_dtype(options.dtype)),
+        load_model(folder, compute_dtype(options.dtype, options.device), options.device),
         version=version,
         max_running_requests=options.max_running_requests,
         context_length=options.context_length,
@@ -106,6 +106,9 @@ def _parser() -> argparse.ArgumentParser:
         "--socket-fd", type=int, help="inherited, bound socket to use instead of a port"
     )
     parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16"])
+    parser.add_argument(
+        "--device", default="cpu", choices=["cpu", "cuda"], help="cuda is the first visible GPU"
+    )
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--max-running-requests", type=int, default=64)
     parser.add_argument("--context-length", type=int, help="at most the model's; its default")

@@ -49,7 +49,10 @@ class ServerOptions:
     cache_bytes: int = _GIB
     """Size of this KV cache."""
     tensor_parallel: int = 1
+    device: str = "auto"
+    """`auto`, `cpu` or `cuda`, see `device.engine_device`."""
     build: Build = "cpu"
+    """`gpu` for a server that computes on one."""
     tokenizer: bool = False
     """Whether to serve text as well as tokens; a run's weight folders have no tokenizer."""
     lora: LoraShape | None = None
@@ -136,6 +139,7 @@ def _embedded_arguments(options: ServerOptions) -> list[str]:
         *("--port", str(options.port)),
         *("--threads", str(options.threads)),
         *("--dtype", options.dtype),
+        *("--device", "cuda" if options.build == "gpu" else "cpu"),
         *("--max-running-requests", str(options.max_running_requests)),
         *_length("--context-length", options),
         *options.extra,

@@ -18,6 +18,7 @@ import sys
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib.metadata import distributions, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -60,6 +61,7 @@ class Environment:
     version: str = ""
     """Version of the engine; empty if there is none."""
     build: Build = "cpu"
+    """Of the embedded engine: whether the torch of this environment can use GPUs."""
     missing: str = ""
     """The first thing that a broken environment lacks."""
 
@@ -123,6 +125,7 @@ def environment(backend: str) -> Environment:
             folder=Path(sys.prefix),
             condition=Condition.READY,
             version=version("areal_lab"),
+            build="gpu" if own_torch_cuda() else "cpu",
         )
     folder = environment_folder(backend)
     if not folder.is_dir():
@@ -151,6 +154,12 @@ def torch_cuda(packages: Path) -> str | None:
         return None
     match = re.search(r"^cuda\b[^=]*=\s*['\"]([\d.]+)['\"]", text, re.MULTILINE)
     return match.group(1) if match else None
+
+
+def own_torch_cuda() -> str | None:
+    """CUDA version of the torch in this environment; None for a CPU build, or without torch."""
+    torch = find_spec("torch")  # finds it without importing it
+    return torch_cuda(Path(torch.origin).parents[1]) if torch and torch.origin else None
 
 
 def _condition(backend: str, folder: Path, build: Build) -> Condition:

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Final
 
 from areal_lab.engines.launch.backends import Backend, ServerOptions, lora_refusal
+from areal_lab.engines.launch.device import engine_device
 from areal_lab.engines.launch.environments import environment
-from areal_lab.host.cpu import native_bfloat16
 from areal_lab.host.gpus import share_of, visible_gpus
-from areal_lab.models.dtypes import dtype_name
+from areal_lab.models.dtypes import dtype_name, has_bfloat16
 from areal_lab.models.folder import cache_room
 
 HOST: Final = "127.0.0.1"
@@ -35,7 +35,8 @@ def fit_to_machine(backend: Backend, options: ServerOptions) -> ServerOptions:
             f"engine {backend.name} is {found.condition} (looked in {found.folder}); "
             f"run: areal-lab engine install {backend.name}"
         )
-    if found.build == "gpu" and not visible_gpus():
+    gpus = visible_gpus()
+    if found.build == "gpu" and backend.own_environment and not gpus:
         raise ValueError(
             f"engine {backend.name} is installed for GPUs, but none is visible; "
             f"run: areal-lab engine install {backend.name} --build cpu"
@@ -47,8 +48,13 @@ def fit_to_machine(backend: Backend, options: ServerOptions) -> ServerOptions:
         )
     if options.lora is not None and (refusal := lora_refusal(backend, options.lora)) is not None:
         raise ValueError(refusal)
-    native = found.build == "gpu" or native_bfloat16()
-    dtype = dtype_name(options.dtype, native=native)
+    try:
+        device = engine_device(
+            found, options.device, gpus=len(gpus), needed=options.tensor_parallel
+        )
+    except ValueError as error:
+        raise ValueError(f"device is {options.device}, but {error}") from error
+    dtype = dtype_name(options.dtype, native=has_bfloat16(device))
     room = cache_room(
         options.model,
         dtype=dtype,
@@ -60,7 +66,7 @@ def fit_to_machine(backend: Backend, options: ServerOptions) -> ServerOptions:
         dtype=dtype,
         cache_tokens=room.tokens,
         cache_bytes=room.bytes,
-        build=found.build,
+        build="gpu" if device == "cuda" else "cpu",
     )
 
 

@@ -24,6 +24,7 @@ from areal_lab.pipeline.servers.attach import attach, load_base_model
 from areal_lab.pipeline.servers.pool import EngineSource
 from areal_lab.preflight.allocation import engine_plan
 from areal_lab.preflight.limits import lora_of, version_bytes
+from areal_lab.preflight.placement import place_engines, this_machine
 from areal_lab.runlog.folder import RunFolder
 
 
@@ -137,6 +138,7 @@ def _launched(
     the newer ones before it gets work.
     """
     rollout, plan = config.rollout, engine_plan(config)
+    device = place_engines(config, this_machine()).device
     restarts = False
 
     async def start() -> EngineProcess:
@@ -151,6 +153,7 @@ def _launched(
             port=rollout.port + index if rollout.port else 0,
             threads=threads,
             dtype=rollout.dtype,
+            device=device,
             max_running_requests=rollout.max_running_requests,
             tensor_parallel=plan.tensor_parallel,
             lora=model.lora,

@@ -112,8 +112,8 @@ def _from_memory(settings: TrainerSettings) -> bool:
 
 
 def _export_dtype(settings: TrainerSettings) -> torch.dtype:
-    # The engines' type: that of this machine's CPU, also for a trainer on a GPU.
-    return compute_dtype(settings.config.rollout.dtype)
+    # That of the engines, wherever the trainer computes.
+    return compute_dtype(settings.config.rollout.dtype, settings.engine_device)
 
 
 def save(learner: Learner, request: SaveRequest) -> None:

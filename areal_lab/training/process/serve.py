@@ -33,8 +33,8 @@ from areal_lab.training.lora import (
 )
 from areal_lab.training.metrics import token_fields
 from areal_lab.training.model import load_policy
-from areal_lab.training.process.offload import come_back, leave_device
 from areal_lab.training.parallel.group import RankPlace, join, leave, waiting_at_most
+from areal_lab.training.process.offload import come_back, leave_device
 from areal_lab.training.process.output import export, first_weights, save
 from areal_lab.training.process.pushing import make_pusher, start_pushing
 from areal_lab.training.protocol import (

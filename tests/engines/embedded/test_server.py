@@ -161,6 +161,7 @@ def test_the_reply_has_sglangs_fields(lab: Lab) -> None:
         assert meta["e2e_latency"] > 0
         assert info["weight_version"] == "0"
         assert info["dtype"] == "float32"
+        assert info["device"] == "cpu"
         assert health.status_code == httpx2.codes.OK
 
     lab.run(scenario())
@@ -191,6 +192,17 @@ def test_the_reply_has_sglangs_fields(lab: Lab) -> None:
         ("/update_weights_from_disk", {}, "model_path is missing"),
         ("/weights_checker", {"action": "guess"}, "action is 'guess', but must be 'checksum'"),
         ("/init_weights_update_group", {"group_name": "g"}, "master_address is missing"),
+        (
+            "/init_weights_update_group",
+            {
+                "group_name": "g",
+                "master_address": "127.0.0.1",
+                "master_port": 1,
+                "rank_offset": 1,
+                "world_size": 2,
+            },
+            "the group's backend is nccl, but this engine computes on the cpu; take gloo",
+        ),
         ("/update_weights_from_tensor", {"serialized_named_tensors": []}, "at least 1 item"),
     ],
 )

@@ -16,9 +16,15 @@ from areal_lab.engines.launch.backends import (
     backend_of,
     lora_refusal,
 )
-from areal_lab.engines.launch.options import server_command, server_environment
+from areal_lab.engines.launch.environments import environment
+from areal_lab.engines.launch.options import (
+    fit_to_machine,
+    server_command,
+    server_environment,
+)
 from areal_lab.engines.protocol import LoraShape
 from areal_lab.models.folder import CACHE_BYTES, cache_room
+from areal_lab.models.locate import resolve_model_path
 
 OPTIONS = ServerOptions(
     model=Path("/w/v3"),
@@ -65,6 +71,54 @@ def test_each_server_gets_the_same_options_in_its_own_arguments(
     command = server_command(BACKENDS[name], PYTHON, OPTIONS)
     flags = {**flags, "--port": "31000", "--host": "127.0.0.1", "--dtype": "bfloat16"}
     assert {flag: value(command, flag) for flag in flags} == flags
+
+
+def test_an_embedded_engine_on_a_gpu_sees_its_own_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("areal_lab.engines.launch.options.visible_gpus", lambda: ("4", "5", "7"))
+    embedded = BACKENDS["embedded"]
+    assert value(server_command(embedded, PYTHON, OPTIONS), "--device") == "cpu"
+    assert "CUDA_VISIBLE_DEVICES" not in server_environment(embedded, PYTHON, OPTIONS)
+    on_gpu = replace(OPTIONS, build="gpu")
+    assert value(server_command(embedded, PYTHON, on_gpu), "--device") == "cuda"
+    shares = [
+        server_environment(embedded, PYTHON, on_gpu, index)["CUDA_VISIBLE_DEVICES"]
+        for index in range(3)
+    ]
+    assert shares == ["4", "5", "7"]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "asked", "build", "dtype"),
+    [
+        ((), "auto", "cpu", "float32"),
+        (("0",), "auto", "gpu", "bfloat16"),
+        (("0",), "cpu", "cpu", "float32"),
+        (("0",), "cuda", "gpu", "bfloat16"),
+    ],
+)
+def test_an_embedded_engine_takes_a_gpu_if_there_is_one(
+    monkeypatch: pytest.MonkeyPatch, gpus: tuple[str, ...], asked: str, build: str, dtype: str
+) -> None:
+    options, embedded = "areal_lab.engines.launch.options", BACKENDS["embedded"]
+    found = replace(environment("embedded"), build="gpu")
+    monkeypatch.setattr(f"{options}.visible_gpus", lambda: gpus)
+    monkeypatch.setattr(f"{options}.environment", lambda _: found)
+    monkeypatch.setattr("areal_lab.models.dtypes.native_bfloat16", lambda: False)
+    model = resolve_model_path("Adder-75K")
+    fitted = fit_to_machine(embedded, replace(OPTIONS, model=model, device=asked, dtype="auto"))
+    assert (fitted.build, fitted.dtype) == (build, dtype)
+
+
+def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = "areal_lab.engines.launch.options"
+    monkeypatch.setattr(f"{options}.visible_gpus", lambda: ())
+    wanted = replace(OPTIONS, device="cuda")
+    with pytest.raises(ValueError, match="device is cuda, but the installed torch was built"):
+        fit_to_machine(BACKENDS["embedded"], wanted)
+    found = replace(environment("embedded"), build="gpu")
+    monkeypatch.setattr(f"{options}.environment", lambda _: found)
+    with pytest.raises(ValueError, match="need a GPU each, and 0 are free"):
+        fit_to_machine(BACKENDS["embedded"], wanted)
 
 
 def test_a_gpu_takes_neither_the_shim_nor_the_cache_of_a_cpu(
