@@ -198,7 +198,7 @@ def _flex(device: str) -> Any:
         return flex.flex_attention
     # Once for the first length and once for all others, with and without gradient, for each shape
     # of heads: more than torch's 8 if there are models beside the policy.
-    return torch.compile(flex.flex_attention, recompile_limit=32)
+    return torch.compile(flex.flex_attention, recompile_limit=32)  # type: ignore[call-overload]
 
 
 def _sdpa(

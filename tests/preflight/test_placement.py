@@ -221,7 +221,7 @@ def test_a_device_that_engines_cannot_have_is_refused(
         (
             ["actor.attention=varlen"],
             machine(),
-            "the trainer computes on the CPU, for which it has",
+            "computes on the CPU, for which it has",
         ),
         (["actor.attention=flex"], machine(gpus=1), "write actor.attention=auto, or sdpa"),
         (
@@ -242,6 +242,25 @@ def test_attention_kernels_that_the_device_does_not_have_are_refused(
     monkeypatch.setenv("CC", "no-such-compiler")
     with pytest.raises(ConfigError, match="actor.attention is .*" + re.escape(reason)):
         check_placement(load_config(None, settings), where)
+
+
+@pytest.mark.parametrize(
+    ("where", "variable", "what"),
+    [
+        (machine(), "CXX", "no C++ compiler here, which torch needs for a trainer on cpu"),
+        (machine(gpus=2, cuda=True), "CC", "no C compiler here, which torch needs for"),
+    ],
+)
+def test_compilation_needs_a_compiler(
+    monkeypatch: pytest.MonkeyPatch, where: Machine, variable: str, what: str
+) -> None:
+    config = load_config(None, ["actor.compile=true"])
+    for name in ("CC", "CXX"):
+        monkeypatch.setenv(name, "true")
+    place_trainer(config, where)
+    monkeypatch.setenv(variable, "no-such-compiler")
+    with pytest.raises(ConfigError, match="actor.compile is true, but there is " + re.escape(what)):
+        place_trainer(config, where)
 
 
 @pytest.mark.parametrize(
