@@ -271,6 +271,14 @@ def test_a_gpu_has_them(monkeypatch: pytest.MonkeyPatch, settings: list[str]) ->
     assert place_trainer(load_config(None, settings), machine(gpus=2, cuda=True)).device == "cuda"
 
 
+@pytest.mark.parametrize("engines", ["sglang", "embedded"])
+def test_gsm8k_takes_eight_gpus(engines: str) -> None:
+    config = load_config("gsm8k", [f"allocation_mode={engines}:d4+fsdp:d4", "actor.path=model"])
+    lines = explain(config, machine(gpus=8, build="gpu", cuda=True))
+    assert lines[1:5] == [f"engine {i}: GPU {i}" for i in range(4)]
+    assert lines[5] == "trainer: 4 processes on GPU 4, 5, 6, 7"
+
+
 def test_offloading_needs_several_trainer_processes() -> None:
     offload = load_config(None, ["actor.offload=true"])
     with pytest.raises(ConfigError, match=r"actor.offload is true, but .*; write fsdp:d2 or more"):
