@@ -114,8 +114,13 @@ class OfflineActorConfig(Record):
     """Longest wait of a process for the others; then the run ends with an error."""
     threads: Whole = 0
     """CPU threads of each process; 0 shares the cores."""
-    gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, a third more time."""
+    gradient_checkpointing: bool | Literal["selective"] = False
+    """Recompute activations in the backward pass: less memory, a third more time. `selective` keeps
+    the outputs of attention and of every second matrix product of a layer, so that it computes less
+    again."""
+    compile: bool = False
+    """Compile each decoder layer (`torch.compile`), for GPUs; on a CPU it needs a C++ compiler. The
+    first steps take minutes longer."""
     use_lora: bool = False
     """Train low-rank adapters (LoRA) on frozen weights. Checkpoints have merged weights, and the
     adapter beside them."""

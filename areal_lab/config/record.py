@@ -103,7 +103,8 @@ class Record(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _no_truth_as_number(cls, value: _T, info: ValidationInfo) -> _T:
-        takes_bool = cls.model_fields[str(info.field_name)].annotation is bool
+        hint = cls.model_fields[str(info.field_name)].annotation
+        takes_bool = bool in (hint, *get_args(hint))
         if isinstance(value, bool) and not takes_bool:
             raise ValueError("true and false are not numbers")
         return value

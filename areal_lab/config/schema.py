@@ -266,8 +266,13 @@ class ActorConfig(Record):
     """Longest wait of a trainer process for the others; then the run ends with an error."""
     threads: Whole = 0
     """CPU threads of each trainer process; 0 as in `rollout.threads`."""
-    gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, a third more time."""
+    gradient_checkpointing: bool | Literal["selective"] = False
+    """Recompute activations in the backward pass: less memory, a third more time. `selective` keeps
+    the outputs of attention and of every second matrix product of a layer, so that it computes less
+    again."""
+    compile: bool = False
+    """Compile each decoder layer (`torch.compile`), for GPUs; on a CPU it needs a C++ compiler. The
+    first steps take minutes longer."""
     use_lora: bool = False
     """Train low-rank adapters (LoRA) on frozen weights. Engines get merged weights, or the adapter
     alone with `rollout.transfer=adapter`."""

@@ -28,6 +28,7 @@ from areal_lab.offline.examples import Item, trajectories
 from areal_lab.offline.objectives import DPO, BatchFacts, Objective, mean_metrics, outputs_of
 from areal_lab.training.device import on_device
 from areal_lab.training.forward import PackedPolicy, PackedValues
+from areal_lab.training.layers.compiling import BACKEND, compile_layers
 from areal_lab.training.lora import add_lora, target_modules
 from areal_lab.training.minibatch import Minibatch, make_minibatch
 from areal_lab.training.model import VALUE_HEAD, forward_cost, load_policy, load_value_model
@@ -81,7 +82,14 @@ class Trainee:
 
 
 def load_network(
-    folder: Path, actor: OfflineActorConfig, ranks: Ranks, *, scores: bool, device: str, seed: int
+    folder: Path,
+    actor: OfflineActorConfig,
+    ranks: Ranks,
+    *,
+    scores: bool,
+    device: str,
+    seed: int,
+    compile_backend: str = BACKEND,
 ) -> Network:
     """Load a model, with adapters if the settings ask for them, and shard it.
 
@@ -92,6 +100,7 @@ def load_network(
         scores: whether it gives one number rather than the next token.
         device: `cpu` or `cuda`.
         seed: of new adapters.
+        compile_backend: of `torch.compile`, with `actor.compile`.
 
     Raises:
         ModelNotFound: there is no such model in the folder.
@@ -108,6 +117,8 @@ def load_network(
     module: PackedPolicy | PackedValues
     kind = PackedValues if scores else PackedPolicy
     module = kind(model, dtype=dtype, attention=actor.attention)
+    if actor.compile:
+        compile_layers(model, backend=compile_backend)
     ranks.shard(module)
     return Network(module, cost, actor.max_tokens_per_mb, torch.device(device), ranks)
 

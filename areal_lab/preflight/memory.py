@@ -211,15 +211,22 @@ def trainer_memory(
     mixed = number_bytes < _FLOAT32 and not lora
     casts = number_bytes * shape.layers * _linear_numbers(shape) if mixed else 0
     if actor.gradient_checkpointing:
-        # Beside the logits there are only the inputs of the layers; later, the logits are gone.
-        stored = shape.layers * tokens * shape.hidden * _FLOAT32
+        # Beside the logits there are only the inputs of the layers, and what `selective` keeps;
+        # later, the logits are gone.
+        kept = tokens * number_bytes * _selective_numbers(shape)
+        kept *= actor.gradient_checkpointing == "selective"
+        stored = shape.layers * (tokens * shape.hidden * _FLOAT32 + kept)
         casts_of_layer = casts // max(1, shape.layers)
-        largest = max(head, 2 * layer + casts_of_layer, casts)
+        largest = max(head, 2 * layer - kept + casts_of_layer, casts)
         name = "logits" if largest == head else "recomputed activations"
         if largest == casts:
             name = "weights in bfloat16"
         working = [Part(name, largest, f"a lower {budget}")]
-        knob = f"a lower {budget}"
+        knob = (
+            f"actor.gradient_checkpointing=true, or a lower {budget}"
+            if kept
+            else f"a lower {budget}"
+        )
     else:
         stored = shape.layers * layer
         working = [
@@ -296,6 +303,12 @@ def layer_bytes_per_token(shape: ModelShape, *, number_bytes: int, lora: bool) -
     per_head = shape.head_norms * (_FLOAT32 + number_bytes * (not lora))
     head_norms = per_head * (shape.query_width + shape.kv_width)
     return number_bytes * (feed_forward + attention) + norms + casts + head_norms
+
+
+def _selective_numbers(shape: ModelShape) -> int:
+    """What a layer keeps with `selective` besides its input, per token: the outputs of attention,
+    k, o and up (`training.layers.checkpointing`)."""
+    return shape.query_width + shape.kv_width + shape.hidden + shape.intermediate
 
 
 def _linear_numbers(shape: ModelShape) -> int:

@@ -6,6 +6,7 @@ allocation_mode, actor.device, free GPUs --trainer_plan--> TrainerPlan, or a one
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from areal_lab.config.offline import OfflineActorConfig
 from areal_lab.config.problem import refusal
@@ -94,6 +95,13 @@ def check_layers(actor: ActorConfig | OfflineActorConfig, device: str) -> None:
     Raises:
         ConfigError: in one line.
     """
+    language: Literal["c", "c++"] = "c++" if device == "cpu" else "c"
+    if actor.compile and find_compiler(language) is None:
+        raise refusal(
+            "actor.compile",
+            f"actor.compile is true, but there is no {language.upper()} compiler here, which torch "
+            f"needs for a trainer on {device}; install gcc and g++, or leave it out",
+        )
     asked = actor.attention
     if asked in ("varlen", "flex") and device == "cpu":
         raise refusal(

@@ -24,6 +24,7 @@ from areal_lab.models.dtypes import compute_dtype
 from areal_lab.models.locate import resolve_model_path
 from areal_lab.training.device import on_device
 from areal_lab.training.forward import PackedValues
+from areal_lab.training.layers.compiling import BACKEND, compile_layers
 from areal_lab.training.minibatch import Minibatch
 from areal_lab.training.model import load_value_model
 from areal_lab.training.optimizer import Optimizer, Stepped, make_optimizer
@@ -98,12 +99,15 @@ class Critic:
         return CriticUpdate(stepped, clipped)
 
 
-def make_critic(settings: TrainerSettings, ranks: Ranks) -> Critic:
+def make_critic(
+    settings: TrainerSettings, ranks: Ranks, *, compile_backend: str = BACKEND
+) -> Critic:
     """Load a critic and shard it.
 
     Args:
         settings: of the trainer; without `critic.path` its model folder.
         ranks: the processes that train together.
+        compile_backend: of `torch.compile`, with `actor.compile`.
 
     Raises:
         ModelNotFound: if the folder has no model with a linear output for values.
@@ -115,6 +119,8 @@ def make_critic(settings: TrainerSettings, ranks: Ranks) -> Critic:
     )
     dtype = compute_dtype(actor.dtype, settings.device)
     values = PackedValues(model, dtype=dtype, attention=actor.attention)
+    if actor.compile:
+        compile_layers(model, backend=compile_backend)
     ranks.shard(values, offload=actor.offload)
     return Critic(
         values=values,

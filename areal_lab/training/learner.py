@@ -12,6 +12,7 @@ from areal_lab.models.dtypes import compute_dtype
 from areal_lab.training.batch_advantages import KLReward, choose_kl_reward
 from areal_lab.training.critic import Critic, make_critic
 from areal_lab.training.forward import PackedPolicy
+from areal_lab.training.layers.compiling import BACKEND, compile_layers
 from areal_lab.training.model import check_same_vocabulary, forward_cost
 from areal_lab.training.objective.advantages import (
     Advantages,
@@ -59,7 +60,11 @@ class Learner:
 
 
 def make_learner(
-    model: PreTrainedModel, settings: TrainerSettings, ranks: Ranks | None = None
+    model: PreTrainedModel,
+    settings: TrainerSettings,
+    ranks: Ranks | None = None,
+    *,
+    compile_backend: str = BACKEND,
 ) -> Learner:
     """Create the optimizer and loss of a model.
 
@@ -67,6 +72,7 @@ def make_learner(
         model: from `load_policy`, whole; `ranks` shard it.
         settings: of the trainer.
         ranks: the processes that train together; this one alone by default.
+        compile_backend: of `torch.compile`, with `actor.compile`.
     """
     ranks = ranks or Ranks()
     dtype = compute_dtype(settings.actor.dtype, settings.device)
@@ -78,9 +84,13 @@ def make_learner(
         entropy_gradient=settings.actor.entropy_coeff != 0,
         attention=settings.actor.attention,
     )
+    if settings.actor.compile:
+        compile_layers(model, backend=compile_backend)
     ranks.shard(policy, offload=settings.actor.offload)
     advantages = choose_advantages(settings)
-    critic = make_critic(settings, ranks) if needs_critic(advantages) else None
+    critic = None
+    if needs_critic(advantages):
+        critic = make_critic(settings, ranks, compile_backend=compile_backend)
     if critic is not None:
         theirs, ours = (m.config.get_text_config() for m in (critic.values.model, model))
         check_same_vocabulary(

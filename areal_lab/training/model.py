@@ -22,6 +22,7 @@ from transformers.utils import logging as transformers_logging
 from areal_lab.data.prefix_tree import ForwardCost
 from areal_lab.models.locate import ModelNotFound, resolve_model_path
 from areal_lab.training.attention import TREE_ATTENTION
+from areal_lab.training.layers.checkpointing import Checkpointing, enable_checkpointing
 
 __all__ = [
     "VALUE_HEAD",
@@ -38,7 +39,7 @@ VALUE_HEAD: Final = "score"
 
 
 def load_policy(
-    path: Path, *, device: str = "cpu", gradient_checkpointing: bool = False
+    path: Path, *, device: str = "cpu", gradient_checkpointing: Checkpointing = False
 ) -> PreTrainedModel:
     """Load a model folder in float32, with the attention that `areal_lab.training.forward` needs.
 
@@ -55,7 +56,7 @@ def load_policy(
 
 
 def load_value_model(
-    path: Path, *, device: str = "cpu", gradient_checkpointing: bool = False
+    path: Path, *, device: str = "cpu", gradient_checkpointing: Checkpointing = False
 ) -> PreTrainedModel:
     """Load a model with one number per token as its output, in float32: transformers'
     `AutoModelForSequenceClassification` with one label.
@@ -103,16 +104,15 @@ def _load(kind: Any, path: Path, **options: Any) -> Any:
     )
 
 
-def _prepared(model: Any, *, device: str, gradient_checkpointing: bool) -> PreTrainedModel:
+def _prepared(model: Any, *, device: str, gradient_checkpointing: Checkpointing) -> PreTrainedModel:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
         if hasattr(module, "attention_dropout"):
             module.attention_dropout = 0.0
-    if gradient_checkpointing:
-        model.activation_checkpointing_enable({"use_reentrant": False})
+    enable_checkpointing(model, gradient_checkpointing)
     # transformers checkpoints activations in training mode only.
-    model.train(gradient_checkpointing)
+    model.train(bool(gradient_checkpointing))
     prepared: PreTrainedModel = model.to(device)
     return prepared
 

@@ -13,15 +13,16 @@ from areal_lab.data.problems import Problem, ProblemSet
 from areal_lab.models.folder import ModelShape, read_model_facts, read_model_shape
 from areal_lab.models.locate import resolve_model_path
 from areal_lab.preflight.memory import Estimate, Part, Trained, estimate, trainer_memory
+from areal_lab.training.layers.checkpointing import Checkpointing
 from tests.training import tiny
 from tests.training.live_bytes import SHAPE, measured_and_estimated
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("checkpointing", [False, True, "selective"])
 @pytest.mark.parametrize("lora", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_tensors_of_a_step_are_within_five_percent(
-    tmp_path: Path, dtype: str, *, lora: bool, checkpointing: bool
+    tmp_path: Path, dtype: str, *, lora: bool, checkpointing: Checkpointing
 ) -> None:
     folder = tiny.save_model(tmp_path / "model", **SHAPE)
     peak, estimated = measured_and_estimated(

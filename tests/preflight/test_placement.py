@@ -281,7 +281,7 @@ def test_a_device_that_engines_cannot_have_is_refused(
         (
             ["actor.attention=varlen"],
             machine(),
-            "the trainer computes on the CPU, for which it has",
+            "computes on the CPU, for which it has",
         ),
         (["actor.attention=flex"], machine(gpus=1), "write actor.attention=auto, or sdpa"),
         (
@@ -305,11 +305,38 @@ def test_attention_kernels_that_the_device_does_not_have_are_refused(
 
 
 @pytest.mark.parametrize(
+    ("where", "variable", "what"),
+    [
+        (machine(), "CXX", "no C++ compiler here, which torch needs for a trainer on cpu"),
+        (machine(gpus=2, cuda=True), "CC", "no C compiler here, which torch needs for"),
+    ],
+)
+def test_compilation_needs_a_compiler(
+    monkeypatch: pytest.MonkeyPatch, where: Machine, variable: str, what: str
+) -> None:
+    config = load_config(None, ["actor.compile=true"])
+    for name in ("CC", "CXX"):
+        monkeypatch.setenv(name, "true")
+    place_trainer(config, where)
+    monkeypatch.setenv(variable, "no-such-compiler")
+    with pytest.raises(ConfigError, match="actor.compile is true, but there is " + re.escape(what)):
+        place_trainer(config, where)
+
+
+@pytest.mark.parametrize(
     "settings", [["actor.attention=varlen"], ["actor.attention=flex", "actor.dtype=float32"]]
 )
 def test_a_gpu_has_them(monkeypatch: pytest.MonkeyPatch, settings: list[str]) -> None:
     monkeypatch.setenv("CC", "true")  # a program that is on every machine
     assert place_trainer(load_config(None, settings), machine(gpus=2, cuda=True)).device == "cuda"
+
+
+@pytest.mark.parametrize("engines", ["sglang", "embedded"])
+def test_gsm8k_takes_eight_gpus(engines: str) -> None:
+    config = load_config("gsm8k", [f"allocation_mode={engines}:d4+fsdp:d4", "actor.path=model"])
+    lines = explain(config, machine(gpus=8, build="gpu", cuda=True))
+    assert lines[1:5] == [f"engine {i}: GPU {i}" for i in range(4)]
+    assert lines[5] == "trainer: 4 processes on GPU 4, 5, 6, 7"
 
 
 def test_offloading_needs_several_trainer_processes() -> None:

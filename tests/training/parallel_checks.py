@@ -55,6 +55,13 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "teacher": {"kind": "llama", "tied": True, "max_tokens_per_mb": 20, "teacher": "LoRA"},
     "offload": {"kind": "qwen2", "tied": True, "offload": True, "max_tokens_per_mb": 20},
+    "compiled, selective": {
+        "kind": "qwen2",
+        "tied": True,
+        "compile": True,
+        "gradient_checkpointing": "selective",
+        "max_tokens_per_mb": 20,
+    },
     "entropy": {"kind": "llama", "tied": False, "entropy_coeff": 0.01, "max_tokens_per_mb": 25},
 }
 
@@ -65,12 +72,13 @@ def learner_of(folder: Path, case: str, ranks: Ranks) -> Learner:
     if teacher := changes.pop("teacher", None):
         path = str(folder / teacher)
         changes["more"] = {"teacher.path": path, "teacher.distill_loss_weight": 0.1}
-    model = load_policy(folder / case)
+    checkpointing = changes.get("gradient_checkpointing", False)
+    model = load_policy(folder / case, gradient_checkpointing=checkpointing)
     if changes.get("use_lora"):
         torch.manual_seed(3)
         add_lora(model, rank=4, alpha=8, targets=target_modules(model, ["all-linear"]), merged=True)
     settings = settings_for(folder / case, weights_root=folder / f"w-{ranks.count}", **changes)
-    return make_learner(model, settings, ranks)
+    return make_learner(model, settings, ranks, compile_backend="aot_eager")
 
 
 def batches() -> list[Any]:

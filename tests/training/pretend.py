@@ -16,7 +16,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
-from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+from torch.utils.backend_registration import (
+    _DummyBackendModule,
+    _setup_privateuseone_for_python_backend,
+)
 
 NAME = "pretend"
 _aten: Any = torch.ops.aten
@@ -33,7 +36,7 @@ _READS = {
 def register() -> torch.device:
     """Make the device known; before the first backward pass of a process."""
     if torch._C._get_privateuse1_backend_name() != NAME:
-        _setup_privateuseone_for_python_backend(NAME)
+        _setup_privateuseone_for_python_backend(NAME, backend_module=_Device())
         torch.__future__.set_swap_module_params_on_conversion(True)
     return torch.device(NAME, 0)
 
@@ -43,6 +46,14 @@ def register_fake() -> torch.device:
     _setup_privateuseone_for_python_backend(NAME, backend_module=_Nothing)
     torch._C._set_only_lift_cpu_tensors(True)
     return torch.device(NAME, 0)
+
+
+class _Device(_DummyBackendModule):
+    """What torch asks of a device, also to compute activations again."""
+
+    @staticmethod
+    def get_amp_supported_dtype() -> list[torch.dtype]:
+        return [torch.bfloat16]
 
 
 class _Nothing:

@@ -13,7 +13,8 @@ import pytest
 
 MODELS: list[tuple[str, dict[str, Any]]] = [
     ("qwen2", {}),
-    ("llama", {"entropy_coeff": 0.01}),
+    ("llama", {"entropy_coeff": 0.01, "gradient_checkpointing": "selective"}),
+    ("qwen3", {"use_lora": True, "kl_loss_coef": 0.1, "gradient_checkpointing": True}),
     ("llama", {"advantage": "gae", "kl_ctl": 0.1, "kl_loss_coef": 0.1}),
 ]
 """In float32: the pretended device has no autocast."""
@@ -39,42 +40,58 @@ def main(folder: Path) -> None:
     import torch
 
     from areal_lab.engines.weights.push import Pusher
-    from areal_lab.training.learner import make_learner
+    from areal_lab.training.learner import Learner, make_learner
+    from areal_lab.training.lora import add_lora, merged_tensors, target_modules
     from areal_lab.training.model import load_policy
     from areal_lab.training.process.output import export
     from areal_lab.training.step import train_batch
-    from tests.training.tiny import learner_for, random_batch, save_model, settings_for
+    from tests.training.tiny import random_batch, save_model, settings_for
+
+    def learner_on(where: str, path: Path, **actor: Any) -> Learner:
+        settings = dataclasses.replace(settings_for(path, **actor), device=where)
+        kept = settings.actor.gradient_checkpointing
+        model = load_policy(path, device="cpu", gradient_checkpointing=kept)
+        if settings.actor.use_lora:
+            torch.manual_seed(0)
+            targets = target_modules(model, settings.actor.target_modules)
+            add_lora(model, rank=2, alpha=2, targets=targets, merged=True)
+        return make_learner(model.to(where), settings)  # type: ignore[arg-type]  # untyped
 
     for number, (kind, changes) in enumerate(MODELS):
         path = save_model(folder / str(number), kind=kind)
-        actor: dict[str, Any] = {"ppo_n_minibatches": 2, "max_tokens_per_mb": 30, **changes}
         memory = {"rollout.transfer": "distributed"}
         if number:  # another one of the same vocabulary
             memory["teacher.path"] = str(folder / "0")
-        on_cpu = learner_for(path, more=memory, **actor)
-        settings = dataclasses.replace(settings_for(path, more=memory, **actor), device=str(device))
+        actor: dict[str, Any] = {"ppo_n_minibatches": 2, "more": memory, **changes}
+        on_cpu = learner_on("cpu", path, max_tokens_per_mb=30, **actor)
         received = Received()
         pusher = Pusher(received, timeout_s=1.0)
         before = export(on_cpu, 0, Pusher(Received(), timeout_s=1.0))
         expected = train_batch(on_cpu, random_batch())
-        with pretend.PretendMode():
-            learner = make_learner(load_policy(path, device=str(device)), settings)
-            assert export(learner, 0, pusher) == before
-            pretend.WAITS.clear()
-            outcome = train_batch(learner, random_batch())
-            waits = dict(pretend.WAITS)
-            export(learner, 1, pusher)
-            pusher.push(1, [], flush_cache=True)
-        assert received.tensors.keys() == dict(on_cpu.model.named_parameters()).keys()
-        for name, parameter in on_cpu.model.named_parameters():
+        waits, micro_batches = [], []
+        for max_tokens in (1000, 30):
+            with pretend.PretendMode():
+                learner = learner_on(str(device), path, max_tokens_per_mb=max_tokens, **actor)
+                assert export(learner, 0, pusher) == before
+                pretend.WAITS.clear()
+                outcome = train_batch(learner, random_batch())
+                waits.append(dict(pretend.WAITS))
+                export(learner, 1, pusher)
+                pusher.push(1, [], flush_cache=True)
+            micro_batches.append(outcome.metrics["micro_batches"])
+            inside = [p.data for p in learner.model.parameters()]
+            assert all(isinstance(p, pretend.PretendTensor) for p in inside)
+        there = merged_tensors(on_cpu.model)
+        assert received.tensors.keys() == there.keys()
+        for name, tensor in there.items():
             assert received.tensors[name].device.type == "cpu"
-            torch.testing.assert_close(received.tensors[name], parameter.data, msg=name)
-        assert all(isinstance(p.data, pretend.PretendTensor) for p in learner.model.parameters())
+            torch.testing.assert_close(received.tensors[name], tensor, msg=name)
         steps = outcome.metrics["optimizer_steps"]
-        assert outcome.metrics["micro_batches"] > steps == 2
+        assert micro_batches[1] > micro_batches[0] == steps == 2
+        assert sum(waits[0].values()) == sum(waits[1].values()), "a wait in a micro-batch"
         # A critic waits once a step too, and once a batch for its values and for the reference.
         extra = steps + 3 if learner.critic else 0
-        assert sum(waits.values()) <= steps + 1 + extra, waits
+        assert sum(waits[1].values()) <= steps + 1 + extra, waits[1]
         for name, value in expected.metrics.items():
             if name != "peak_rss_bytes":
                 assert outcome.metrics[name] == pytest.approx(value, rel=1e-5, abs=1e-6), name

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from areal_lab.data.batch import PackedBatch, input_tokens, pack, pad
 from areal_lab.data.prefix_tree import ForwardCost, grow_trees
 from areal_lab.training.forward import PackedPolicy, PackedValues
+from areal_lab.training.layers.checkpointing import Checkpointing
 from areal_lab.training.model import load_policy, load_value_model
 from tests.training.tiny import gradients, random_batch, save_model
 
+CHECKPOINTING: list[Checkpointing] = [False, True, "selective"]
 SHARE = ForwardCost(linear_flops_per_token=1.0, attention_flops_per_pair=0.0)
 ALONE = ForwardCost(linear_flops_per_token=0.0, attention_flops_per_pair=1.0)
 
@@ -110,16 +114,55 @@ def test_bfloat16_compute_is_close_and_leaves_float32_weights(tmp_path: Path) ->
     assert {gradient.dtype for gradient in gradients(model).values()} == {torch.float32}
 
 
-def test_gradient_checkpointing_changes_memory_only(tmp_path: Path) -> None:
-    folder = save_model(tmp_path / "model")
-    results = []
-    for checkpointing in (False, True):
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradient_checkpointing_changes_memory_only(
+    tmp_path: Path, kind: str, dtype: torch.dtype
+) -> None:
+    folder = save_model(tmp_path / "model", kind=kind)
+    results: list[tuple[Any, Any, list[str]]] = []
+    for checkpointing in CHECKPOINTING:
         model = load_policy(folder, gradient_checkpointing=checkpointing)
-        got = PackedPolicy(model, temperature=1.0, dtype=torch.float32)(packed_batch(SHARE))
+        got = PackedPolicy(model, temperature=1.0, dtype=dtype)(packed_batch(SHARE))
         got.logprobs.mean().backward()
-        results.append(gradients(model))
-    for name, gradient in results[0].items():
-        torch.testing.assert_close(gradient, results[1][name])
+        results.append((got.logprobs, gradients(model), [*model.state_dict()]))
+    logprobs, expected, names = results[0]
+    for others, found, other_names in results[1:]:
+        assert torch.equal(logprobs, others)
+        assert names == other_names
+        for name, gradient in expected.items():
+            torch.testing.assert_close(gradient, found[name], atol=5e-7, rtol=0)
+
+
+def test_full_checkpointing_computes_every_product_again_and_selective_half_of_them(
+    tmp_path: Path,
+) -> None:
+    """Matrix products of the forward pass, in both passes, over two layers of seven."""
+    folder = save_model(tmp_path / "model")
+    products, attentions = {}, {}
+    for checkpointing in CHECKPOINTING:
+        model = load_policy(folder, gradient_checkpointing=checkpointing)
+        policy, counted = PackedPolicy(model), Operations()
+        with counted:
+            policy(packed_batch(SHARE)).logprobs.sum().backward()
+        products[checkpointing] = counted.seen["mm"]
+        attentions[checkpointing] = counted.seen["_scaled_dot_product_flash_attention_for_cpu"]
+    # The last product of a layer is asked for by nothing, so it is not computed again.
+    assert products[True] - products[False] == 2 * 6
+    assert products["selective"] - products[False] == 2 * 3
+    assert attentions[True] == 2 * attentions[False] == 2 * attentions["selective"]
+
+
+class Operations(TorchDispatchMode):
+    """Counts what is computed, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.seen[function.__name__.split(".")[0]] += 1
+        return function(*args, **(kwargs or {}))
 
 
 def test_a_plain_call_with_tree_attention_is_refused(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ import pytest
 import torch
 from transformers import get_scheduler
 
-from areal_lab.config.schema import GenerationConfig, OptimizerConfig, TrainConfig
+from areal_lab.config.schema import GenerationConfig, OptimizerConfig, RolloutConfig, TrainConfig
+from areal_lab.training.process.output import export_dtype
 from areal_lab.training.settings import TrainerSettings, lr_factor
 
 
@@ -59,3 +60,24 @@ def transformers_share(kind: str, step: int, warmup_steps: int, steps: int) -> f
     schedule = get_scheduler(kind, torch_optimizer, warmup_steps, steps)
     assert isinstance(schedule, torch.optim.lr_scheduler.LambdaLR)
     return float(schedule.lr_lambdas[0](step))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "device", "expected"),
+    [
+        ("auto", "cpu", torch.float32),
+        ("auto", "cuda", torch.bfloat16),
+        ("float32", "cuda", torch.float32),
+    ],
+)
+def test_weights_are_exported_in_the_type_of_the_engines_device(
+    monkeypatch: pytest.MonkeyPatch, dtype: str, device: str, expected: torch.dtype
+) -> None:
+    monkeypatch.setattr("areal_lab.models.dtypes.native_bfloat16", lambda: False)
+    settings = TrainerSettings(
+        config=TrainConfig(rollout=RolloutConfig(dtype=dtype)),  # type: ignore[arg-type]
+        model_path="",
+        weights_root="",
+        engine_device=device,
+    )
+    assert export_dtype(settings) == expected

@@ -61,7 +61,7 @@ def export(
         Where the weights are; None on all ranks but the first.
     """
     settings, ranks = learner.settings, learner.ranks
-    dtype = _export_dtype(settings)
+    dtype = export_dtype(settings)
     if Transfer(settings.config.rollout.transfer) is Transfer.ADAPTER:
         adapter = adapter_tensors(learner.model, ranks, dtype=dtype)
         if not ranks.first:
@@ -98,7 +98,7 @@ def first_weights(
 
 def _model_folder(learner: Learner, version: Version) -> WeightsFolder | None:
     settings, ranks = learner.settings, learner.ranks
-    dtype = _export_dtype(settings)
+    dtype = export_dtype(settings)
     tensors = merged_tensors(learner.model, ranks, dtype=dtype)
     if not ranks.first:
         return None
@@ -111,8 +111,8 @@ def _from_memory(settings: TrainerSettings) -> bool:
     return transfer in (Transfer.HTTP_TENSOR, Transfer.DISTRIBUTED)
 
 
-def _export_dtype(settings: TrainerSettings) -> torch.dtype:
-    # That of the engines, wherever the trainer computes.
+def export_dtype(settings: TrainerSettings) -> torch.dtype:
+    """The type of the weights that engines get: theirs, wherever the trainer computes."""
     return compute_dtype(settings.config.rollout.dtype, settings.engine_device)
 
 

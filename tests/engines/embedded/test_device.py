@@ -28,6 +28,7 @@ def main(folder: Path) -> None:
     from areal_lab.engines.embedded.loading import load_model
     from areal_lab.engines.protocol import GenerateRequest, PauseMode
     from areal_lab.engines.weights.folder import deduplicated_state, write_weights
+    from areal_lab.models.copies import copy_into
     from tests.engines.tiny import ragged_requests, tiny_model
 
     def mixed_requests() -> list[GenerateRequest]:
@@ -59,6 +60,12 @@ def main(folder: Path) -> None:
             batcher.step()
             steps += 1
         return samples, steps
+
+    with pretend.PretendMode():
+        low = torch.zeros(3, dtype=torch.bfloat16, device=device)
+        copy_into(low, torch.tensor([1.0, 1.001, -3.3]))
+        assert not pretend.WAITS
+    assert torch.equal(low.inner, torch.tensor([1.0, 1.001, -3.3]).bfloat16())
 
     for number, kind in enumerate(KINDS):
         model = tiny_model(kind, tied=number == 1)
