@@ -18,6 +18,10 @@ class CheckpointConfig(Record):
     trained on. Takes three times the model's float32 size, in the newest two checkpoints."""
     keep: Whole = 0
     """Newest checkpoints to keep, and the one with the best held-out reward; 0 keeps all."""
+    asynchronous: bool = False
+    """Train on while a checkpoint is written. It is written from a copy in main memory (of the
+    model in float32, and of what `resumable` adds), one at a time: the next one, and the end of the
+    run, wait for it."""
     open_groups: Literal["restart", "finished", "tokens"] = "restart"
     """What is saved of groups that were started and not trained on. `restart`: nothing, they start
     over from their prompts, with the same random numbers. `finished`: tokens and rewards of those

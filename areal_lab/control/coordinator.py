@@ -1,7 +1,8 @@
 """The coordinator decides what happens next: events in, actions out; no clock, randomness or I/O.
 
     engines    idle --StartGroup--> running --Interrupt--> paused --Resume--> running
-    trainer    free --Train--> training --TrainStepDone--> free --Save--> saving --> free
+    trainer    free --Train--> training --TrainStepDone--> free --Save--> copying --> free
+    checkpoint             Save --> written --CheckpointDone--> complete; one at a time
     weights    trained version >= pushed version; PushWeights always takes the newest
     run        runs --PauseRequested--> paused --ResumeRequested, StopRequested--> runs, ends
 
@@ -27,6 +28,7 @@ from areal_lab.control.admission import lag_bound, start_limit, whole_batches
 from areal_lab.control.events import (
     STARTS_OVER,
     Action,
+    CheckpointCopied,
     CheckpointDone,
     Drop,
     EngineId,
@@ -121,7 +123,8 @@ class Coordinator:
         self._start_limit = 0.0
         self._running = False
         self._training = False
-        self._saving = False
+        self._saving = False  # a checkpoint is being written
+        self._copying = False  # and the trainer waits for it
         self._save_due = False
         self._interrupted = False
         self._held = False  # by PauseRequested; engines without a running group are not interrupted
@@ -146,8 +149,8 @@ class Coordinator:
                 return self._train_step_done(event)
             case WeightsPushed():
                 self._weights_pushed(event)
-            case CheckpointDone():
-                self._checkpoint_done(event)
+            case CheckpointCopied() | CheckpointDone():
+                self._checkpoint_progressed(event)
             case RunStarted():
                 self._run_started(event)
             case EngineLost():
@@ -272,9 +275,14 @@ class Coordinator:
         """What was begun and has to end, for a progress display."""
         if self._training:
             return f"the trainer (step {self._trained + 1})"
-        if self._saving:
+        if self._saving and self._waits_for_checkpoint():
             return f"the checkpoint of version {self._saved}"
         return "" if self._pushing is None else f"engines to load version {self._pushing}"
+
+    def _waits_for_checkpoint(self) -> bool:
+        """Whether training, the next checkpoint, a pause or the end waits for the one that runs."""
+        over = self._ending is not None or self._trained >= self._last_version
+        return self._copying or self._save_due or self._held or over
 
     # --- events ----------------------------------------------------------------------------------
 
@@ -394,11 +402,14 @@ class Coordinator:
             train_steps=self.limits.train_steps,
         )
 
-    def _checkpoint_done(self, event: CheckpointDone) -> None:
-        if not self._saving or event.version != self._saved:
-            expected = f"version {self._saved}" if self._saving else "no checkpoint"
+    def _checkpoint_progressed(self, event: CheckpointCopied | CheckpointDone) -> None:
+        done = isinstance(event, CheckpointDone)
+        awaited = self._saving if done else self._copying
+        if not awaited or event.version != self._saved:
+            expected = f"version {self._saved}" if awaited else "no checkpoint"
             raise ValueError(f"{event}: {expected} was expected")
-        self._saving = False
+        self._copying = False
+        self._saving = not done
 
     def _engine_lost(self, event: EngineLost) -> tuple[Action, ...]:
         if event.engine in self._router:
@@ -485,7 +496,7 @@ class Coordinator:
         if self._ending is not None:
             return self._wind_up(self._ending)
         push = self._trained > self._pushed and self._pushing is None and self._may_push()
-        trainer_free = not (self._training or self._saving)
+        trainer_free = not (self._training or self._copying)
         may_train = trainer_free and not self._save_due and not self._held
         train = may_train and self._backlog.ready(self._trained)
         # Running groups may fill the batch; none starts any more, so that they end soon.
@@ -500,7 +511,7 @@ class Coordinator:
         if pause and self._in_flight and not self._interrupted:
             self._interrupted = True
             actions.append(Interrupt(by_hand=self._held))
-        if self._save_due and trainer_free:
+        if self._save_due and trainer_free and not self._saving:
             actions.append(self._save())
         if train:
             self._training = True
@@ -623,7 +634,8 @@ class Coordinator:
         self._router.forget(group)
 
     def _save(self) -> Save:
-        self._saving, self._save_due = True, False
+        self._saving = self._copying = True
+        self._save_due = False
         self._saved = self._trained
         return Save(self._trained)
 

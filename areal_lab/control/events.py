@@ -104,6 +104,15 @@ class WeightsPushed:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointCopied:
+    """What the checkpoint of `version` is written from is a copy: the trainer may train meanwhile.
+
+    `CheckpointDone` follows. A checkpoint that training waits for has that event alone."""
+
+    version: Version
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointDone:
     """The checkpoint of `version` is complete on disk."""
 
@@ -149,6 +158,7 @@ Event: TypeAlias = (
     | EngineJoined
     | TrainStepDone
     | WeightsPushed
+    | CheckpointCopied
     | CheckpointDone
     | Request
 )
@@ -207,7 +217,8 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Write a checkpoint of the trainer's `version`; then report `CheckpointDone(version)`."""
+    """Write a checkpoint of the trainer's `version`; then report `CheckpointDone(version)`, and
+    before that, if training need not wait for it, `CheckpointCopied(version)`."""
 
     version: Version
 

@@ -519,6 +519,16 @@ GLOSSARY: Final[tuple[Metric, ...]] = (
         always=False,
     ),
     Metric(
+        name="save_wait_s",
+        group="Work",
+        unit="s",
+        meaning="Time since the step before that training waited for a checkpoint.",
+        healthy="below a tenth of `step_s`",
+        outside="Set `checkpoint.asynchronous=true`, or save less often (`save_every_steps`).",
+        source=_PIPELINE,
+        written_by="train",
+    ),
+    Metric(
         name="micro_batches",
         group="Work",
         unit="",

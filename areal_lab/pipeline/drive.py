@@ -5,7 +5,9 @@
     task          produces                         waits for              unblocked by
     drive         actions                          an event               any task below
     group (many)  GroupFinished, GroupFiltered     engine, then reward    the engine's reply
-    train lane    TrainStepDone, CheckpointDone    Train, Save            the trainer's reply
+    train lane    TrainStepDone, CheckpointCopied, CheckpointDone
+                                                   Train, Save            the trainer's reply
+    writing       CheckpointDone                   CheckpointCopied       the checkpoint
     weights lane  WeightsPushed                    Interrupt, PushWeights, Resume
                                                                           every engine's echo
     others        EngineLost, EngineJoined, requests: callers that hold the queue
@@ -19,13 +21,14 @@ no event: the log has what happened.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from areal_lab.control.coordinator import Coordinator
 from areal_lab.control.events import (
     Action,
+    CheckpointCopied,
     CheckpointDone,
     Drop,
     Event,
@@ -70,8 +73,9 @@ class Performer(Protocol):
         """Keep what the run is now: `save(frontier.version)` follows."""
         ...
 
-    async def save(self, version: Version) -> None:
-        """Write the checkpoint that was prepared."""
+    async def save(self, version: Version) -> Coroutine[Any, Any, None] | None:
+        """Write the checkpoint that was prepared; or copy what it is written from, and return what
+        waits until it is written, while training continues."""
         ...
 
     def announce_push(self, version: Version) -> None:
@@ -154,7 +158,8 @@ async def drive(
     train_lane, weights_lane = Lane.new(), Lane.new()
 
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(train_lane.run(_on_trainer(performer, events)), name="train lane")
+        on_trainer = _on_trainer(performer, events, tasks)
+        tasks.create_task(train_lane.run(on_trainer), name="train lane")
         tasks.create_task(weights_lane.run(_on_weights(performer, events)), name="weights lane")
         event: Event = started
         while True:
@@ -209,15 +214,23 @@ async def _generate(
 
 
 def _on_trainer(
-    performer: Performer, events: asyncio.Queue[Event | Asked]
+    performer: Performer, events: asyncio.Queue[Event | Asked], tasks: asyncio.TaskGroup
 ) -> Callable[[Action], Awaitable[None]]:
+    async def written(version: Version, writing: Coroutine[Any, Any, None]) -> None:
+        await writing
+        events.put_nowait(CheckpointDone(version))
+
     async def perform(action: Action) -> None:
         match action:
             case Train():
                 events.put_nowait(TrainStepDone(await performer.train(action)))
             case Save():
-                await performer.save(action.version)
-                events.put_nowait(CheckpointDone(action.version))
+                writing = await performer.save(action.version)
+                if writing is None:
+                    events.put_nowait(CheckpointDone(action.version))
+                else:
+                    events.put_nowait(CheckpointCopied(action.version))
+                    tasks.create_task(written(action.version, writing), name="writing")
 
     return perform
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from areal_lab.control.events import (
     EngineId,
@@ -86,6 +87,11 @@ class RunPerformer:
     _kept: dict[GroupId, tuple[ScoredGroup, tuple[Trajectory, ...]]] = field(default_factory=dict)
     _loaded: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while no version is on its way into the engines."""
+    _step_done_s: float = 0.0
+    _saved_s: float = 0.0
+    """When a checkpoint that was written beside training was complete."""
+    _save_wait_s: float = 0.0
+    """Time that training waited for checkpoints since the last step."""
     _interrupted: bool = False
     """Whether engines stay paused until `resume`."""
     _tokens_at_last_step: int = 0
@@ -192,6 +198,7 @@ class RunPerformer:
             self.log.span(TRAINER, span.name, span.start_s, span.end_s, span.args)
         await self.collect_engine_spans()
         self._report(result.version, result.metrics)
+        self._step_done_s = time.time()
         return result.version
 
     def _write_trajectories(
@@ -263,10 +270,21 @@ class RunPerformer:
         names = [request_id("train", group, index) for index in range(self.samples)]
         return samples_so_far(before, server.received(names))
 
-    async def save(self, version: Version) -> None:
-        """Write the checkpoint: model, trainer's state, the run's part."""
-        span = await self.checkpoints.write(version)
+    async def save(self, version: Version) -> Coroutine[Any, Any, None] | None:
+        """Write the checkpoint: model, trainer's state, the run's part; see `Performer.save`."""
+        # If the step ended while an earlier checkpoint was written, this one waited for it.
+        waited = self._saved_s > self._step_done_s
+        since_s = self._step_done_s if waited else time.time()
+        later = self.checkpoints.config.checkpoint.asynchronous
+        span = await (self.checkpoints.start if later else self.checkpoints.write)(version)
         self.log.span(TRAINER, span.name, span.start_s, span.end_s, span.args)
+        self._save_wait_s += time.time() - since_s
+        return self._finish_save() if later else None
+
+    async def _finish_save(self) -> None:
+        span = await self.checkpoints.finish()
+        self._saved_s = time.time()
+        self.log.metric(TRAINER, "checkpoint_write_s", span.end_s - span.start_s)
 
     def announce_push(self, version: Version) -> None:
         """Keep the weights of `version` from now on."""
@@ -386,7 +404,9 @@ class RunPerformer:
             "interruptions": self.tally.interruptions,
             "kept_groups": len(self._kept),
             "filtered_groups": filtered,
+            "save_wait_s": self._save_wait_s,
         }
+        self._save_wait_s = 0.0
         report = StepReport.of(
             version,
             {**metrics, **counted},

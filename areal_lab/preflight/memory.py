@@ -158,6 +158,9 @@ def estimate(
     dtype = dtype_name(actor.dtype, native=native_bfloat16())
     number_bytes = 2 if dtype == "bfloat16" else _FLOAT32
     parts = trainer_memory(shape, size, actor, number_bytes=number_bytes, tokens=tokens)
+    if config.checkpoint.asynchronous:
+        copy = _checkpoint_bytes(size, state=config.checkpoint.resumable)
+        parts.append(Part("copy for checkpoints", copy, "checkpoint.asynchronous=false"))
     return Estimate(parts=parts, tokens=tokens, processes=trainer_ranks(config))
 
 
@@ -253,6 +256,13 @@ def trainer_memory(
         *working,
     ]
     return [part for part in parts if part.bytes]
+
+
+def _checkpoint_bytes(size: Trained, *, state: bool) -> int:
+    """Of the whole models in float32, and this process's part of weights and moments."""
+    models = size.parameters + size.critic_parameters
+    parts = 3 * (size.trained + size.critic_parameters) / size.shards
+    return int(_FLOAT32 * (models + state * parts))
 
 
 def _gathered_bytes(shape: ModelShape, size: Trained) -> int:

@@ -8,7 +8,8 @@ says that it is paused does not say why: between `PauseRequested` and `ResumeReq
     process   idle cause                           while it has no span, and
     trainer   waiting for weights                  PushWeights .. WeightsPushed
               waiting for a batch                  otherwise: too few groups finished
-              request on its way                   Train, Save .. TrainStepDone, CheckpointDone
+              request on its way                   Train .. TrainStepDone,
+                                                   Save .. CheckpointCopied, CheckpointDone
               paused by hand                       PauseRequested .. ResumeRequested, otherwise
               nothing left to do                   the last step is done
     engine i  paused by hand                       PauseRequested .. ResumeRequested
@@ -28,8 +29,8 @@ says that it is paused does not say why: between `PauseRequested` and `ResumeReq
 
 A process without any span is busy according to its actions: an engine generates while one of its
 groups is not yet generated, the trainer trains from Train to TrainStepDone and saves from Save to
-CheckpointDone, rewards are computed ("judge") while a group is generated and has not ended. Names
-of activities and causes are keys in summary.json; `label` is what people see.
+CheckpointCopied or CheckpointDone, rewards are computed ("judge") while a group is generated and
+has not ended. Names of activities and causes are keys in summary.json; `label` is what people see.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from heapq import heappop, heappush
 
 from areal_lab.control.events import (
     Action,
+    CheckpointCopied,
     CheckpointDone,
     Drop,
     EngineJoined,
@@ -331,7 +333,7 @@ class _Background:
                 self._training, self._behind = False, True
             case WeightsPushed():
                 self._pushing = self._behind = False
-            case CheckpointDone():
+            case CheckpointCopied() | CheckpointDone():
                 self._saving = False
             case PauseRequested():
                 self._held = True

@@ -27,6 +27,7 @@ from areal_lab.runlog.incidents import incidents
 from areal_lab.runlog.intervals import mean_interval
 from areal_lab.runlog.lags import TrainedBatch, mean_lag, total, trained_batches
 from areal_lab.runlog.records import Log, MetricRecord, finite_json
+from areal_lab.runlog.saves import save_waits
 
 PEAK_MEMORY = "peak_rss_bytes"
 """Name of the metric for the largest resident memory of a process and its descendants, an upper
@@ -100,6 +101,7 @@ def counted(log: Log) -> dict[str, Any]:
         "pauses": len(paused),
         "paused_s": sum(end_s - begin_s for begin_s, end_s in paused),
         "eta_changes": eta_changes(log),
+        "save_wait_s": sum(save_waits(log)),
         **recoveries(log),
         "multi_version_share": (
             sum(batch.multi_version_samples for batch in batches) / samples if samples else 0.0

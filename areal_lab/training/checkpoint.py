@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -43,7 +44,7 @@ def save_state(learner: Learner, folder: Path) -> None:
 
     The optimizer must have stepped: the library otherwise takes a step to learn its state's shape.
     """
-    write_state(_state(learner), folder, learner.ranks)
+    write_state(state_of_learner(learner), folder, learner.ranks)
 
 
 def load_state(learner: Learner, folder: Path) -> None:
@@ -52,7 +53,7 @@ def load_state(learner: Learner, folder: Path) -> None:
     Raises:
         UnusableState: if the folder has no complete state, or one of another model.
     """
-    state = _state(learner)
+    state = state_of_learner(learner)
     read_state(state, folder, learner.ranks)
     set_state(learner.model, learner.optimizer, state)
     if learner.critic is not None:
@@ -66,7 +67,9 @@ def seed_step(seed: int, version: Version) -> None:
     torch.manual_seed(random.Random(f"{seed}/step/{version}").getrandbits(63))
 
 
-def _state(learner: Learner) -> dict[str, Any]:
+def state_of_learner(learner: Learner) -> dict[str, Any]:
+    """What is saved of a learner; a collective call where there are several ranks. The tensors are
+    its own."""
     state = state_of(learner.model, learner.optimizer)
     if learner.critic is not None:
         state["critic"] = state_of(learner.critic.values.model, learner.critic.optimizer)
@@ -99,10 +102,24 @@ def set_state(model: PreTrainedModel, optimizer: Optimizer, state: dict[str, Any
     optimizer.schedule.load_state_dict(state["schedule"])
 
 
-def write_state(state: dict[str, Any], folder: Path, ranks: Ranks) -> None:
-    """Write a state into a new folder; a collective call where there are several ranks."""
+def write_state(
+    state: dict[str, Any], folder: Path, ranks: Ranks, group: ProcessGroup | None = None
+) -> None:
+    """Write a state into a new folder; a collective call where there are several ranks.
+
+    Args:
+        state: from `state_of`.
+        folder: to create.
+        ranks: all of them call this.
+        group: in which they agree; the default one if None.
+    """
     with _single_process():
-        save(state, checkpoint_id=str(folder), no_dist=ranks.count == 1)
+        save(
+            state,
+            checkpoint_id=str(folder),
+            no_dist=ranks.count == 1,
+            process_group=group,
+        )
 
 
 def read_state(state: dict[str, Any], folder: Path, ranks: Ranks) -> None:

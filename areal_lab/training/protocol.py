@@ -1,12 +1,14 @@
-"""The messages between the pipeline and the trainer process, over two pipes.
+"""The messages between the pipeline and the trainer process, over three pipes.
 
     pipeline --(TrainBatchRequest | ExportRequest | SaveRequest | None)--> worker
-    worker   --(TrainerReady | TrainStepResult | Exported | Saved | TrainerFailed)--> pipeline
+    worker   --(TrainerReady | TrainStepResult | Exported | Copied | Saved | TrainerFailed)-->
 
     pipeline --PushRequest--> a thread of the worker --(Pushed | TrainerFailed)--> pipeline
+                              a thread of the worker --(Saved | TrainerFailed)--> pipeline
 
 Each pipe carries one request at a time. The second one is for pushes from the trainer's memory into
-engines, while the next step runs. Messages are plain data without tensors, so that the pipeline's
+engines, while the next step runs; the third one tells the end of checkpoints that are written
+meanwhile. Messages are plain data without tensors, so that the pipeline's
 process does not load torch. `None` tells the worker to end.
 """
 
@@ -116,6 +118,16 @@ class SaveRequest:
     """Whether to add the trainer's state, as folder `STATE_FOLDER`."""
     files: Mapping[str, bytes] = field(default_factory=dict)
     """Files of the pipeline to add, by name."""
+    asynchronous: bool = False
+    """Whether to reply `Copied` as soon as what is saved is a copy, and `Saved` on another pipe."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """A copy of what is saved is in main memory; steps may follow, and `Saved` will."""
+
+    version: Version
+    span: Span
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 It keeps its own account of what runs where and compares it with what the coordinator orders:
 
     safety        eq. 3 at each start; no lag above the order's bound; one trainer, one push;
+                  one checkpoint, and no step while its state is copied;
                   a paused run starts nothing and resumes when asked, not before
     conservation  a group starts once and ends once: trained, filtered or dropped
     liveness      while the run continues something runs, and no permitted slot stays idle
@@ -24,6 +25,7 @@ from areal_lab.control.coordinator import TOO_FEW_GROUPS, Coordinator, Limits
 from areal_lab.control.events import (
     STARTS_OVER,
     Action,
+    CheckpointCopied,
     CheckpointDone,
     Drop,
     EngineId,
@@ -87,7 +89,8 @@ class Shell:
         self.batches: list[tuple[GroupId, ...]] = []
         self.first_group = self.next_group = next_group
         self.first_version = self.trained = self.pushed = version
-        self.training = self.saving = self.paused = False
+        self.training = self.copying = self.paused = False
+        self.saving: Version | None = None
         self.pushing: Version | None = None
         self.stopping = self.held = self.eta_fell = False
         self.over: str | None = None
@@ -162,8 +165,11 @@ class Shell:
             ]
         if self.training:
             events.append(TrainStepDone(self.trained + 1))
-        if self.saving:
-            events.append(CheckpointDone(self.trained))
+        if self.saving is not None:
+            events.append(CheckpointDone(self.saving))
+            # Whether it comes depends on the version, so that runs with and without both occur.
+            if self.copying and self.saving % 2:
+                events.append(CheckpointCopied(self.saving))
         if self.pushing is not None:
             events.append(WeightsPushed(self.pushing))
         events += [EngineJoined(engine) for engine in self.awaited]
@@ -239,8 +245,10 @@ class Shell:
                 self.training, self.trained = False, version
             case WeightsPushed(version):
                 self.pushing, self.pushed = None, version
+            case CheckpointCopied():
+                self.copying = False
             case CheckpointDone():
-                self.saving = False
+                self.saving, self.copying = None, False
             case EngineLost(engine, tokens_kept, returns):
                 assert engine in self.engines | self.awaited
                 self.engines.discard(engine)
@@ -306,13 +314,14 @@ class Shell:
                     self._leave(group)
                 self._end(group, "dropped")
             case Save(version):
-                assert not self.saving
+                assert self.saving is None, "one checkpoint at a time"
                 assert not self.training
                 assert version == self.trained
-                self.saving = True
+                self.saving, self.copying = version, True
             case Finish(reason):
                 assert not any((self.running, self.homeless, self.finished))
-                assert not any((self.training, self.saving, self.paused, self.pushing))
+                assert not any((self.training, self.paused, self.pushing))
+                assert self.saving is None
                 assert not self.held
                 self.over = reason
 
@@ -359,7 +368,7 @@ class Shell:
 
     def _train(self, version: Version, groups: tuple[GroupId, ...]) -> None:
         assert not self.training
-        assert not self.saving
+        assert not self.copying
         assert not self.held
         assert version == self.trained
         assert groups == (self._batch_by_the_rule() or self._smaller_batch())
@@ -404,7 +413,7 @@ class Shell:
         assert self.filtered_since >= sampling.max_filtered
         assert untrained <= self.finished.keys()
         assert len(untrained) < (sampling.smallest_batch or self.limits.batch_groups)
-        assert not any((self.training, self.saving, self.held))
+        assert not any((self.training, self.copying, self.held))
         assert str(self.filtered_since) in self.coordinator.failure
 
     def _untrained(self) -> dict[GroupId, Version]:
@@ -441,6 +450,13 @@ class Shell:
                 assert all(start >= oldest for start in self._untrained().values())
                 self._check_nobody_is_idle_for_no_reason()
 
+    @property
+    def _next_save_waits(self) -> bool:
+        """Whether the newest version is to be saved, and the one before it is not saved yet."""
+        every, steps = self.limits.save_every_steps, self.limits.train_steps
+        due = (every > 0 and self.trained % every == 0) or (steps or math.inf) <= self.trained
+        return due and self.saving is not None and self.saving < self.trained
+
     def _check_nobody_is_idle_for_no_reason(self) -> None:
         schedule = self.limits.schedule
         if self.held:
@@ -448,7 +464,7 @@ class Shell:
             if schedule.on_new_weights is OnNewWeights.INTERRUPT:
                 assert self.pushing is not None or self.trained == self.pushed
             return
-        if not (self.training or self.saving):
+        if not (self.training or self.copying or self._next_save_waits):
             assert self._batch_by_the_rule() is None
             assert self._smaller_batch() is None
         held = self.pushing is not None or (schedule.carry_over and self.training)
@@ -465,7 +481,7 @@ class Shell:
         if self.homeless:
             return
         if self.exhausted:
-            assert self.running or self.training or self.saving
+            assert self.running or self.training or self.saving is not None
             return
         limit = (self.pushed + 1) * self.limits.batch_groups
         limit += (

@@ -9,6 +9,7 @@ import pytest
 from areal_lab.control.coordinator import Coordinator, Limits
 from areal_lab.control.events import (
     Action,
+    CheckpointCopied,
     CheckpointDone,
     Drop,
     EngineJoined,
@@ -201,6 +202,47 @@ def test_no_step_runs_while_a_checkpoint_is_written() -> None:
     actions_after(c, RunStarted((0,)), *[ended(group) for group in range(4)])
     assert actions_after(c, TrainStepDone(1)) == [Save(1), PushWeights(1)]
     assert actions_after(c, CheckpointDone(1)) == [Train(1, (2, 3))]
+
+
+def test_steps_run_while_a_checkpoint_is_written_from_a_copy_and_the_next_one_waits() -> None:
+    c = Coordinator(limits(asynchronous(4), save_every_steps=1, train_steps=3))
+    actions_after(c, RunStarted((0,)), *[ended(group) for group in range(6)])
+    assert actions_after(c, TrainStepDone(1)) == [Save(1), PushWeights(1)]
+    actions_after(c, WeightsPushed(1))
+    assert c.waiting_for() == "the checkpoint of version 1"
+    assert actions_after(c, CheckpointCopied(1)) == [Train(1, (2, 3))]
+    assert c.waiting_for() == "the trainer (step 2)"
+    with pytest.raises(ValueError, match="no checkpoint was expected"):
+        c.handle(CheckpointCopied(1))
+    assert actions_after(c, TrainStepDone(2)) == [PushWeights(2)]
+    actions_after(c, WeightsPushed(2))
+    assert c.waiting_for() == "the checkpoint of version 1"
+    with pytest.raises(ValueError, match="version 1 was expected"):
+        c.handle(CheckpointDone(2))
+    assert actions_after(c, CheckpointDone(1)) == [Save(2)]
+    assert c.frontier().version == 2
+    assert actions_after(c, CheckpointCopied(2)) == [Train(2, (4, 5))]
+
+
+def test_the_end_of_a_run_waits_for_its_checkpoint() -> None:
+    c = Coordinator(limits(synchronous(), train_steps=1))
+    actions_after(c, RunStarted((0,)), ended(0), ended(1), TrainStepDone(1), WeightsPushed(1))
+    assert actions_after(c, CheckpointCopied(1)) == []
+    assert c.waiting_for() == "the checkpoint of version 1"
+    assert actions_after(c, CheckpointDone(1)) == [Finish("complete")]
+
+
+def test_a_stop_waits_for_the_checkpoint_that_is_written_and_then_saves_the_newest_step() -> None:
+    c = Coordinator(limits(asynchronous(4), save_every_steps=2))
+    actions_after(c, RunStarted((0,)), *[ended(group) for group in range(6)])
+    actions_after(c, TrainStepDone(1), WeightsPushed(1))
+    assert Save(2) in actions_after(c, TrainStepDone(2))
+    actions_after(c, WeightsPushed(2), CheckpointCopied(2), TrainStepDone(3))
+    assert actions_after(c, StopRequested()) == []
+    assert c.waiting_for() == "the checkpoint of version 2"
+    assert actions_after(c, CheckpointDone(2)) == [Save(3)]
+    assert actions_after(c, CheckpointCopied(3)) == []
+    assert actions_after(c, WeightsPushed(3), CheckpointDone(3))[-1] == Finish("stopped")
 
 
 def test_a_stop_finishes_the_step_saves_and_gives_up_the_rest() -> None:

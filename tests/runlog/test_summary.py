@@ -44,6 +44,7 @@ CONTRACT = {
     "pauses",
     "paused_s",
     "eta_changes",
+    "save_wait_s",
     "recoveries",
     "restarted_groups",
     "multi_version_share",

@@ -9,16 +9,18 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
+from torch.utils._pytree import tree_flatten_with_path
 
 from areal_lab.config.schema import OptimizerConfig
-from areal_lab.training.checkpoint import load_state
+from areal_lab.training.checkpoint import load_state, state_of_learner
 from areal_lab.training.learner import Learner, make_learner
 from areal_lab.training.lora import add_lora, merged_tensors, target_modules
 from areal_lab.training.minibatch import make_minibatch
 from areal_lab.training.model import load_policy
 from areal_lab.training.optimizer import NonFiniteStep
-from areal_lab.training.parallel.group import RankPlace, join, leave
-from areal_lab.training.process.output import export, save
+from areal_lab.training.parallel.group import RankPlace, another_group, join, leave
+from areal_lab.training.process.output import export, prepare_save, save
+from areal_lab.training.process.saving import BackgroundSaves
 from areal_lab.training.protocol import STATE_FOLDER, SaveRequest
 from areal_lab.training.ranks import ALONE, Ranks
 from areal_lab.training.step import train_batch
@@ -141,6 +143,30 @@ def check_saved(folder: Path, case: str, learner: Learner, ranks: Ranks) -> None
         assert torch.equal(saved[name], tensor), name
 
 
+def check_saved_later(folder: Path, case: str, learner: Learner, ranks: Ranks) -> None:
+    """Written by threads while the ranks train on; the same as `check_saved`."""
+    at_once, later = (folder / f"{name}-{ranks.count}-{case}" for name in ("saved", "later"))
+    group = another_group(60.0)
+    saves = BackgroundSaves(ranks=ranks, pipe=None, group=group, timeout_s=60.0)
+    saves.start(prepare_save(learner, SaveRequest(later, state=True, asynchronous=True)), 1)
+    for batch in batches():
+        train_batch(learner, batch)
+    saves.wait()
+    ranks.collect(None)  # all of them have written
+    if ranks.first:
+        whole, other = (load_file(path / "model.safetensors") for path in (at_once, later))
+        assert whole.keys() == other.keys()
+        assert all(torch.equal(whole[name], other[name]) for name in whole)
+        models = [learner_of(folder, case, ALONE) for _ in range(2)]
+        for one, path in zip(models, (at_once, later), strict=True):
+            load_state(one, path / STATE_FOLDER)
+        states = [dict(tree_flatten_with_path(state_of_learner(one))[0]) for one in models]
+        for name, value in states[0].items():
+            other_value = states[1][name]
+            same = torch.equal(value, other_value) if torch.is_tensor(value) else True
+            assert same, name
+
+
 def check_continued(folder: Path, case: str, ranks: Ranks) -> None:
     """What 2 ranks saved continues here as it does in one process."""
     results = []
@@ -219,6 +245,8 @@ def main(folder: Path, rank: int) -> None:
             check_export(folder, case, ranks)
             if count == 2:
                 check_saved(folder, case, learner, ranks)
+                if case in ("tied", "LoRA"):
+                    check_saved_later(folder, case, learner, ranks)
             else:
                 check_continued(folder, case, ranks)
         check_non_finite(folder, ranks)

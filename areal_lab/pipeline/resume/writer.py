@@ -2,6 +2,7 @@
 
 Save --prepare: at that moment--> SavedRun --write--> trainer --> checkpoints/step-00012/
                                                               --> model, best: links
+                          |--start--> trainer: a copy ... --finish--> the same, steps meanwhile
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from areal_lab.pipeline.resume.saved_run import (
 )
 from areal_lab.runlog.folder import RunFolder
 from areal_lab.training.process.client import TrainerProcess
-from areal_lab.training.protocol import SaveRequest, Span
+from areal_lab.training.protocol import Saved, SaveRequest, Span
 
 
 @dataclass(slots=True, kw_only=True)
@@ -83,9 +84,21 @@ class CheckpointWriter:
     async def write(self, version: Version) -> Span:
         """Write the checkpoint that was prepared; returns the time that the trainer took."""
         request = await asyncio.to_thread(self._request, version)
-        saved = await self.trainer.save(request)
+        return await self._appeared(await self.trainer.save(request))
+
+    async def start(self, version: Version) -> Span:
+        """Have the trainer copy what was prepared; returns the time that it took. `finish` follows,
+        before the next one."""
+        request = await asyncio.to_thread(self._request, version)
+        return (await self.trainer.start_save(request)).span
+
+    async def finish(self) -> Span:
+        """Wait until the checkpoint that was started is complete; returns the time of writing."""
+        return await self._appeared(await self.trainer.saved())
+
+    async def _appeared(self, saved: Saved) -> Span:
         self.folder.point("model", saved.path)
-        self.last = version
+        self.last = saved.version
         await self.retain()
         return saved.span
 

@@ -101,6 +101,16 @@ def join(place: RankPlace) -> Ranks:
     )
 
 
+def another_group(timeout_s: float) -> dist.ProcessGroup:
+    """A second group of all ranks, on the CPU, for a thread that works beside the first one.
+
+    Args:
+        timeout_s: longest wait of a collective.
+    """
+    group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+    return group
+
+
 def leave() -> None:
     """Leave the group, together with the others."""
     dist.destroy_process_group()

@@ -3,6 +3,7 @@
 TrainerProcess.start --spawns--> worker
 train / export / save  --request--> worker --reply--> (one at a time)
 push                   --request--> its second pipe --reply--> (one at a time, concurrently)
+start_save             --request--> worker --reply--> saved --its third pipe--> (one at a time)
 
 waits for               unblocked by
 a reply                 the reply, TrainerFailed, or the end of the process
@@ -30,6 +31,7 @@ from areal_lab.host.processes import (
     start_child,
 )
 from areal_lab.training.protocol import (
+    Copied,
     Exported,
     ExportRequest,
     Pushed,
@@ -44,7 +46,7 @@ from areal_lab.training.protocol import (
 )
 from areal_lab.training.settings import TrainerSettings
 
-Reply = TypeVar("Reply", TrainerReady, TrainStepResult, Exported, Saved, Pushed, RankDone)
+Reply = TypeVar("Reply", TrainerReady, TrainStepResult, Exported, Copied, Saved, Pushed, RankDone)
 
 DEATH_NOTICE_S: Final = 1.0
 """Longest delay between the first failure of a rank and its error, where others do not reply."""
@@ -69,6 +71,7 @@ class TrainerProcess:
     """The trainer's message that its model is loaded."""
     _pipes: tuple[Connection, ...]
     _push_pipe: Connection
+    _save_pipe: Connection
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _push_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _reply_pending: bool = False
@@ -97,6 +100,7 @@ class TrainerProcess:
             settings = replace(settings, rendezvous=str(root / f".ranks-{uuid4().hex}"))
         async with AsyncExitStack() as opened:
             push_pipe, push_theirs = _socket_pair(opened)
+            save_pipe, save_theirs = _socket_pair(opened)
             children: list[Child] = []
             pipes: list[Connection] = []
             for rank in range(settings.ranks):
@@ -105,7 +109,8 @@ class TrainerProcess:
                 push = []
                 if rank == 0:
                     fds.append(push_theirs.fileno())
-                    push = ["--push-fd", str(fds[1])]
+                    fds.append(save_theirs.fileno())
+                    push = ["--push-fd", str(fds[1]), "--save-fd", str(fds[2])]
                 child = await start_child(
                     f"trainer rank {rank}" if rank else "trainer",
                     "areal_lab.training.process.worker",
@@ -122,9 +127,10 @@ class TrainerProcess:
                 children.append(child)
                 pipes.append(pipe)
             push_theirs.close()
+            save_theirs.close()
             ready = await _receive_all(children, pipes, TrainerReady)
             opened.pop_all()
-        return TrainerProcess(tuple(children), ready, tuple(pipes), push_pipe)
+        return TrainerProcess(tuple(children), ready, tuple(pipes), push_pipe, save_pipe)
 
     async def train(self, request: TrainBatchRequest) -> TrainStepResult:
         """Train on one batch.
@@ -159,6 +165,22 @@ class TrainerProcess:
         """Write a checkpoint. Raises as `train` does."""
         return await self._request(request, Saved)
 
+    async def start_save(self, request: SaveRequest) -> Copied:
+        """Begin to write a checkpoint; `saved` has to be awaited before the next one.
+
+        Raises as `train` does.
+        """
+        return await self._request(replace(request, asynchronous=True), Copied)
+
+    async def saved(self) -> Saved:
+        """Wait for the end of `start_save`'s checkpoint.
+
+        Raises:
+            TrainingError: it could not be written; the process keeps running.
+            ChildDied: the process ended without a message.
+        """
+        return await _receive(self.child, self._save_pipe, Saved)
+
     async def stop(self) -> None:
         """End the process: by message, then by signal. Idempotent."""
         # During a step it would read the message only afterwards. Of several processes, one that
@@ -173,7 +195,7 @@ class TrainerProcess:
             except (OSError, TimeoutError):
                 pass  # it is already gone, or does not react
         await asyncio.gather(*(child.stop() for child in self.children))
-        for pipe in (*self._pipes, self._push_pipe):
+        for pipe in (*self._pipes, self._push_pipe, self._save_pipe):
             pipe.close()
 
     async def _request(

@@ -1,7 +1,7 @@
 """What the trainer gives away: weights for engines, and checkpoints.
 
     learner --export--> folder, adapter folder, or memory of the first rank (for `Pusher`)
-            --save----> Hugging Face folder, trainer's state, critic
+            --save----> Hugging Face folder, trainer's state, critic: gathered, then written
 
 All ranks walk over the names in one order and gather tensor by tensor; the first one keeps them.
 """
@@ -11,10 +11,13 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
+from torch.distributed import ProcessGroup
+from torch.utils._pytree import tree_map_only
 from transformers import PreTrainedModel
 
 from areal_lab.control.events import Version
@@ -25,7 +28,7 @@ from areal_lab.engines.weights.push import Pusher
 from areal_lab.engines.weights.records import Transfer, WeightsInMemory
 from areal_lab.host.durable import flush_tree, replace_flushed
 from areal_lab.models.dtypes import compute_dtype
-from areal_lab.training.checkpoint import save_state
+from areal_lab.training.checkpoint import state_of_learner, write_state
 from areal_lab.training.learner import Learner
 from areal_lab.training.lora import (
     adapter_tensors,
@@ -118,23 +121,149 @@ def export_dtype(settings: TrainerSettings) -> torch.dtype:
 
 def save(learner: Learner, request: SaveRequest) -> None:
     """Write a checkpoint of the learner; all ranks take part, the first one makes the folder."""
+    prepare_save(learner, request).write(learner.ranks)
 
-    source = Path(learner.settings.model_path)
 
-    def add(folder: Path) -> None:
-        if request.state:
-            save_state(learner, folder / STATE_FOLDER)
-        for name, content in request.files.items() if learner.ranks.first else ():
-            (folder / name).write_bytes(content)
-        if learner.critic is not None:
-            model = learner.critic.values.model
-            tensors = merged_tensors(model, learner.ranks)
-            if learner.ranks.first:
-                model.save_pretrained(folder / CRITIC_FOLDER, state_dict=tensors)
-                for file in _tokenizer_files(source):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedSave:
+    """What a checkpoint is written from; writing needs no group of ranks but that of its state."""
+
+    request: SaveRequest
+    source: Path
+    """Folder that the model was loaded from."""
+    folder: WholeFolder
+    state: dict[str, Any] | None
+    """The trainer's, of this rank."""
+    critic: ModelParts | None
+
+    def write(self, ranks: Ranks, group: ProcessGroup | None = None) -> None:
+        """Write the folder and let it appear; every rank calls this.
+
+        Args:
+            ranks: of the trainer.
+            group: of these ranks, in which they agree on the parts of the state; the default one
+                if None, which then nothing else may use.
+        """
+
+        def add(folder: Path) -> None:
+            if self.state is not None:
+                write_state(self.state, folder / STATE_FOLDER, ranks, group)
+            if not ranks.first:
+                return
+            for name, content in self.request.files.items():
+                (folder / name).write_bytes(content)
+            if self.critic is not None:
+                self.critic.write(folder / CRITIC_FOLDER)
+                for file in _tokenizer_files(self.source):
                     shutil.copy(file, folder / CRITIC_FOLDER)
 
-    save_folder(learner.model, source, request.path, add, ranks=learner.ranks)
+        self.folder.write(self.source, add)
+
+
+def prepare_save(learner: Learner, request: SaveRequest) -> PreparedSave:
+    """Gather what a checkpoint is written from; a collective call where there are several ranks.
+
+    Args:
+        learner: whole, or one of several ranks.
+        request: if it is asynchronous, everything is copied, so that the learner may train on.
+    """
+    ranks = learner.ranks
+    keep: Callable[[Any], Any] = copied if request.asynchronous else lambda value: value
+    critic = None
+    if learner.critic is not None:
+        critic = ModelParts(
+            learner.critic.values.model, keep(merged_tensors(learner.critic.values.model, ranks))
+        )
+    return PreparedSave(
+        request=request,
+        source=Path(learner.settings.model_path),
+        state=keep(state_of_learner(learner)) if request.state else None,
+        critic=critic,
+        folder=begin_folder(learner.model, request.path, ranks=ranks, keep=keep),
+    )
+
+
+def copied(value: Any) -> Any:
+    """The same containers with copies of their tensors, in main memory."""
+    return tree_map_only(torch.Tensor, lambda tensor: tensor.detach().to("cpu", copy=True), value)
+
+
+class ModelParts(NamedTuple):
+    """A model and the tensors to save instead of its own; none on all ranks but the first."""
+
+    model: PreTrainedModel
+    tensors: dict[str, torch.Tensor]
+    adapter: dict[str, torch.Tensor] | None = None
+
+    def write(self, folder: Path) -> None:
+        """Write a model folder, and the adapter into `ADAPTER_FOLDER` of it."""
+        self.model.save_pretrained(folder, state_dict=self.tensors)
+        if self.adapter is not None:
+            (folder / ADAPTER_FOLDER).mkdir()
+            write_adapter(self.model, self.adapter, folder / ADAPTER_FOLDER)
+
+
+class WholeFolder(NamedTuple):
+    """A folder that appears complete or not at all, also after a power failure."""
+
+    path: Path
+    """Where it appears; an older one of that name is replaced."""
+    temporary: Path
+    """Where it is written; made by the first rank, and the same on all."""
+    parts: ModelParts
+    first: bool
+    """Whether this is the first rank, which writes the model."""
+
+    def write(self, source: Path, add: Callable[[Path], None]) -> None:
+        """Write it.
+
+        Args:
+            source: folder that the model was loaded from; its tokenizer files are copied.
+            add: adds to the folder before it appears; called by every rank.
+        """
+        if not self.first:
+            return add(self.temporary)
+        try:
+            # What all ranks do comes first: nobody waits while this one writes.
+            add(self.temporary)
+            self.parts.write(self.temporary)
+            for file in _tokenizer_files(source):
+                shutil.copy(file, self.temporary)
+            self.temporary.chmod(0o755)
+            flush_tree(self.temporary)
+            if self.path.exists():
+                shutil.rmtree(self.path)
+            return replace_flushed(self.temporary, self.path)
+        finally:
+            shutil.rmtree(self.temporary, ignore_errors=True)
+
+
+def begin_folder(
+    model: PreTrainedModel,
+    path: Path,
+    *,
+    ranks: Ranks = ALONE,
+    keep: Callable[[Any], Any] = lambda value: value,
+) -> WholeFolder:
+    """Gather a model to save, and make the folder to write it into.
+
+    Args:
+        model: whole, or one of the shards.
+        path: folder to create.
+        ranks: all of them call this.
+        keep: applied to the tensors.
+    """
+    tensors = keep(merged_tensors(model, ranks))
+    adapter = None
+    if has_lora(model):
+        adapter = keep(adapter_tensors(model, ranks, dtype=torch.float32))
+    temporary = None
+    if ranks.first:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = tempfile.mkdtemp(prefix=f".{path.name}.writing-", dir=path.parent)
+    return WholeFolder(
+        path, Path(ranks.announce(temporary)), ModelParts(model, tensors, adapter), ranks.first
+    )
 
 
 def save_folder(
@@ -157,30 +286,7 @@ def save_folder(
         add: adds to the folder before it appears; called by every rank.
         ranks: all of them call this.
     """
-    tensors = merged_tensors(model, ranks)
-    adapter = adapter_tensors(model, ranks, dtype=torch.float32) if has_lora(model) else None
-    if not ranks.first:
-        add(Path(ranks.announce(None)))
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.writing-", dir=path.parent))
-    try:
-        # What all ranks do comes first: nobody waits while this one writes.
-        ranks.announce(str(temporary))
-        add(temporary)
-        model.save_pretrained(temporary, state_dict=tensors)
-        if adapter is not None:
-            (temporary / ADAPTER_FOLDER).mkdir()
-            write_adapter(model, adapter, temporary / ADAPTER_FOLDER)
-        for file in _tokenizer_files(source):
-            shutil.copy(file, temporary)
-        temporary.chmod(0o755)
-        flush_tree(temporary)
-        if path.exists():
-            shutil.rmtree(path)
-        replace_flushed(temporary, path)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    begin_folder(model, path, ranks=ranks).write(source, add)
 
 
 def _tokenizer_files(source: Path) -> list[Path]:

@@ -5,7 +5,8 @@ TrainBatchRequest (-> on the device) -> step (-> its token fields, in a file) ->
                                                   until None or the end of the pipe
 ExportRequest -> weights for engines, in a folder or in memory (-> the device is left) -> Exported
 PushRequest -> weights in memory to engines -> Pushed, in a separate thread (`pushing`)
-SaveRequest -> Hugging Face folder, trainer's state, files of the pipeline -> Saved
+SaveRequest -> Hugging Face folder, trainer's state, files of the pipeline -> Saved, or a copy of
+               them -> Copied, and Saved from a separate thread (`saving`)
 """
 
 from __future__ import annotations
@@ -33,11 +34,13 @@ from areal_lab.training.lora import (
 )
 from areal_lab.training.metrics import token_fields
 from areal_lab.training.model import load_policy
-from areal_lab.training.parallel.group import RankPlace, join, leave, waiting_at_most
+from areal_lab.training.parallel.group import RankPlace, another_group, join, leave, waiting_at_most
 from areal_lab.training.process.offload import come_back, leave_device
-from areal_lab.training.process.output import export, first_weights, save
+from areal_lab.training.process.output import export, first_weights, prepare_save, save
 from areal_lab.training.process.pushing import make_pusher, start_pushing
+from areal_lab.training.process.saving import BackgroundSaves
 from areal_lab.training.protocol import (
+    Copied,
     Exported,
     ExportRequest,
     RankDone,
@@ -54,7 +57,11 @@ from areal_lab.training.step import train_batch
 
 
 def serve(
-    pipe: Connection, push_pipe: Connection | None, settings_json: str, rank: int = 0
+    pipe: Connection,
+    push_pipe: Connection | None,
+    settings_json: str,
+    rank: int = 0,
+    save_pipe: Connection | None = None,
 ) -> bool:
     """Load the model and serve messages until `None` or the end of the pipe.
 
@@ -65,6 +72,7 @@ def serve(
         push_pipe: for pushes; the first rank's only.
         settings_json: the same for all ranks.
         rank: number of this one.
+        save_pipe: for the ends of checkpoints that are written meanwhile; the first rank's only.
 
     Returns:
         True after `None`; False if the pipeline is gone.
@@ -80,6 +88,7 @@ def serve(
     if settings.state_folder:
         _log(f"continuing from {settings.state_folder}")
         load_state(learner, Path(settings.state_folder))
+    saves = _background_saves(settings, ranks, save_pipe)
     pusher = make_pusher(settings) if ranks.first else None
     if pusher is not None and push_pipe is not None:
         start_pushing(push_pipe, pusher)
@@ -99,19 +108,24 @@ def serve(
             return False
         if message is None:
             _log("stopping as requested")
+            saves.wait()
             if ranks.count > 1:
                 leave()
             return True
         timeout_s = settings.actor.collective_timeout_s
         with waiting_at_most(timeout_s) if ranks.count > 1 else nullcontext():
-            reply = _answer(learner, message, version, pusher)
+            reply = _answer(learner, message, version, pusher, saves)
         pipe.send(reply if ranks.first else RankDone())
         version += isinstance(message, TrainBatchRequest)
 
 
 def _answer(
-    learner: Learner, message: object, version: Version, pusher: Pusher | None
-) -> TrainStepResult | Exported | Saved | RankDone:
+    learner: Learner,
+    message: object,
+    version: Version,
+    pusher: Pusher | None,
+    saves: BackgroundSaves,
+) -> TrainStepResult | Exported | Copied | Saved | RankDone:
     start_s = time.time()
     match message:
         case TrainBatchRequest():
@@ -123,10 +137,22 @@ def _answer(
                 leave_device(learner)
                 spans.append(Span("offload", spans[0].end_s, time.time()))
             return RankDone() if weights is None else Exported(weights, tuple(spans))
+        case SaveRequest(asynchronous=True):
+            saves.start(prepare_save(learner, message), version)
+            return Copied(version, Span("copy for checkpoint", start_s, time.time()))
         case SaveRequest():
             save(learner, message)
             return Saved(message.path, version, Span("save", start_s, time.time()))
     raise TypeError(f"the trainer got a {type(message).__name__}, which is no request")
+
+
+def _background_saves(
+    settings: TrainerSettings, ranks: Ranks, pipe: Connection | None
+) -> BackgroundSaves:
+    timeout_s, group = settings.actor.collective_timeout_s, None
+    if settings.config.checkpoint.asynchronous and ranks.count > 1:
+        group = another_group(timeout_s)
+    return BackgroundSaves(ranks=ranks, pipe=pipe, group=group, timeout_s=timeout_s)
 
 
 def _join(settings: TrainerSettings, rank: int) -> Ranks:

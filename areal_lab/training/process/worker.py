@@ -28,17 +28,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="trainer process of areal_lab")
     parser.add_argument("--fd", type=int, required=True, help="inherited socket to the pipeline")
     parser.add_argument("--push-fd", type=int, help="a second one, for weights sent from memory")
+    parser.add_argument(
+        "--save-fd", type=int, help="a third one, for checkpoints written meanwhile"
+    )
     parser.add_argument("--rank", type=int, default=0, help="number among the trainer's processes")
     parser.add_argument("--settings", required=True, help="TrainerSettings as JSON")
     arguments = parser.parse_args()
     pipe = _connection(arguments.fd)
     push_pipe = None if arguments.push_fd is None else _connection(arguments.push_fd)
+    save_pipe = None if arguments.save_fd is None else _connection(arguments.save_fd)
     try:
         # Imported here so that a broken torch is reported like any other error.
         with heavy_imports():
             from areal_lab.training.process.serve import serve
 
-        code, pipeline_lives = 0, serve(pipe, push_pipe, arguments.settings, arguments.rank)
+        code, pipeline_lives = (
+            0,
+            serve(pipe, push_pipe, arguments.settings, arguments.rank, save_pipe),
+        )
     except Exception as error:
         # The only broad except here: any error is reported to the pipeline.
         traceback.print_exc()

@@ -41,11 +41,18 @@ ONE_BY_ONE = "rollout.max_running_requests=1"
 digits on the batch: two runs that nobody killed then differ now and then, too."""
 
 
-def test_at_eta_0_a_resumed_run_is_bit_equal(tmp_path: Path) -> None:
+@pytest.mark.parametrize("beside", [False, True])
+def test_at_eta_0_a_resumed_run_is_bit_equal(tmp_path: Path, beside: bool) -> None:
     config = tiny_config(
-        tmp_path, f"total_train_steps={STEPS}", "eta=0", "save_every_steps=1", ONE_BY_ONE
+        tmp_path,
+        f"total_train_steps={STEPS}",
+        "eta=0",
+        "save_every_steps=1",
+        f"checkpoint.asynchronous={beside}",
+        ONE_BY_ONE,
     )
     result = do_run(config)
+    assert result.summary["save_wait_s"] > 0
     whole = result.folder
     killed = tmp_path / "killed"
     shutil.copytree(whole, killed, symlinks=True)
@@ -66,12 +73,19 @@ KILLS, MANY = 17, 60
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("eta", "opened", "pause", "seed"),
-    [(0, "restart", "retract", 1), (2, "restart", "retract", 2), (2, "tokens", "abort", 3)],
+    [
+        (0, "restart", "retract", 1),
+        (2, "restart", "retract", 2),
+        (2, "tokens", "abort", 3),
+        (0, "restart", "abort", 4),
+        (2, "tokens", "retract", 5),
+    ],
 )
 def test_kills_at_random_moments_leave_no_trace(
     tmp_path: Path, eta: int, opened: str, pause: str, seed: int
 ) -> None:
-    """17 of the 51 kills each: of every process, at every moment, and Ctrl-C."""
+    """17 of the 85 kills each: of every process, at every moment, and Ctrl-C; with the last two
+    seeds checkpoints are written while training goes on."""
     random = Random(seed)
     config = tiny_config(
         tmp_path,
@@ -80,6 +94,7 @@ def test_kills_at_random_moments_leave_no_trace(
         "save_every_steps=1",
         "gconfig.max_new_tokens=40",
         f"checkpoint.open_groups={opened}",
+        f"checkpoint.asynchronous={seed > 3}",
         f"rollout.pause_mode={pause}",
         "rollout.batch_order=bounded_lag",
         *([ONE_BY_ONE] if eta == 0 else []),
