@@ -5,7 +5,9 @@
 
 Llama, Qwen2 and Qwen3 (and others without sliding windows) call it when they are loaded with
 `attn_implementation=TREE_ATTENTION`; the layout travels as the keyword argument `tree_layout`
-through the model's forward. Axes: `H` query heads, `K` key heads, `P` packed tokens, `D` head size.
+through the model's forward. Where processes divide the tokens of a row, each one attends with some of
+the heads, and over all tokens. Axes: `H` query heads, `K` key heads, `P` packed tokens (of this
+process), `D` head size.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from areal_lab.data.batch import PackedBatch, TreeSpan, ancestor_mask
+from areal_lab.training.sequence import WHOLE, SequencePart
 
 TREE_ATTENTION: Final = "areal_lab_tree"
 
@@ -28,12 +31,14 @@ class TreeLayout(NamedTuple):
     spans: tuple[TreeSpan, ...]
     masks: tuple[Tensor | None, ...]
     """Boolean ancestor mask of each span; `None` where attention is causal."""
+    part: SequencePart = WHOLE
+    """Which of the tokens a layer is called with."""
 
 
-def tree_layout(packed: PackedBatch) -> TreeLayout:
+def tree_layout(packed: PackedBatch, part: SequencePart = WHOLE) -> TreeLayout:
     """Masks of the branching trees of a batch."""
     masks = tuple(ancestor_mask(packed, span) if span.branching else None for span in packed.trees)
-    return TreeLayout(packed.trees, masks)
+    return TreeLayout(packed.trees, masks, part)
 
 
 def tree_attention(
@@ -88,17 +93,20 @@ def tree_attention(
             f"{type(module).__name__} has a sliding window of {sliding_window} tokens; packed "
             "training supports full attention only"
         )
+    part = tree_layout.part
+    if part.count > 1:
+        query, key, value = part.to_heads(query, key, value)
     groups = query.shape[1] // key.shape[1]
     outputs = []
     for span, mask in zip(tree_layout.spans, tree_layout.masks, strict=True):
-        part = slice(span.start, span.end)
-        keys, values = key[:, :, part], value[:, :, part]
+        at = slice(span.start, span.end)
+        keys, values = key[:, :, at], value[:, :, at]
         if mask is not None and groups > 1:
             # With a mask, CUDA has no fast kernel for grouped queries; CPUs lose nothing by this.
             keys, values = (t.repeat_interleave(groups, dim=1) for t in (keys, values))
         outputs.append(
             functional.scaled_dot_product_attention(
-                query[:, :, part],
+                query[:, :, at],
                 keys,
                 values,
                 attn_mask=mask,
@@ -108,7 +116,12 @@ def tree_attention(
                 enable_gqa=mask is None and groups > 1,
             )
         )
+    padding = query.shape[2] - tree_layout.spans[-1].end
+    if padding:
+        outputs.append(torch.zeros_like(query[:, :, :padding]))
     joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
+    if part.count > 1:
+        joined = part.to_tokens(joined)
     return joined.transpose(1, 2), None
 
 
