@@ -87,7 +87,7 @@ class Critic:
                     aggregate=partial(token_mean, token_count=minibatch.token_count),
                 )
                 # Gradients are averaged over the ranks, and shares are to be summed.
-                (share.loss * ranks.count).backward()
+                (share.loss * ranks.data_count).backward()
                 loss += share.loss.detach()
                 clipped += share.clipped.sum()
         for packed in minibatch.idle:

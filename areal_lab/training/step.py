@@ -12,8 +12,8 @@ Scores are the values of a critic and the log-probs of a reference that is part 
 
 `N` is the number of tokens the policy chose in the whole minibatch, so the cut into micro-batches
 and the omitted sequences without gradient affect memory and time only. The same holds for the cut
-into ranks: each one packs groups of its own, and gradients are averaged over ranks, so a loss is
-multiplied by their number.
+into ranks: each data rank packs groups of its own, and gradients are averaged over ranks, so a loss
+is multiplied by their number.
 
 On a GPU the host waits for the device once per optimizer step, for its loss and gradient norm, and
 once per batch, for the values that metrics are made of.
@@ -61,7 +61,7 @@ class StepOutcome(NamedTuple):
     advantages: Float[Tensor, " N"]
     """Of each trajectory; where tokens have their own, their mean."""
     records: list[TokenRecord]
-    """Of each micro-batch of all ranks, on the host; on rank 0 only."""
+    """Of each micro-batch of all data ranks, on the host; on rank 0 only."""
 
 
 def train_batch(learner: Learner, request: TrainBatchRequest) -> StepOutcome:
@@ -217,7 +217,7 @@ def _update(
         with timeline.span("forward/backward", tokens=len(packed.tokens)):
             share, record = _forward_loss(learner, packed, known, tokens, placed)
             # Gradients are averaged over the ranks, and the shares of all ranks are to be summed.
-            (share * ranks.count).backward()
+            (share * ranks.data_count).backward()
             loss += share.detach()
             records.append(record)
     for packed in minibatch.idle:
