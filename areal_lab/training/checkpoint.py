@@ -29,6 +29,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from transformers import PreTrainedModel
 
 from areal_lab.control.events import Version
+from areal_lab.training.critic import Critic
 from areal_lab.training.learner import Learner
 from areal_lab.training.optimizer import Optimizer
 from areal_lab.training.ranks import Ranks
@@ -55,7 +56,7 @@ def load_state(learner: Learner, folder: Path) -> None:
     state = _state(learner)
     read_state(state, folder, learner.ranks)
     set_state(learner.model, learner.optimizer, state)
-    if learner.critic is not None:
+    if isinstance(learner.critic, Critic):
         set_state(learner.critic.values.model, learner.critic.optimizer, state["critic"])
     if learner.kl_reward is not None:
         learner.kl_reward.coefficient = state["kl_coefficient"]
@@ -68,7 +69,7 @@ def seed_step(seed: int, version: Version) -> None:
 
 def _state(learner: Learner) -> dict[str, Any]:
     state = state_of(learner.model, learner.optimizer)
-    if learner.critic is not None:
+    if isinstance(learner.critic, Critic):
         state["critic"] = state_of(learner.critic.values.model, learner.critic.optimizer)
     if learner.kl_reward is not None:
         state["kl_coefficient"] = learner.kl_reward.coefficient

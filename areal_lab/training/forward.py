@@ -30,6 +30,8 @@ class Predictions(NamedTuple):
     logprobs: Float[Tensor, " R"]
     entropy: Float[Tensor, " R"]
     """In nats, of the distribution that the token was sampled from."""
+    values: Float[Tensor, " R"] | None = None
+    """Before each token; None of a policy without an output for them."""
 
 
 class PackedPolicy(nn.Module):
@@ -47,7 +49,7 @@ class PackedPolicy(nn.Module):
         """Wrap a model.
 
         Args:
-            model: from `load_policy`.
+            model: from `load_policy`; with `add_value_output` it has values too.
             temperature: the sampler's temperature, which divides the logits.
             dtype: type of the matrix products; float32 needs no autocast.
             entropy_gradient: whether the entropy is part of the loss; it is detached otherwise.
@@ -71,18 +73,20 @@ class PackedPolicy(nn.Module):
             packed: on the model's device.
         """
         head: Any = self.model.get_output_embeddings()
+        hidden = _hidden_states(self.model, packed, self.dtype, self.attention, self.sequence)
         # Autocast does not apply inside the chunked product, so its inputs are cast here.
         scored = logprobs_and_entropy(
-            _hidden_states(self.model, packed, self.dtype, self.attention, self.sequence).to(
-                self.dtype
-            ),
+            hidden.to(self.dtype),
             _rows_here(head.weight).to(self.dtype),
             self.sequence.own(packed.targets),
             temperature=self.temperature,
             part=self.vocabulary,
         )
         logprobs, entropy = (self.sequence.gather(values)[packed.prediction] for values in scored)
-        return Predictions(logprobs, entropy if self.entropy_gradient else entropy.detach())
+        values = None
+        if hasattr(self.model, VALUE_HEAD):
+            values = _values(self.model, hidden, packed, self.sequence)
+        return Predictions(logprobs, entropy if self.entropy_gradient else entropy.detach(), values)
 
 
 class PackedValues(nn.Module):
@@ -118,11 +122,20 @@ class PackedValues(nn.Module):
         Args:
             packed: on the model's device.
         """
-        head: Any = self.model.get_submodule(VALUE_HEAD)
-        # Values in bfloat16 would have three digits.
         hidden = _hidden_states(self.model, packed, self.dtype, self.attention, self.sequence)
-        values = self.sequence.gather(head(hidden.to(head.weight.dtype))[:, 0])
-        return values[packed.prediction]
+        return _values(self.model, hidden, packed, self.sequence)
+
+
+def _values(
+    model: PreTrainedModel,
+    hidden: Float[Tensor, "u hidden"],
+    packed: PackedBatch,
+    part: SequencePart,
+) -> Float[Tensor, " R"]:
+    head: Any = model.get_submodule(VALUE_HEAD)
+    # Values in bfloat16 would have three digits.
+    values = part.gather(head(hidden.to(head.weight.dtype))[:, 0])
+    return values[packed.prediction]
 
 
 def _hidden_states(

@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -40,7 +40,7 @@ from areal_lab.training.batch_advantages import (
     batch_advantages,
     overlong_metrics,
 )
-from areal_lab.training.critic import CriticUpdate, ValueTargets
+from areal_lab.training.critic import Critic, CriticUpdate, SharedCritic, ValueTargets
 from areal_lab.training.device import on_device
 from areal_lab.training.forward import Predictions
 from areal_lab.training.learner import Learner
@@ -51,6 +51,9 @@ from areal_lab.training.optimizer import Stepped
 from areal_lab.training.protocol import Span, TrainBatchRequest
 from areal_lab.training.scores import BatchScores, score_batch
 from areal_lab.training.timeline import Timeline
+
+_OF_SHARED_CRITIC: Final = {"value_error": "critic_loss", "value_clipped": "value_clip_fraction"}
+"""Fields of tokens whose means are the metrics of a critic."""
 
 
 class StepOutcome(NamedTuple):
@@ -113,6 +116,10 @@ def train_batch(learner: Learner, request: TrainBatchRequest) -> StepOutcome:
     }
     metrics |= overlong_metrics(learner.settings, trajectories)
     metrics |= advantages.metrics | _critic_metrics(learner, minibatches, updates)
+    if isinstance(learner.critic, SharedCritic):
+        for field, name in _OF_SHARED_CRITIC.items():
+            if (mean := metrics.pop(f"{field}_mean", None)) is not None:
+                metrics[name] = mean
     return StepOutcome(metrics, tuple(timeline.spans), advantages.of_samples, records)
 
 
@@ -229,11 +236,14 @@ def _update(
             if learner.teacher is not None:
                 learner.teacher.logprobs(placed_idle)
             predicted = learner.policy(placed_idle)
-            (predicted.logprobs.sum() * 0.0).backward()
+            idle = predicted.logprobs.sum()
+            if predicted.values is not None:
+                idle = idle + predicted.values.sum()
+            (idle * 0.0).backward()
     with timeline.span("optimizer"):
         stepped = learner.optimizer.step(loss)
     critic = None
-    if learner.critic is not None and tokens.targets is not None:
+    if isinstance(learner.critic, Critic) and tokens.targets is not None:
         critic = learner.critic.update(minibatch, tokens.targets, ranks, timeline)
     return _Update(stepped, records, critic)
 
@@ -265,6 +275,17 @@ def _forward_loss(
     loss, fields = _with_other_terms(
         learner, loss, tokens, predicted, frozen, token_count=minibatch.token_count
     )
+    if isinstance(critic := learner.critic, SharedCritic):
+        assert predicted.values is not None
+        assert known.targets is not None
+        error = known.targets.loss(
+            predicted.values,
+            rows,
+            clip_epsilon=critic.clip_epsilon,
+            token_count=minibatch.token_count,
+        )
+        loss = loss + critic.coefficient * error.loss
+        fields |= {"value_error": error.errors, "value_clipped": error.clipped}
     record.diagnostics.update(fields)
     return loss, record
 

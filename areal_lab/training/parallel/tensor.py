@@ -115,6 +115,8 @@ def divide_ends(policy: PackedPolicy | PackedValues, mesh: DeviceMesh) -> None:
         head.weight = body.embed_tokens.weight
     else:
         _parallelize(head, mesh, {"": ColwiseParallel()})
+    if hasattr(model, VALUE_HEAD):
+        _parallelize(model, mesh, {VALUE_HEAD: _Whole(Replicate())})
     assert head.weight.placements == (Shard(0),), head.weight.placements
     assert tied == (head.weight is body.embed_tokens.weight)
     vocabulary = head.weight.shape[0]

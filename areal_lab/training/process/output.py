@@ -26,6 +26,7 @@ from areal_lab.engines.weights.records import Transfer, WeightsInMemory
 from areal_lab.host.durable import flush_tree, replace_flushed
 from areal_lab.models.dtypes import compute_dtype
 from areal_lab.training.checkpoint import save_state
+from areal_lab.training.critic import Critic
 from areal_lab.training.learner import Learner
 from areal_lab.training.lora import (
     adapter_tensors,
@@ -126,7 +127,7 @@ def save(learner: Learner, request: SaveRequest) -> None:
             save_state(learner, folder / STATE_FOLDER)
         for name, content in request.files.items() if learner.ranks.first else ():
             (folder / name).write_bytes(content)
-        if learner.critic is not None:
+        if isinstance(learner.critic, Critic):
             model = learner.critic.values.model
             tensors = merged_tensors(model, learner.ranks)
             if learner.ranks.first:
