@@ -297,6 +297,11 @@ class CriticConfig(Record):
     path: str = ""
     """Folder or name of the model that it starts from, such as a reward model; empty takes
     `actor.path`. Its output starts at zero where the folder has none."""
+    share_body: bool = False
+    """Read the values from the policy's own body: no second model and no second pass, but the error
+    of the values moves the policy too. Of `critic.optimizer` only `lr` is used, for the output."""
+    loss_coef: Positive = 0.1
+    """Factor of the error of the values in the loss, with `share_body`."""
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
     eps_clip: Annotated[float, Gt(0), About(hint="inf switches it off")] = 0.5
     """How far a value may move in one batch before its loss has no gradient, in units of the

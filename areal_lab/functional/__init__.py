@@ -391,6 +391,7 @@ from areal_lab.functional.logprobs.token_logprobs import (
     squared_probs as squared_probs,
     squared_probs_from_logits as squared_probs_from_logits,
 )
+from areal_lab.functional.logprobs.parts import VocabularyPart as VocabularyPart
 from areal_lab.functional.logprobs.cutoff import (
     Cutoff as Cutoff,
     top_k as top_k,

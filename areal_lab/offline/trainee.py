@@ -156,7 +156,7 @@ def train_step(
     for packed in minibatch.parts:
         share = trainee.objective.share(network.outputs(packed), packed, facts)
         # Gradients are averaged over the ranks, and the shares of all ranks are to be summed.
-        (share.loss * ranks.count).backward()
+        (share.loss * ranks.data_count).backward()
         total += share.loss.detach()
         _add(sums, share.sums)
     for packed in minibatch.idle:

@@ -252,12 +252,26 @@ def _unused_models(config: TrainConfig) -> list[str]:
         if not config.actor.kl_loss_coef and (unused := _changed_fields(config.ref)):
             named = ", ".join(f"ref.{name}" for name in unused)
             lines.append(f"{named} has no effect without actor.kl_loss_coef or actor.kl_ctl")
-    if (unused := _changed_fields(config.critic)) and not asks_for_values(config.actor):
-        lines.append(
-            f"critic.{', critic.'.join(unused)} has no effect without advantages that are made "
+    return lines + _unused_critic(config)
+
+
+def _unused_critic(config: TrainConfig) -> list[str]:
+    changed = _changed_fields(config.critic)
+    if not asks_for_values(config.actor):
+        if not changed:
+            return []
+        return [
+            f"critic.{', critic.'.join(changed)} has no effect without advantages that are made "
             "from values: actor.advantage=gae"
-        )
-    return lines
+        ]
+    if not config.critic.share_body:
+        without = "critic.loss_coef has no effect without critic.share_body"
+        return [without] if "loss_coef" in changed else []
+    ignored = [name for name in _changed_fields(config.critic.optimizer) if name != "lr"]
+    if not ignored:
+        return []
+    names = ", ".join(f"critic.optimizer.{name}" for name in ignored)
+    return [f"{names} has no effect with critic.share_body: actor.optimizer is for both"]
 
 
 def _unused_gpus(config: TrainConfig) -> Iterator[str]:
@@ -485,6 +499,12 @@ def check_other_models(config: TrainConfig) -> Iterator[Problem]:
         yield from _check_model("ref.path", config.ref.path)
     if asks_for_values(config.actor):
         yield from _check_model("critic.path", config.critic.path)
+        if config.critic.share_body and config.critic.path:
+            yield _wrong(
+                "critic.path",
+                f"critic.path is {config.critic.path}, but critic.share_body reads the values from "
+                "the policy's own body; remove one of them",
+            )
     yield from _check_model("teacher.path", config.teacher.path)
 
 

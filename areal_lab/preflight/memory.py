@@ -179,7 +179,7 @@ def _frozen(config: TrainConfig, parameters: int) -> dict[str, int]:
 
 def _critic_parameters(config: TrainConfig, folder: Path, shape: ModelShape) -> int:
     """A body and one output per token, without the policy's output layer."""
-    if not asks_for_values(config.actor):
+    if not asks_for_values(config.actor) or config.critic.share_body:
         return 0
     if config.critic.path:
         return _parameters_of(config.critic.path)

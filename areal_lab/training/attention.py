@@ -7,7 +7,9 @@
 
 Llama, Qwen2 and Qwen3 (and others without sliding windows) call it when they are loaded with
 `attn_implementation=TREE_ATTENTION`; the layout travels as the keyword argument `tree_layout`
-through the model's forward. Axes: `H` query heads, `K` key heads, `P` packed tokens, `D` head size.
+through the model's forward. Where processes divide the tokens of a row, each one attends with some of
+the heads, and over all tokens. Axes: `H` query heads, `K` key heads, `P` packed tokens (of this
+process), `D` head size.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from areal_lab.data.batch import PackedBatch, TreeSpan, ancestor_mask
 from areal_lab.host.compilers import find_compiler
 from areal_lab.models.copies import to_device
 from areal_lab.training.layers.block_mask import tree_block_mask
+from areal_lab.training.sequence import WHOLE, SequencePart
 
 TREE_ATTENTION: Final = "areal_lab_tree"
 Kernel = Literal["sdpa", "varlen", "flex"]
@@ -46,10 +49,16 @@ class TreeLayout(NamedTuple):
     """For `varlen`: first token of each tree, and the end of the last one."""
     block_mask: flex.BlockMask | None = None
     """For `flex`: the ancestor mask of all trees."""
+    part: SequencePart = WHOLE
+    """Which of the tokens a layer is called with."""
 
 
 def tree_layout(
-    packed: PackedBatch, *, asked: str = "auto", dtype: torch.dtype = torch.float32
+    packed: PackedBatch,
+    *,
+    asked: str = "auto",
+    dtype: torch.dtype = torch.float32,
+    part: SequencePart = WHOLE,
 ) -> TreeLayout:
     """What every layer needs to know of a batch.
 
@@ -57,6 +66,7 @@ def tree_layout(
         packed: on the device where it is computed.
         asked: kernel, or `auto`.
         dtype: of the matrix products.
+        part: of the tokens, that layers are called with.
     """
     spans, device = packed.trees, packed.tokens.device
     kernel = choose_kernel(
@@ -69,11 +79,12 @@ def tree_layout(
     if kernel == "varlen":
         ends = accumulate((span.end - span.start for span in spans), initial=0)
         starts = to_device(torch.tensor([*ends], dtype=torch.int32), device)
-        return TreeLayout(spans, kernel=kernel, starts=starts)
+        return TreeLayout(spans, kernel=kernel, starts=starts, part=part)
     if kernel == "flex":
-        return TreeLayout(spans, kernel=kernel, block_mask=tree_block_mask(packed.subtree_end))
+        mask = tree_block_mask(packed.subtree_end)
+        return TreeLayout(spans, kernel=kernel, block_mask=mask, part=part)
     masks = tuple(ancestor_mask(packed, span) if span.branching else None for span in spans)
-    return TreeLayout(spans, masks)
+    return TreeLayout(spans, masks, part=part)
 
 
 def choose_kernel(
@@ -152,21 +163,45 @@ def tree_attention(
             f"{type(module).__name__} has a sliding window of {sliding_window} tokens; packed "
             "training supports full attention only"
         )
-    if tree_layout.kernel == "sdpa":
-        return _sdpa(query, key, value, tree_layout, scaling=scaling, dropout=dropout), None
+    part, tokens = tree_layout.part, tree_layout.spans[-1].end
+    if part.count > 1:
+        query, key, value = part.to_heads(query, key, value)
+    padding = query.shape[2] - tokens
+    if padding:
+        query, key, value = (x[:, :, :tokens] for x in (query, key, value))
+    output = _attend(query, key, value, tree_layout, scaling=scaling, dropout=dropout)
+    if padding:
+        output = functional.pad(output, (0, 0, 0, padding))
+    if part.count > 1:
+        output = part.to_tokens(output)
+    return output.transpose(1, 2), None
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    layout: TreeLayout,
+    *,
+    scaling: float | None,
+    dropout: float,
+) -> Tensor:
+    """The output of the layout's kernel: (1, H, P, D)."""
+    if layout.kernel == "sdpa":
+        return _sdpa(query, key, value, layout, scaling=scaling, dropout=dropout)
     if dropout:
-        raise ValueError(f"{tree_layout.kernel} attention has no dropout, but it is {dropout}")
+        raise ValueError(f"{layout.kernel} attention has no dropout, but it is {dropout}")
     # Neither is on autocast's list, and rotated queries and keys are in float32.
     device = query.device.type
     if torch.is_autocast_enabled(device):
         low = torch.get_autocast_dtype(device)
         query, key, value = query.to(low), key.to(low), value.to(low)
-    if tree_layout.kernel == "varlen":
-        return _varlen(query, key, value, tree_layout, scaling), None
-    computed = _flex(device)(
-        query, key, value, block_mask=tree_layout.block_mask, scale=scaling, enable_gqa=True
+    if layout.kernel == "varlen":
+        return _varlen(query, key, value, layout, scaling)
+    computed: Tensor = _flex(device)(
+        query, key, value, block_mask=layout.block_mask, scale=scaling, enable_gqa=True
     )
-    return computed.transpose(1, 2), None
+    return computed
 
 
 def _varlen(
@@ -188,7 +223,7 @@ def _varlen(
         enable_gqa=True,
     )
     assert isinstance(out, Tensor)
-    return out[None]
+    return out.transpose(0, 1)[None]
 
 
 @cache
@@ -231,8 +266,7 @@ def _sdpa(
                 enable_gqa=mask is None and groups > 1,
             )
         )
-    joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
-    return joined.transpose(1, 2)
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
 
 
 transformers.AttentionInterface.register(TREE_ATTENTION, tree_attention)

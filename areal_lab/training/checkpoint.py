@@ -30,6 +30,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from transformers import PreTrainedModel
 
 from areal_lab.control.events import Version
+from areal_lab.training.critic import Critic
 from areal_lab.training.learner import Learner
 from areal_lab.training.optimizer import Optimizer
 from areal_lab.training.ranks import Ranks
@@ -56,7 +57,7 @@ def load_state(learner: Learner, folder: Path) -> None:
     state = state_of_learner(learner)
     read_state(state, folder, learner.ranks)
     set_state(learner.model, learner.optimizer, state)
-    if learner.critic is not None:
+    if isinstance(learner.critic, Critic):
         set_state(learner.critic.values.model, learner.critic.optimizer, state["critic"])
     if learner.kl_reward is not None:
         learner.kl_reward.coefficient = state["kl_coefficient"]
@@ -71,7 +72,7 @@ def state_of_learner(learner: Learner) -> dict[str, Any]:
     """What is saved of a learner; a collective call where there are several ranks. The tensors are
     its own."""
     state = state_of(learner.model, learner.optimizer)
-    if learner.critic is not None:
+    if isinstance(learner.critic, Critic):
         state["critic"] = state_of(learner.critic.values.model, learner.critic.optimizer)
     if learner.kl_reward is not None:
         state["kl_coefficient"] = learner.kl_reward.coefficient

@@ -1,8 +1,10 @@
-"""The critic of PPO: a model of values with an optimizer of its own.
+"""The critic of PPO: a model of values with an optimizer of its own, or an output of the policy.
 
-    advantages ask for values --make_critic--> Critic --update--> one step on a minibatch
+    advantages ask for values --make_critic--> Critic        --update--> a step on a minibatch
+                                               SharedCritic  a term of the policy's loss
 
-It is as large as the policy: a body and one output per token, which starts at zero.
+A `Critic` is as large as the policy: a body and one output per token, which starts at zero. A
+`SharedCritic` has the output alone.
 """
 
 from __future__ import annotations
@@ -16,17 +18,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from areal_lab.data.batch import SampleTokens
+from areal_lab.data.batch import PackedBatch, SampleTokens
 from areal_lab.functional.aggregate import token_mean
-from areal_lab.functional.losses.supervised import value_loss
+from areal_lab.functional.losses.supervised import ValueLoss, value_loss
 from areal_lab.models.copies import to_device
 from areal_lab.models.dtypes import compute_dtype
 from areal_lab.models.locate import resolve_model_path
 from areal_lab.training.device import on_device
-from areal_lab.training.forward import PackedValues
+from areal_lab.training.forward import PackedPolicy, PackedValues
 from areal_lab.training.layers.compiling import BACKEND, compile_layers
 from areal_lab.training.minibatch import Minibatch
-from areal_lab.training.model import load_value_model
+from areal_lab.training.model import check_same_vocabulary, load_value_model
 from areal_lab.training.optimizer import Optimizer, Stepped, make_optimizer
 from areal_lab.training.ranks import Ranks
 from areal_lab.training.settings import TrainerSettings
@@ -41,6 +43,26 @@ class ValueTargets(NamedTuple):
     """Before the batch: the values that the advantages were made with."""
     tokens: SampleTokens
     """Places of the tokens, on the host."""
+
+    def loss(
+        self, values: Float[Tensor, " R"], rows: Tensor, *, clip_epsilon: float, token_count: int
+    ) -> ValueLoss:
+        """A micro-batch's share of the mean error in its minibatch.
+
+        Args:
+            values: of its tokens.
+            rows: their places among the `T` tokens.
+            clip_epsilon: how far a value may move in one batch.
+            token_count: tokens of the whole minibatch.
+        """
+        return value_loss(
+            values,
+            self.returns[rows],
+            torch.ones_like(values, dtype=torch.bool),
+            old_values=self.old_values[rows],
+            clip_epsilon=clip_epsilon,
+            aggregate=partial(token_mean, token_count=token_count),
+        )
 
 
 class CriticUpdate(NamedTuple):
@@ -78,17 +100,14 @@ class Critic:
         for packed in minibatch.parts:
             with timeline.span("critic forward/backward", tokens=len(packed.tokens)):
                 rows = to_device(targets.tokens.rows(packed), device)
-                values = self.values(on_device(packed, device))
-                share = value_loss(
-                    values,
-                    targets.returns[rows],
-                    torch.ones_like(values, dtype=torch.bool),
-                    old_values=targets.old_values[rows],
+                share = targets.loss(
+                    self.values(on_device(packed, device)),
+                    rows,
                     clip_epsilon=self.clip_epsilon,
-                    aggregate=partial(token_mean, token_count=minibatch.token_count),
+                    token_count=minibatch.token_count,
                 )
                 # Gradients are averaged over the ranks, and shares are to be summed.
-                (share.loss * ranks.count).backward()
+                (share.loss * ranks.data_count).backward()
                 loss += share.loss.detach()
                 clipped += share.clipped.sum()
         for packed in minibatch.idle:
@@ -99,24 +118,54 @@ class Critic:
         return CriticUpdate(stepped, clipped)
 
 
+@dataclass(frozen=True, slots=True)
+class SharedCritic:
+    """The output for values of a policy, which learns with it."""
+
+    policy: PackedPolicy
+    coefficient: float
+    """Factor of the error in the policy's loss."""
+    clip_epsilon: float
+    bootstraps: bool
+
+    def values(self, packed: PackedBatch) -> Float[Tensor, " R"]:
+        """The value before each chosen token.
+
+        Args:
+            packed: on the device of the policy.
+        """
+        values: Tensor = self.policy(packed).values
+        return values
+
+
 def make_critic(
-    settings: TrainerSettings, ranks: Ranks, *, compile_backend: str = BACKEND
-) -> Critic:
-    """Load a critic and shard it.
+    policy: PackedPolicy,
+    settings: TrainerSettings,
+    ranks: Ranks,
+    *,
+    compile_backend: str = BACKEND,
+) -> Critic | SharedCritic:
+    """Load a critic and shard it, or take the policy's output for values.
 
     Args:
+        policy: sharded, with that output if they share the body.
         settings: of the trainer; without `critic.path` its model folder.
         ranks: the processes that train together.
         compile_backend: of `torch.compile`, with `actor.compile`.
 
     Raises:
-        ModelNotFound: if the folder has no model with a linear output for values.
+        ModelNotFound: if the folder has no model with a linear output for values, or one with
+            another vocabulary.
     """
     config, actor = settings.config.critic, settings.actor
+    if config.share_body:
+        return SharedCritic(policy, config.loss_coef, config.eps_clip, config.bootstrap_truncated)
     folder = resolve_model_path(config.path) if config.path else Path(settings.model_path)
     model = load_value_model(
         folder, device=settings.load_device, gradient_checkpointing=actor.gradient_checkpointing
     )
+    theirs, ours = (m.config.get_text_config() for m in (model, policy.model))
+    check_same_vocabulary("critic.path", config.path, theirs.vocab_size, ours.vocab_size)
     dtype = compute_dtype(actor.dtype, settings.device)
     values = PackedValues(model, dtype=dtype, attention=actor.attention)
     if actor.compile:

@@ -13,12 +13,15 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from areal_lab.data.batch import PackedBatch
+from areal_lab.functional.logprobs.parts import VocabularyPart
 from areal_lab.functional.logprobs.token_logprobs import logprobs_and_entropy
 from areal_lab.training.attention import tree_layout
 from areal_lab.training.model import VALUE_HEAD
+from areal_lab.training.sequence import WHOLE, SequencePart
 
 
 class Predictions(NamedTuple):
@@ -27,6 +30,8 @@ class Predictions(NamedTuple):
     logprobs: Float[Tensor, " R"]
     entropy: Float[Tensor, " R"]
     """In nats, of the distribution that the token was sampled from."""
+    values: Float[Tensor, " R"] | None = None
+    """Before each token; None of a policy without an output for them."""
 
 
 class PackedPolicy(nn.Module):
@@ -44,7 +49,7 @@ class PackedPolicy(nn.Module):
         """Wrap a model.
 
         Args:
-            model: from `load_policy`.
+            model: from `load_policy`; with `add_value_output` it has values too.
             temperature: the sampler's temperature, which divides the logits.
             dtype: type of the matrix products; float32 needs no autocast.
             entropy_gradient: whether the entropy is part of the loss; it is detached otherwise.
@@ -56,6 +61,10 @@ class PackedPolicy(nn.Module):
         self.dtype = dtype
         self.entropy_gradient = entropy_gradient
         self.attention = attention
+        self.vocabulary: VocabularyPart | None = None
+        """The rows of the output layer that are here, where ranks divide them."""
+        self.sequence = WHOLE
+        """The tokens that are computed here, where ranks divide them."""
 
     def forward(self, packed: PackedBatch) -> Predictions:
         """Compute the model's log-probs of the chosen tokens.
@@ -64,15 +73,20 @@ class PackedPolicy(nn.Module):
             packed: on the model's device.
         """
         head: Any = self.model.get_output_embeddings()
+        hidden = _hidden_states(self.model, packed, self.dtype, self.attention, self.sequence)
         # Autocast does not apply inside the chunked product, so its inputs are cast here.
         scored = logprobs_and_entropy(
-            _hidden_states(self.model, packed, self.dtype, self.attention).to(self.dtype),
-            head.weight.to(self.dtype),
-            packed.targets,
+            hidden.to(self.dtype),
+            _rows_here(head.weight).to(self.dtype),
+            self.sequence.own(packed.targets),
             temperature=self.temperature,
+            part=self.vocabulary,
         )
-        entropy = scored.entropy if self.entropy_gradient else scored.entropy.detach()
-        return Predictions(scored.logprobs[packed.prediction], entropy[packed.prediction])
+        logprobs, entropy = (self.sequence.gather(values)[packed.prediction] for values in scored)
+        values = None
+        if hasattr(self.model, VALUE_HEAD):
+            values = _values(self.model, hidden, packed, self.sequence)
+        return Predictions(logprobs, entropy if self.entropy_gradient else entropy.detach(), values)
 
 
 class PackedValues(nn.Module):
@@ -99,6 +113,8 @@ class PackedValues(nn.Module):
         self.model = model
         self.dtype = dtype
         self.attention = attention
+        self.sequence = WHOLE
+        """As that of a `PackedPolicy`."""
 
     def forward(self, packed: PackedBatch) -> Float[Tensor, " R"]:
         """Compute the value before each chosen token.
@@ -106,28 +122,48 @@ class PackedValues(nn.Module):
         Args:
             packed: on the model's device.
         """
-        head: Any = self.model.get_submodule(VALUE_HEAD)
-        # Values in bfloat16 would have three digits.
-        hidden = _hidden_states(self.model, packed, self.dtype, self.attention)
-        hidden = hidden.to(head.weight.dtype)
-        values: Tensor = head(hidden)[:, 0]
-        return values[packed.prediction]
+        hidden = _hidden_states(self.model, packed, self.dtype, self.attention, self.sequence)
+        return _values(self.model, hidden, packed, self.sequence)
+
+
+def _values(
+    model: PreTrainedModel,
+    hidden: Float[Tensor, "u hidden"],
+    packed: PackedBatch,
+    part: SequencePart,
+) -> Float[Tensor, " R"]:
+    head: Any = model.get_submodule(VALUE_HEAD)
+    # Values in bfloat16 would have three digits.
+    values = part.gather(head(hidden.to(head.weight.dtype))[:, 0])
+    return values[packed.prediction]
 
 
 def _hidden_states(
-    model: PreTrainedModel, packed: PackedBatch, dtype: torch.dtype, attention: str
-) -> Float[Tensor, "U hidden"]:
-    """Outputs of the model's body where something is predicted."""
+    model: PreTrainedModel,
+    packed: PackedBatch,
+    dtype: torch.dtype,
+    attention: str,
+    part: SequencePart,
+) -> Float[Tensor, "u hidden"]:
+    """Outputs of the model's body at this part of what is predicted.
+
+    Parts of the predictions are equal, and not those of the tokens: prompts predict nothing.
+    """
     body: Any = model.get_submodule(model.base_model_prefix)
     with _autocast(packed.tokens.device, dtype):
         hidden = body(
-            input_ids=packed.tokens[None],
-            position_ids=packed.positions[None],
+            input_ids=part.own(packed.tokens)[None],
+            position_ids=part.own(packed.positions)[None],
             use_cache=False,
-            tree_layout=tree_layout(packed, asked=attention, dtype=dtype),
+            tree_layout=tree_layout(packed, asked=attention, dtype=dtype, part=part),
         ).last_hidden_state[0]
-    predicting: Tensor = hidden[packed.predict_from]
+    predicting: Tensor = part.gather(hidden)[part.own(packed.predict_from)]
     return predicting
+
+
+def _rows_here(weight: Tensor) -> Tensor:
+    """Of an output layer whose rows are divided, those of this rank."""
+    return weight.to_local() if isinstance(weight, DTensor) else weight
 
 
 def _autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[Any]:

@@ -10,10 +10,10 @@ from transformers import PreTrainedModel
 from areal_lab.data.prefix_tree import ForwardCost
 from areal_lab.models.dtypes import compute_dtype
 from areal_lab.training.batch_advantages import KLReward, choose_kl_reward
-from areal_lab.training.critic import Critic, make_critic
+from areal_lab.training.critic import Critic, SharedCritic, make_critic
 from areal_lab.training.forward import PackedPolicy
 from areal_lab.training.layers.compiling import BACKEND, compile_layers
-from areal_lab.training.model import check_same_vocabulary, forward_cost
+from areal_lab.training.model import VALUE_HEAD, add_value_output, forward_cost
 from areal_lab.training.objective.advantages import (
     Advantages,
     choose_advantages,
@@ -44,7 +44,7 @@ class Learner:
     """None unless the policy is distilled."""
     kl_reward: KLReward | None = None
     """The penalty inside the reward; None if there is none."""
-    critic: Critic | None = None
+    critic: Critic | SharedCritic | None = None
     """None unless the advantages are made from values."""
     ranks: Ranks = field(default_factory=Ranks)
 
@@ -77,6 +77,11 @@ def make_learner(
     ranks = ranks or Ranks()
     dtype = compute_dtype(settings.actor.dtype, settings.device)
     cost = forward_cost(model)
+    advantages, critic = choose_advantages(settings), settings.config.critic
+    rates = {}
+    if needs_critic(advantages) and critic.share_body:
+        add_value_output(model)
+        rates = {f"{VALUE_HEAD}.weight": critic.optimizer.lr}
     policy = PackedPolicy(
         model,
         temperature=settings.temperature,
@@ -87,19 +92,14 @@ def make_learner(
     if settings.actor.compile:
         compile_layers(model, backend=compile_backend)
     ranks.shard(policy, offload=settings.actor.offload)
-    advantages = choose_advantages(settings)
-    critic = None
-    if needs_critic(advantages):
-        critic = make_critic(settings, ranks, compile_backend=compile_backend)
-    if critic is not None:
-        theirs, ours = (m.config.get_text_config() for m in (critic.values.model, model))
-        check_same_vocabulary(
-            "critic.path", settings.config.critic.path, theirs.vocab_size, ours.vocab_size
-        )
     return Learner(
         policy=policy,
         optimizer=make_optimizer(
-            model, settings.actor.optimizer, steps=settings.optimizer_steps, ranks=ranks
+            model,
+            settings.actor.optimizer,
+            steps=settings.optimizer_steps,
+            ranks=ranks,
+            rates=rates,
         ),
         loss=choose_loss(settings),
         advantages=advantages,
@@ -109,6 +109,8 @@ def make_learner(
         reference=make_reference(policy, settings, ranks),
         teacher=make_teacher(policy, settings, ranks),
         kl_reward=choose_kl_reward(settings),
-        critic=critic,
+        critic=make_critic(policy, settings, ranks, compile_backend=compile_backend)
+        if needs_critic(advantages)
+        else None,
         ranks=ranks,
     )

@@ -28,6 +28,7 @@ from transformers import PreTrainedModel
 from areal_lab.control.events import Version
 from areal_lab.engines.protocol import ALL_LINEAR, LoraShape, WeightsFolder
 from areal_lab.engines.weights.folder import deduplicated_state, write_folder, write_tensors
+from areal_lab.training.model import VALUE_HEAD
 from areal_lab.training.ranks import ALONE, Ranks
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def merged_tensors(
     """The model's state with its adapters merged into the weights, shared tensors once.
 
     Names, shapes and types are those of the model without adapters; without adapters this equals
-    `deduplicated_state`.
+    `deduplicated_state`. A policy's output for values is left out: it is no part of the model.
 
     Args:
         model: whole, or sharded.
@@ -128,6 +129,7 @@ def merged_tensors(
         Everything on rank 0, nothing on the others.
     """
     merged: dict[str, Tensor] = {}
+    policy = isinstance(model, PreTrainedModel) and model.get_output_embeddings() is not None
 
     def keep(name: str, tensor: Tensor) -> None:
         if ranks.count == 1:
@@ -137,6 +139,8 @@ def merged_tensors(
 
     for name, part in deduplicated_state(model).items():
         if ".lora_A." in name or ".lora_B." in name:
+            continue
+        if policy and name.startswith(f"{VALUE_HEAD}."):
             continue
         tensor = ranks.whole(part)
         owner, _, rest = name.rpartition(".base_layer.")

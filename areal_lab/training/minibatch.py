@@ -106,7 +106,7 @@ def make_minibatch(
         has_gradient: whether a member adds anything to the gradient.
         cost: of a forward pass.
         max_tokens: budget of a micro-batch.
-        ranks: among which the groups are divided.
+        ranks: among whose data ranks the groups are divided.
         whole_groups: keep each group in one micro-batch, for losses that compare its sequences.
     """
     pack_them = partial(pack_parts, cost=cost, max_tokens=max_tokens)
@@ -114,13 +114,13 @@ def make_minibatch(
     for member in (trajectories[index] for index in members):
         tokens_of[member.group] = tokens_of.get(member.group, 0) + member.generated_tokens
     chosen = [index for index in members if has_gradient(index)]
-    if ranks.count > 1:
+    if ranks.data_count > 1:
         lengths: dict[int, int] = {}
         for index in chosen:
             group = trajectories[index].group
             lengths[group] = lengths.get(group, 0) + len(input_tokens(trajectories[index]))
-        rank_of = deal_groups(lengths, ranks.count)
-        chosen = [i for i in chosen if rank_of[trajectories[i].group] == ranks.rank]
+        rank_of = deal_groups(lengths, ranks.data_count)
+        chosen = [i for i in chosen if rank_of[trajectories[i].group] == ranks.data_rank]
     parts = pack_them(trajectories, chosen, whole_groups=whole_groups)
     missing = ranks.most(len(parts)) - len(parts)
     idle: list[PackedBatch] = []
@@ -146,7 +146,7 @@ def deal_groups(tokens: Mapping[int, int], ranks: int) -> dict[int, int]:
 
     Args:
         tokens: of each group.
-        ranks: processes.
+        ranks: data ranks.
     """
     load = [0] * ranks
     rank_of = {}

@@ -2,6 +2,7 @@
 
 load_policy        a causal language model
 load_value_model   its body with one output per token: a critic, or a reward model
+add_value_output   such an output beside that of a policy: a critic that shares the body
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from areal_lab.training.layers.checkpointing import Checkpointing, enable_checkp
 __all__ = [
     "VALUE_HEAD",
     "ModelNotFound",
+    "add_value_output",
     "check_same_vocabulary",
     "forward_cost",
     "load_policy",
@@ -91,6 +93,17 @@ def load_value_model(
     if loading["missing_keys"]:
         nn.init.zeros_(head.weight)
     return _prepared(model, device=device, gradient_checkpointing=gradient_checkpointing)
+
+
+def add_value_output(model: PreTrainedModel) -> None:
+    """Give a policy an output for values, in place; its weights start at zero, as all values do.
+
+    Engines and model folders do not get it.
+    """
+    size, device = model.config.get_text_config().hidden_size, model.device
+    head = nn.Linear(size, 1, bias=False, device=device, dtype=torch.float32)
+    nn.init.zeros_(head.weight)
+    model.add_module(VALUE_HEAD, head)
 
 
 def _load(kind: Any, path: Path, **options: Any) -> Any:

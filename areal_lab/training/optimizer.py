@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -67,7 +68,12 @@ class Optimizer:
 
 
 def make_optimizer(
-    model: nn.Module, numbers: OptimizerConfig, *, steps: int, ranks: Ranks
+    model: nn.Module,
+    numbers: OptimizerConfig,
+    *,
+    steps: int,
+    ranks: Ranks,
+    rates: Mapping[str, float] = MappingProxyType({}),
 ) -> Optimizer:
     """AdamW on the parameters of a model that require a gradient.
 
@@ -76,9 +82,14 @@ def make_optimizer(
         numbers: learning rate and the like.
         steps: optimizer steps of the whole run, for the schedule.
         ranks: the processes that train together.
+        rates: other learning rates, by the name of the parameter; not of the first one.
     """
+    groups: dict[float, list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            groups.setdefault(rates.get(name, numbers.lr), []).append(parameter)
     adamw = torch.optim.AdamW(
-        [parameter for parameter in model.parameters() if parameter.requires_grad],
+        [{"params": parameters, "lr": lr} for lr, parameters in groups.items()],
         lr=numbers.lr,
         betas=(numbers.beta1, numbers.beta2),
         eps=numbers.eps,

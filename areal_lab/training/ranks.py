@@ -26,18 +26,26 @@ def _alone(value: Any) -> list[Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
-    """The processes that train together. Every function must be called by all of them."""
+    """The processes that train together. Every function must be called by all of them.
+
+    Groups are divided among the data ranks. Where a layer or a sequence is divided too, several
+    ranks compute the same groups: they are one data rank, and what they give counts once.
+    """
 
     rank: int = 0
     count: int = 1
+    data_rank: int = 0
+    data_count: int = 1
+    """Also the factor of a share of the loss: gradients are averaged over the ranks, and the shares
+    of the data ranks are to be summed."""
     most: Callable[[int], int] = _same
     """Largest of the numbers that the ranks give."""
     total: Callable[[Tensor], Tensor] = _same
-    """Sum of the tensors that the ranks give."""
+    """Sum of the tensors that the data ranks give, on every rank."""
     whole: Callable[[Tensor], Tensor] = _same
     """A sharded tensor in one piece, on every rank."""
     collect: Callable[[Any], list[Any]] = _alone
-    """What each rank gives, in order, on rank 0; nothing on the others."""
+    """What each data rank gives, in order, on rank 0; nothing on the others."""
     announce: Callable[[Any], Any] = _same
     """What rank 0 gives, on every rank."""
 

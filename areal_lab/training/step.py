@@ -12,8 +12,8 @@ Scores are the values of a critic and the log-probs of a reference that is part 
 
 `N` is the number of tokens the policy chose in the whole minibatch, so the cut into micro-batches
 and the omitted sequences without gradient affect memory and time only. The same holds for the cut
-into ranks: each one packs groups of its own, and gradients are averaged over ranks, so a loss is
-multiplied by their number.
+into ranks: each data rank packs groups of its own, and gradients are averaged over ranks, so a loss
+is multiplied by their number.
 
 On a GPU the host waits for the device once per optimizer step, for its loss and gradient norm, and
 once per batch, for the values that metrics are made of.
@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -40,7 +40,7 @@ from areal_lab.training.batch_advantages import (
     batch_advantages,
     overlong_metrics,
 )
-from areal_lab.training.critic import CriticUpdate, ValueTargets
+from areal_lab.training.critic import Critic, CriticUpdate, SharedCritic, ValueTargets
 from areal_lab.training.device import on_device
 from areal_lab.training.forward import Predictions
 from areal_lab.training.learner import Learner
@@ -52,6 +52,9 @@ from areal_lab.training.protocol import Span, TrainBatchRequest
 from areal_lab.training.scores import BatchScores, score_batch
 from areal_lab.training.timeline import Timeline
 
+_OF_SHARED_CRITIC: Final = {"value_error": "critic_loss", "value_clipped": "value_clip_fraction"}
+"""Fields of tokens whose means are the metrics of a critic."""
+
 
 class StepOutcome(NamedTuple):
     """Metrics and time spans of a step."""
@@ -61,7 +64,7 @@ class StepOutcome(NamedTuple):
     advantages: Float[Tensor, " N"]
     """Of each trajectory; where tokens have their own, their mean."""
     records: list[TokenRecord]
-    """Of each micro-batch of all ranks, on the host; on rank 0 only."""
+    """Of each micro-batch of all data ranks, on the host; on rank 0 only."""
 
 
 def train_batch(learner: Learner, request: TrainBatchRequest) -> StepOutcome:
@@ -113,6 +116,10 @@ def train_batch(learner: Learner, request: TrainBatchRequest) -> StepOutcome:
     }
     metrics |= overlong_metrics(learner.settings, trajectories)
     metrics |= advantages.metrics | _critic_metrics(learner, minibatches, updates)
+    if isinstance(learner.critic, SharedCritic):
+        for field, name in _OF_SHARED_CRITIC.items():
+            if (mean := metrics.pop(f"{field}_mean", None)) is not None:
+                metrics[name] = mean
     return StepOutcome(metrics, tuple(timeline.spans), advantages.of_samples, records)
 
 
@@ -217,7 +224,7 @@ def _update(
         with timeline.span("forward/backward", tokens=len(packed.tokens)):
             share, record = _forward_loss(learner, packed, known, tokens, placed)
             # Gradients are averaged over the ranks, and the shares of all ranks are to be summed.
-            (share * ranks.count).backward()
+            (share * ranks.data_count).backward()
             loss += share.detach()
             records.append(record)
     for packed in minibatch.idle:
@@ -229,11 +236,14 @@ def _update(
             if learner.teacher is not None:
                 learner.teacher.logprobs(placed_idle)
             predicted = learner.policy(placed_idle)
-            (predicted.logprobs.sum() * 0.0).backward()
+            idle = predicted.logprobs.sum()
+            if predicted.values is not None:
+                idle = idle + predicted.values.sum()
+            (idle * 0.0).backward()
     with timeline.span("optimizer"):
         stepped = learner.optimizer.step(loss)
     critic = None
-    if learner.critic is not None and tokens.targets is not None:
+    if isinstance(learner.critic, Critic) and tokens.targets is not None:
         critic = learner.critic.update(minibatch, tokens.targets, ranks, timeline)
     return _Update(stepped, records, critic)
 
@@ -265,6 +275,17 @@ def _forward_loss(
     loss, fields = _with_other_terms(
         learner, loss, tokens, predicted, frozen, token_count=minibatch.token_count
     )
+    if isinstance(critic := learner.critic, SharedCritic):
+        assert predicted.values is not None
+        assert known.targets is not None
+        error = known.targets.loss(
+            predicted.values,
+            rows,
+            clip_epsilon=critic.clip_epsilon,
+            token_count=minibatch.token_count,
+        )
+        loss = loss + critic.coefficient * error.loss
+        fields |= {"value_error": error.errors, "value_clipped": error.clipped}
     record.diagnostics.update(fields)
     return loss, record
 

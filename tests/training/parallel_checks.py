@@ -55,6 +55,14 @@ CASES: dict[str, dict[str, Any]] = {
         "ppo_n_minibatches": 2,
         "max_tokens_per_mb": 20,
     },
+    "shared critic": {
+        "kind": "llama",
+        "tied": True,
+        "advantage": {"name": "gae", "lambda_": 0.9},
+        "ppo_n_minibatches": 2,
+        "max_tokens_per_mb": 20,
+        "more": {"critic.share_body": True, "critic.optimizer.lr": 1e-2},
+    },
     "teacher": {"kind": "llama", "tied": True, "max_tokens_per_mb": 20, "teacher": "LoRA"},
     "offload": {"kind": "qwen2", "tied": True, "offload": True, "max_tokens_per_mb": 20},
     "compiled, selective": {
@@ -103,7 +111,9 @@ def check_steps(folder: Path, case: str, ranks: Ranks) -> Learner:
         critic = ("critic_loss", "critic_grad_norm", "value_mean", "kl_coefficient")
         names = SAME if ranks.first else ("loss", "grad_norm")
         for name in (*names, *(name for name in critic if name in one)):
-            close = abs(one[name] - many[name]) <= 1e-5 * max(1.0, abs(one[name]))
+            # The largest difference of any token moves more than sums over all of them.
+            share = 1e-4 if name == "drift_max" else 1e-5
+            close = abs(one[name] - many[name]) <= share * max(1.0, abs(one[name]))
             assert close, (case, ranks.count, step, name, one[name], many[name])
     state = merged_tensors(learner.model, ranks)
     if ranks.first:
@@ -258,7 +268,7 @@ def prepare(folder: Path) -> None:
     """The models of the cases, and a larger one."""
     save_model(folder / "memory", **live_bytes.SHAPE)
     for name, case in CASES.items():
-        save_model(folder / name, kind=case["kind"], tied=case["tied"])
+        save_model(folder / name, kind=case["kind"], tied=case["tied"], vocab_size=98)
 
 
 if __name__ == "__main__":

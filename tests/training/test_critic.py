@@ -16,10 +16,11 @@ from areal_lab.functional.advantages.named import dr_grpo_advantages
 from areal_lab.models.locate import ModelNotFound
 from areal_lab.training.batch_advantages import KLReward, batch_advantages
 from areal_lab.training.checkpoint import load_state, save_state
-from areal_lab.training.learner import Learner
+from areal_lab.training.learner import Learner, make_learner
+from areal_lab.training.lora import add_lora, merged_tensors
 from areal_lab.training.model import load_policy, load_value_model
 from areal_lab.training.process.output import CRITIC_FOLDER, save
-from areal_lab.training.protocol import SaveRequest, TrainBatchRequest
+from areal_lab.training.protocol import STATE_FOLDER, SaveRequest, TrainBatchRequest
 from areal_lab.training.step import train_batch
 from tests.reference import returns as reference
 from tests.reference.ppo_step import sequence_logprobs
@@ -29,6 +30,7 @@ from tests.training.tiny import (
     parameters,
     random_batch,
     save_model,
+    settings_for,
 )
 
 GAE = {"name": "gae", "gamma": 0.9, "lambda_": 0.8}
@@ -220,6 +222,104 @@ def test_the_bootstrap_can_be_left_out(folder: Path, critic: Path) -> None:
     other = train_batch(learner_with(folder, critic), request).metrics["return_mean"]
     assert ours == pytest.approx(theirs)
     assert ours != pytest.approx(other, rel=1e-3)
+
+
+# --- values from the policy's body -------------------------------------------------------------
+
+
+def sharing(folder: Path, *more: Any, output: Tensor | None = None, **actor: Any) -> Learner:
+    """A policy with an output for values, whose weights are `output` if given."""
+    settings = {"critic.share_body": True, "critic.optimizer.lr": 1e-2, **dict(more)}
+    learner = learner_for(folder, more=settings, **{"advantage": GAE, **actor})
+    if output is not None:
+        with torch.no_grad():
+            learner.model.get_submodule("score").weight.copy_(output)
+    return learner
+
+
+def test_a_shared_body_learns_from_both_losses(folder: Path) -> None:
+    torch.manual_seed(2)
+    output = 0.3 * torch.randn(1, 32)
+    request = cut_off(random_batch())
+    learner = sharing(
+        folder,
+        ("critic.loss_coef", 0.3),
+        output=output,
+        max_tokens_per_mb=40,
+        use_decoupled_loss=False,
+    )
+    outcome = train_batch(learner, request)
+    assert outcome.metrics["micro_batches"] > 1
+
+    model = plain(load_policy, folder)
+    model.score = torch.nn.Linear(32, 1, bias=False)
+    with torch.no_grad():
+        model.score.weight.copy_(output)
+    advantages, returns = slow_estimate(model, request)
+    policy_terms, value_terms = [], []
+    for trajectory, own, targets in zip(request.trajectories, advantages, returns, strict=True):
+        logprobs = torch.stack(sequence_logprobs(model, trajectory))
+        behavior = torch.tensor([lp for s in trajectory.segments for lp in s.logprobs])
+        ratio, weight = (logprobs - behavior).exp(), torch.tensor(own)
+        policy_terms.append(-torch.minimum(ratio * weight, ratio.clamp(0.8, 1.2) * weight))
+        values, _ = slow_values(model, trajectory)
+        value_terms.append((values - torch.tensor(targets)).square() / 2)
+    value_loss = torch.cat(value_terms).mean()
+    loss = torch.cat(policy_terms).mean() + 0.3 * value_loss
+    loss.backward()
+    assert outcome.metrics["loss"] == pytest.approx(loss.item(), rel=1e-4)
+    assert outcome.metrics["critic_loss"] == pytest.approx(value_loss.item(), rel=1e-4)
+    assert outcome.metrics["value_clip_fraction"] == 0
+    expected = gradients(model)
+    assert "score.weight" in expected
+    for name, gradient in gradients(learner.model).items():
+        torch.testing.assert_close(gradient, expected[name], atol=1e-5, rtol=1e-3)
+
+
+def test_a_shared_critic_learns_to_predict_the_reward(folder: Path) -> None:
+    learner = sharing(folder, ("critic.loss_coef", 1.0))
+    first, *_, last = (train_batch(learner, random_batch()).metrics for _ in range(30))
+    assert first["value_mean"] == 0
+    assert last["critic_loss"] < 0.7 * first["critic_loss"]
+    assert last["explained_variance"] > 0 == first["explained_variance"]
+
+
+def test_the_output_for_values_has_a_learning_rate_of_its_own(folder: Path) -> None:
+    before = parameters(sharing(folder).model)
+    learner = sharing(folder, ("critic.optimizer.lr", 0.25))
+    train_batch(learner, random_batch())
+    after = parameters(learner.model)
+    moved = {name: float((after[name] - value).abs().max()) for name, value in before.items()}
+    # The first step of Adam is the learning rate.
+    assert moved.pop("score.weight") == pytest.approx(0.25, rel=1e-3)
+    assert max(moved.values()) == pytest.approx(1e-3, rel=1e-2)
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_engines_and_folders_do_not_get_the_output_for_values(
+    folder: Path, tmp_path: Path, lora: bool
+) -> None:
+    model = load_policy(folder)
+    if lora:
+        add_lora(model, rank=4, alpha=8, targets=("q_proj",), merged=True)
+    more = {"critic.share_body": True}
+    settings = settings_for(folder, more=more, advantage="gae", use_lora=lora)
+    learner = make_learner(model, settings)
+    train_batch(learner, random_batch())
+    assert merged_tensors(learner.model).keys() == merged_tensors(load_policy(folder)).keys()
+    save(learner, SaveRequest(tmp_path / "saved", state=True))
+    assert not (tmp_path / "saved" / CRITIC_FOLDER).exists()
+    load_policy(tmp_path / "saved")
+    again = load_policy(folder)
+    if lora:
+        add_lora(again, rank=4, alpha=8, targets=("q_proj",), merged=True)
+    resumed = make_learner(again, settings)
+    load_state(resumed, tmp_path / "saved" / STATE_FOLDER)
+    assert torch.equal(
+        resumed.model.get_submodule("score").weight, learner.model.get_submodule("score").weight
+    )
+    ours, theirs = (train_batch(one, random_batch(1)).metrics for one in (resumed, learner))
+    assert ours["loss"] == theirs["loss"]
 
 
 # --- KL in the reward ----------------------------------------------------------------------------

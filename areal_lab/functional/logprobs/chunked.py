@@ -4,7 +4,9 @@ r"""Autograd for log-probs from hidden states: compute, reduce and discard tiles
     backward   the same tiles again, or kept ones --> gradient of the logits --> hidden, weight
     again      ordinary operations, differentiable as often as wanted
 
-There are two functions, since the first derivative has its own backward pass.
+There are two functions, since the first derivative has its own backward pass. Where the vocabulary
+is divided among processes, each one has tiles of its part, and they meet twice: in the sums over the
+vocabulary `[T]`, and in the gradient of hidden.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from torch import Tensor
 from areal_lab.functional.checks import wide, wide_dtype
 from areal_lab.functional.logprobs.curvature import second_order
 from areal_lab.functional.logprobs.cutoff import NOT_KEPT, Cutoff, clear_cutoff
+from areal_lab.functional.logprobs.parts import VocabularyPart
 from areal_lab.functional.logprobs.tiles import (
     Restriction,
     Scratch,
@@ -46,6 +49,7 @@ class ChunkedLogprobs(torch.autograd.Function):
         targets: Tensor,
         mask: Tensor | None,
         rule: Cutoff | None,
+        part: VocabularyPart | None,
         temperature: float,
         entries: int,
         cached_tokens: int,
@@ -64,10 +68,11 @@ class ChunkedLogprobs(torch.autograd.Function):
         buffer = hidden.new_empty(min(rows_step, max(0, tokens - cached_tokens)) * columns_step)
         scratch = Scratch(hidden, rows_step * columns_step, columns_step)
         columns_slices = list(slices(vocab, columns_step))
-        parts = TileSums(*cutoff.new_empty(3, len(columns_slices), tokens))
+        tiles = TileSums(*cutoff.new_empty(3, len(columns_slices), tokens))
         # A gather, since it refuses a target outside the vocabulary on every device and when
         # compiled; no tile would have it, and its log-prob would be a wrong, finite number.
-        chosen = cutoff.new_zeros(vocab).gather(0, targets)
+        chosen = cutoff.new_zeros(part.vocabulary if part else vocab).gather(0, targets)
+        targets = part.own(targets) if part else targets
         for rows in [*slices(cached_tokens, rows_step), *slices(tokens, rows_step, cached_tokens)]:
             for number, columns in enumerate(columns_slices):
                 if rows.stop <= cached_tokens:
@@ -78,14 +83,17 @@ class ChunkedLogprobs(torch.autograd.Function):
                 if rule is not None:
                     for block in scratch.blocks(logits):
                         cutoff[moved(block, rows.start)] = clear_cutoff(rule, wide(logits[block]))
-                for all_parts, part in zip(
-                    parts, sums(logits, restriction, rows, columns, scratch), strict=True
+                for all_tiles, tile in zip(
+                    tiles, sums(logits, restriction, rows, columns, scratch), strict=True
                 ):
-                    all_parts[number, rows] = part
+                    all_tiles[number, rows] = tile
                 index, inside = target_index(targets[rows], columns)
                 found = torch.where(inside, wide(logits.gather(1, index)), chosen[rows, None])
                 chosen[rows] = found[:, 0]
-        peak, log_mass, entropy = join(parts)
+        whole = join(tiles)
+        if part:
+            whole, chosen = _join_parts(whole, chosen, part)
+        peak, log_mass, entropy = whole
         logprobs = (chosen - peak) - log_mass
         if mask is not None or rule is not None:
             if mask is not None:
@@ -99,7 +107,7 @@ class ChunkedLogprobs(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        hidden, weight, targets, mask, rule, ctx.temperature, ctx.entries, _ = inputs
+        hidden, weight, targets, mask, rule, ctx.part, ctx.temperature, ctx.entries, _ = inputs
         logprobs, entropy, normalizer, cutoff, cached = output
         ctx.has_rule = rule is not None
         ctx.mark_non_differentiable(normalizer, cutoff, cached)
@@ -135,11 +143,12 @@ class ChunkedLogprobs(torch.autograd.Function):
             entropy,
             normalizer,
             cached,
+            ctx.part,
             ctx.temperature,
             ctx.entries,
             ctx.needs_input_grad[:2],
         )
-        return grad_hidden, grad_weight, *(None,) * 6
+        return grad_hidden, grad_weight, *(None,) * 7
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:
@@ -179,11 +188,13 @@ class ChunkedGradients(torch.autograd.Function):
         entropy: Tensor,
         normalizer: Tensor,
         cached: Tensor,
+        part: VocabularyPart | None,
         temperature: float,
         entries: int,
         needs: tuple[bool, bool],
     ) -> tuple[Tensor | None, Tensor | None]:
         needs_hidden, needs_weight = needs
+        targets = part.own(targets) if part else targets
         tokens, vocab, cached_tokens = hidden.shape[0], weight.shape[0], cached.shape[0]
         restriction = Restriction(mask, cutoff)
         of_tokens = token_gradients(
@@ -211,18 +222,18 @@ class ChunkedGradients(torch.autograd.Function):
                 if known < tile.shape[0]:
                     fresh = slice(rows.start + known, rows.stop)
                     _logits(tile[known:], hidden[fresh], here, temperature)
-                for part, source in (
+                for some, source in (
                     (slice(0, known), cached[rows.start : rows.start + known, columns]),
                     (slice(known, tile.shape[0]), tile[known:]),
                 ):
                     logits_gradient(
                         source,
                         restriction,
-                        moved(part, rows.start),
+                        moved(some, rows.start),
                         columns,
                         scratch,
                         of_tokens=of_tokens,
-                        out=tile[part],
+                        out=tile[some],
                     )
                 put_targets(tile, targets, rows, columns, of_tokens.of_target)
                 scale = 1 / temperature
@@ -234,12 +245,14 @@ class ChunkedGradients(torch.autograd.Function):
                     add_product(total, tile.T, hidden[rows], scale=scale, fresh=not begun)
             if grad_weight is not None and total is not None and total.dtype != weight.dtype:
                 grad_weight[columns] = total
+        if grad_hidden is not None and part:
+            grad_hidden = part.total(grad_hidden)
         return None if grad_hidden is None else grad_hidden.to(hidden.dtype), grad_weight
 
     @staticmethod
     # Nothing is saved here; torch passes all three.
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:  # noqa: ARG004
-        *saved, _, _, _, _, ctx.temperature, ctx.entries, _ = inputs
+        *saved, _, _, _, _, ctx.part, ctx.temperature, ctx.entries, _ = inputs
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*saved)
 
@@ -247,6 +260,11 @@ class ChunkedGradients(torch.autograd.Function):
     def backward(
         ctx: Any, along_hidden: Tensor | None, along_weight: Tensor | None
     ) -> tuple[Tensor | None, ...]:
+        if ctx.part:
+            raise ValueError(
+                "log-probs over parts of a vocabulary have no second derivative; pass the whole "
+                "output embedding, without part"
+            )
         # Ordinary differentiable operations, so that derivatives of every higher order follow.
         hidden, weight, targets, mask, cutoff, g, k = ctx.saved_tensors
         k = torch.zeros_like(g) if k is None else k
@@ -267,7 +285,7 @@ class ChunkedGradients(torch.autograd.Function):
             for rows in slices(hidden.shape[0], max(1, ctx.entries // weight.shape[0]))
         ]
         if not parts:
-            return (None,) * 14
+            return (None,) * 15
         to_hidden, to_weight, to_g, to_k = zip(*parts, strict=True)
         return (
             torch.cat(to_hidden).to(hidden.dtype),
@@ -275,7 +293,7 @@ class ChunkedGradients(torch.autograd.Function):
             *(None,) * 3,
             torch.cat(to_g),
             torch.cat(to_k) if ctx.needs_input_grad[6] else None,
-            *(None,) * 7,
+            *(None,) * 8,
         )
 
     @staticmethod
@@ -292,6 +310,17 @@ class ChunkedGradients(torch.autograd.Function):
         if grad_hidden is None:
             return (None, None), (None, None)
         return (unflatten_members(info.batch_size, grad_hidden), None), (0, None)
+
+
+def _join_parts(
+    sums_here: TileSums, chosen: Tensor, part: VocabularyPart
+) -> tuple[TileSums, Tensor]:
+    """Sums over the whole vocabulary, and the logits of targets: each is in one part, 0 in others.
+
+    Each process joins what all of them have gathered, so that all get the same bits.
+    """
+    *of_parts, found = part.gather(torch.stack((*sums_here, chosen))).unbind(1)
+    return join(TileSums(*of_parts)), found.sum(0)
 
 
 def _logits(out: Tensor, hidden: Tensor, weight: Tensor, temperature: float) -> None:

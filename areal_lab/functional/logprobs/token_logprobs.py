@@ -19,6 +19,7 @@ from torch import Tensor
 from areal_lab.functional.checks import check_integer, check_range, check_same_shape, wide
 from areal_lab.functional.logprobs.chunked import ChunkedLogprobs
 from areal_lab.functional.logprobs.cutoff import NOT_KEPT, Cutoff, smallest_kept
+from areal_lab.functional.logprobs.parts import VocabularyPart
 from areal_lab.logit_tiles import largest_tile, logit_tiles
 
 _PADDING = "give padding any token of the vocabulary, such as 0, and mask it in the loss"
@@ -42,6 +43,7 @@ def logprobs_and_entropy(
     keep: Bool[Tensor, "T V"] | Cutoff | None = None,
     chunk_tokens: int | None = None,
     cache_bytes: int | None = None,
+    part: VocabularyPart | None = None,
 ) -> LogprobsAndEntropy:
     r"""Log-prob of the target and entropy at each token, without holding all logits.
 
@@ -72,15 +74,25 @@ def logprobs_and_entropy(
             None keeps half as many bytes as the weight has, whose gradient is of that size anyway,
             but at least 96 MiB, and up to 160 MiB together with a small tile. Nothing is kept where
             no gradient is needed, nor under `vmap`.
+        part: None if `weight` is whole. Where processes divide it among them, the part that is here
+            (vocabulary parallel): results are those of the whole one on each of them, the gradient
+            of hidden too, and that of `weight` is of its part. Not together with `keep`, and
+            without second derivatives.
 
     Source: without holding the logits: Wijmans et al., Cut your losses (arXiv:2411.09009).
 
     Raises:
         ValueError: shapes or types do not fit, a target is not in the vocabulary, temperature or
-            chunk_tokens is not positive, or cache_bytes is negative. On a GPU, under `vmap` and
+            chunk_tokens is not positive, cache_bytes is negative, or keep and part are both given.
+            On a GPU, under `vmap` and
             when compiled, a wrong target is torch's own error.
     """
-    _check_inputs(hidden, weight, targets)
+    _check_inputs(hidden, weight, targets, part.vocabulary if part else weight.shape[0])
+    if part is not None and keep is not None:
+        raise ValueError(
+            "keep needs the logits of the whole vocabulary, but part says that weight has some of "
+            "them; leave keep out, or gather the weight"
+        )
     _check_temperature(temperature)
     mask = keep if isinstance(keep, Tensor) else None
     rule = None if isinstance(keep, Tensor) else keep
@@ -109,6 +121,7 @@ def logprobs_and_entropy(
         targets.long(),
         mask,
         rule,
+        part,
         temperature,
         tiles.entries,
         min(cached_tokens, hidden.shape[0]),
@@ -257,7 +270,7 @@ def _check_mask(mask: Tensor, shape: tuple[int, ...]) -> None:
         )
 
 
-def _check_inputs(hidden: Tensor, weight: Tensor, targets: Tensor) -> None:
+def _check_inputs(hidden: Tensor, weight: Tensor, targets: Tensor, vocabulary: int) -> None:
     check_integer("targets", targets)
     _check_states(hidden, weight)
     if targets.shape != hidden.shape[:1]:
@@ -265,7 +278,7 @@ def _check_inputs(hidden: Tensor, weight: Tensor, targets: Tensor) -> None:
             f"targets has shape {tuple(targets.shape)}, but hidden {tuple(hidden.shape)} asks for "
             f"{tuple(hidden.shape[:1])}: one target per hidden state"
         )
-    check_range("targets", targets, weight.shape[0], _PADDING)
+    check_range("targets", targets, vocabulary, _PADDING)
 
 
 def _check_states(hidden: Tensor, weight: Tensor) -> None:

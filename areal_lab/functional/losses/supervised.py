@@ -39,6 +39,8 @@ class ValueLoss(NamedTuple):
     """Scalar, to be minimized."""
     clipped: Tensor
     """True where the clip removed the gradient of an unmasked token."""
+    errors: Tensor
+    """What is aggregated, of each token; 0 where masked."""
 
 
 def sft_loss(
@@ -115,7 +117,8 @@ def value_loss(
     values, returns = select(values, mask), select(returns.detach(), mask)
     free = _error(error, values - returns)
     if math.isinf(clip_epsilon):
-        return ValueLoss(aggregated(aggregate, free, mask, sequences), torch.zeros_like(mask))
+        loss = aggregated(aggregate, free, mask, sequences)
+        return ValueLoss(loss, torch.zeros_like(mask), free.detach())
     if old_values is None:
         raise ValueError(
             f"old_values is None, but clip_epsilon is {clip_epsilon}, a distance from them; give "
@@ -125,8 +128,9 @@ def value_loss(
     old_values = select(old_values.detach(), mask)
     bounded = values.clamp(old_values - clip_epsilon, old_values + clip_epsilon)
     held = _error(error, bounded - returns)
-    loss = aggregated(aggregate, torch.maximum(free, held), mask, sequences)
-    return ValueLoss(loss, (held > free).detach())
+    errors = torch.maximum(free, held)
+    loss = aggregated(aggregate, errors, mask, sequences)
+    return ValueLoss(loss, (held > free).detach(), errors.detach())
 
 
 def _error(error: ErrorFunction, difference: Tensor) -> Tensor:

@@ -23,7 +23,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.distributed.tensor import DTensor
 
-from areal_lab.training.parallel.shard import shard_policy
+from areal_lab.training.forward import PackedPolicy, PackedValues
+from areal_lab.training.parallel.sequence import sequence_part
+from areal_lab.training.parallel.shard import TENSOR, shard_policy
 from areal_lab.training.ranks import Ranks
 
 _START: Final = timedelta(minutes=5)
@@ -37,13 +39,23 @@ class RankPlace:
     rank: int
     count: int
     shards: int
-    """Ranks that share one copy of the parameters; divides `count`."""
+    """Ranks that share one copy of the parameters, or of the part of each that is theirs; divides
+    `count / tensor`."""
+    tensor: int = 1
+    """Ranks that divide every layer among them (tensor parallel); neighbors."""
+    context: int = 1
+    """Ranks that divide every sequence among them (Ulysses); neighbors."""
     device: str
     """`cpu` or `cuda`, of which the process sees one."""
     rendezvous: str
     """File where the ranks meet; a new one for each group, on a disk that all of them have."""
     timeout_s: float
     """Longest wait of a collective."""
+
+    @property
+    def together(self) -> int:
+        """Ranks that compute the same groups: one data rank."""
+        return self.tensor * self.context
 
 
 class PeersMissing(RuntimeError):
@@ -87,17 +99,23 @@ def join(place: RankPlace) -> Ranks:
         timeout=max(timeout, _START),
     )
     mesh = _mesh(place)
-    for group in (dist.group.WORLD, *mesh.get_all_groups()):
-        _set_pg_timeout(timeout, group)
+    ranks = torch.arange(place.count).view(-1, place.together)
+    data = _one_of(ranks.T) if place.together > 1 else _everyone()
+    sequence = _one_of(ranks) if place.context > 1 else None
+    for group in (dist.group.WORLD, data, sequence, *mesh.get_all_groups()):
+        if group is not None:
+            _set_pg_timeout(timeout, group)
     return Ranks(
         rank=place.rank,
         count=place.count,
+        data_rank=place.rank // place.together,
+        data_count=place.count // place.together,
         most=_most,
-        total=_total,
+        total=partial(_total, data),
         whole=_whole,
-        collect=partial(_collect, place),
+        collect=partial(_collect, place, data),
         announce=partial(_announce, place),
-        shard=partial(shard_policy, mesh=mesh),
+        shard=partial(_shard, mesh, sequence),
     )
 
 
@@ -117,13 +135,38 @@ def leave() -> None:
 
 
 def _mesh(place: RankPlace) -> DeviceMesh:
-    """One axis of shards, or copies of shards."""
-    copies = place.count // place.shards
-    if copies == 1:
-        return init_device_mesh(place.device, (place.count,), mesh_dim_names=("shards",))
-    return init_device_mesh(
-        place.device, (copies, place.shards), mesh_dim_names=("copies", "shards")
-    )
+    """The axes of the parameters: copies of shards of parts of layers, each where there are any."""
+    sizes = {
+        "copies": place.count // (place.shards * place.tensor),
+        "shards": place.shards,
+        TENSOR: place.tensor,
+    }
+    axes = {name: size for name, size in sizes.items() if size > 1 or name == "shards"}
+    return init_device_mesh(place.device, tuple(axes.values()), mesh_dim_names=tuple(axes))
+
+
+def _one_of(rows: Tensor) -> dist.ProcessGroup:
+    """Make a group of each of these rows of ranks; the one with this rank."""
+    mine, _ = dist.new_subgroups_by_enumeration(rows.tolist())
+    assert mine is not None, "every rank is in one of them"
+    return mine
+
+
+def _everyone() -> dist.ProcessGroup:
+    assert dist.group.WORLD is not None, "initialized before"
+    return dist.group.WORLD
+
+
+def _shard(
+    mesh: DeviceMesh,
+    sequence: dist.ProcessGroup | None,
+    policy: PackedPolicy | PackedValues,
+    *,
+    offload: bool = False,
+) -> None:
+    shard_policy(policy, mesh=mesh, offload=offload)
+    if sequence is not None:
+        policy.sequence = sequence_part(sequence)
 
 
 def _most(number: int) -> int:
@@ -132,9 +175,9 @@ def _most(number: int) -> int:
     return int(largest)
 
 
-def _total(tensor: Tensor) -> Tensor:
+def _total(data: dist.ProcessGroup, tensor: Tensor) -> Tensor:
     summed = tensor.clone()
-    dist.all_reduce(summed)
+    dist.all_reduce(summed, group=data)
     return summed
 
 
@@ -142,13 +185,11 @@ def _whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def _collect(place: RankPlace, value: Any) -> list[Any]:
-    if place.rank:
-        dist.gather_object(value)
-        return []
-    values: list[Any] = [None] * place.count
-    dist.gather_object(value, values)
-    return values
+def _collect(place: RankPlace, data: dist.ProcessGroup, value: Any) -> list[Any]:
+    first = place.rank % place.together  # of this group
+    values: list[Any] = [None] * dist.get_world_size(data)
+    dist.gather_object(value, values if place.rank == first else None, dst=first, group=data)
+    return [] if place.rank else values
 
 
 def _announce(place: RankPlace, value: Any) -> Any:

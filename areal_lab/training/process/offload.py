@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from areal_lab.host.memory import return_freed_memory
+from areal_lab.training.critic import Critic
 from areal_lab.training.learner import Learner
 from areal_lab.training.optimizer import Optimizer
 
@@ -51,7 +52,7 @@ def _move(learner: Learner, to: torch.device) -> None:
 
 def _modules(learner: Learner) -> Iterator[nn.Module]:
     yield learner.policy
-    if learner.critic is not None:
+    if isinstance(learner.critic, Critic):
         yield learner.critic.values
     for frozen in (learner.reference, learner.teacher):
         if frozen is not None and frozen.policy is not learner.policy:
@@ -60,5 +61,5 @@ def _modules(learner: Learner) -> Iterator[nn.Module]:
 
 def _optimizers(learner: Learner) -> Iterator[Optimizer]:
     yield learner.optimizer
-    if learner.critic is not None:
+    if isinstance(learner.critic, Critic):
         yield learner.critic.optimizer

@@ -29,6 +29,7 @@ from areal_lab.engines.weights.records import Transfer, WeightsInMemory
 from areal_lab.host.durable import flush_tree, replace_flushed
 from areal_lab.models.dtypes import compute_dtype
 from areal_lab.training.checkpoint import state_of_learner, write_state
+from areal_lab.training.critic import Critic
 from areal_lab.training.learner import Learner
 from areal_lab.training.lora import (
     adapter_tensors,
@@ -170,7 +171,7 @@ def prepare_save(learner: Learner, request: SaveRequest) -> PreparedSave:
     ranks = learner.ranks
     keep: Callable[[Any], Any] = copied if request.asynchronous else lambda value: value
     critic = None
-    if learner.critic is not None:
+    if isinstance(learner.critic, Critic):
         critic = ModelParts(
             learner.critic.values.model, keep(merged_tensors(learner.critic.values.model, ranks))
         )

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from areal_lab import logit_tiles
 from areal_lab.functional.logprobs.cutoff import in_turn, min_p, top_k, top_p
+from areal_lab.functional.logprobs.parts import VocabularyPart
 from areal_lab.functional.logprobs.tiles import tile_shape
 from areal_lab.functional.logprobs.token_logprobs import (
     logprobs_and_entropy,
@@ -550,3 +556,69 @@ def test_bad_inputs_of_squared_probs_are_refused():
     ]:
         with pytest.raises(ValueError, match=message):
             squared_probs(**{"hidden": hidden, "weight": weight, **keywords})
+
+
+def in_parts(
+    hidden: Tensor, weight: Tensor, targets: Tensor, parts: int, **options: Any
+) -> list[tuple[Tensor, ...]]:
+    """Log-prob, entropy and gradients from each of several threads that have a part of the
+    vocabulary, as the processes of a trainer have."""
+    step = weight.shape[0] // parts
+    barrier, shared = threading.Barrier(parts, timeout=30), [hidden] * parts
+
+    def meet(rank: int, tensor: Tensor) -> list[Tensor]:
+        shared[rank] = tensor
+        barrier.wait()
+        everyone = list(shared)
+        barrier.wait()
+        return everyone
+
+    def compute(rank: int) -> tuple[Tensor, ...]:
+        h = hidden.detach().clone().requires_grad_()
+        w = weight.detach()[rank * step : (rank + 1) * step].clone().requires_grad_()
+        part = VocabularyPart(
+            first=rank * step,
+            vocabulary=weight.shape[0],
+            gather=lambda tensor: torch.stack(meet(rank, tensor)),
+            total=lambda tensor: torch.stack(meet(rank, tensor)).sum(0),
+        )
+        scored = logprobs_and_entropy(h, w, targets, part=part, **options)
+        (scored.logprobs.cos().sum() + (scored.entropy**2).sum()).backward()
+        assert h.grad is not None
+        assert w.grad is not None
+        return scored.logprobs.detach(), scored.entropy.detach(), h.grad, w.grad
+
+    with ThreadPoolExecutor(parts) as pool:
+        return list(pool.map(compute, range(parts)))
+
+
+@pytest.mark.parametrize("parts", [2, 4])
+@pytest.mark.parametrize("cache_bytes", [0, None])
+def test_parts_of_the_vocabulary_give_what_the_whole_one_gives(
+    parts: int, cache_bytes: int | None
+) -> None:
+    draw = torch.Generator().manual_seed(3)
+    hidden = torch.randn(9, 5, generator=draw, dtype=torch.float64).mul_(3).requires_grad_()
+    weight = torch.randn(12, 5, generator=draw, dtype=torch.float64).requires_grad_()
+    targets = torch.randint(12, (9,), generator=draw)
+    options: dict[str, Any] = {"temperature": 0.7, "chunk_tokens": 2, "cache_bytes": cache_bytes}
+    whole = logprobs_and_entropy(hidden, weight, targets, **options)
+    (whole.logprobs.cos().sum() + (whole.entropy**2).sum()).backward()
+    assert hidden.grad is not None
+    assert weight.grad is not None
+    for rank, found in enumerate(in_parts(hidden, weight, targets, parts, **options)):
+        rows = weight.grad.chunk(parts)[rank]
+        for got, expected in zip(found, (*whole, hidden.grad, rows), strict=True):
+            torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_a_part_of_the_vocabulary_knows_the_tokens_of_the_others_and_no_rule() -> None:
+    part = VocabularyPart(
+        first=0, vocabulary=6, gather=lambda tensor: tensor[None], total=lambda tensor: tensor
+    )
+    hidden, weight = torch.randn(2, 4), torch.randn(3, 4)
+    logprobs_and_entropy(hidden, weight, torch.tensor([0, 5]), part=part)
+    with pytest.raises(ValueError, match="targets"):
+        logprobs_and_entropy(hidden, weight, torch.tensor([0, 6]), part=part)
+    with pytest.raises(ValueError, match="keep needs the logits of the whole vocabulary"):
+        logprobs_and_entropy(hidden, weight, torch.tensor([0, 5]), part=part, keep=top_p(0.9))
