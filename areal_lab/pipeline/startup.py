@@ -124,6 +124,8 @@ async def start_run(context: RunContext) -> RunPerformer:
         fields_folder=str(folder.path / "trajectories") if config.token_fields else "",
         threads=threads.trainer,
         ranks=place.ranks,
+        tensor=place.tensor,
+        context=place.context,
         device=place.device,
         gpus=",".join(place.gpus),
     )

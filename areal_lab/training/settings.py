@@ -28,6 +28,10 @@ class TrainerSettings:
     """`cpu` or `cuda`, which is the only GPU that the process sees."""
     ranks: int = 1
     """Processes that train together."""
+    tensor: int = 1
+    """Of them, those that divide each layer."""
+    context: int = 1
+    """Of them, those that divide each sequence."""
     rendezvous: str = ""
     """File where they meet; set by who starts them."""
     gpus: str = ""
