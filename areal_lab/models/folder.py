@@ -44,9 +44,12 @@ def read_model_facts(folder: Path) -> ModelFacts:
 class ModelShape:
     """Widths of a decoder, in numbers per token."""
 
+    kind: str
+    """`model_type` of its configuration."""
     layers: int
     hidden: int
     intermediate: int
+    head_width: int
     query_width: int
     """Of all query heads together."""
     kv_width: int
@@ -57,6 +60,16 @@ class ModelShape:
     dense: bool
     """Whether each layer has one feed-forward network of width `intermediate`."""
     context_tokens: int | None
+
+    @property
+    def heads(self) -> int:
+        """Query heads."""
+        return self.query_width // self.head_width
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.kv_width // self.head_width
 
 
 def read_model_shape(folder: Path) -> ModelShape | None:
@@ -71,6 +84,8 @@ def read_model_shape(folder: Path) -> ModelShape | None:
         heads, hidden = config["num_attention_heads"], config["hidden_size"]
         width = config.get("head_dim") or hidden // heads
         return ModelShape(
+            kind=str(config.get("model_type")),
+            head_width=width,
             layers=config["num_hidden_layers"],
             hidden=hidden,
             intermediate=config.get("intermediate_size", 0),

@@ -125,6 +125,8 @@ async def start_run(context: RunContext) -> RunPerformer:
         fields_folder=str(folder.path / "trajectories") if config.token_fields else "",
         threads=threads.trainer,
         ranks=place.ranks,
+        tensor=place.tensor,
+        context=place.context,
         device=place.device,
         engine_device=place_engines(config, machine).device,
         gpus=",".join(place.gpus),

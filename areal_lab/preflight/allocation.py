@@ -29,6 +29,8 @@ ENGINES: Final = tuple(BACKENDS)
 """Backends that generate."""
 TRAINERS: Final = ("fsdp", "megatron", "archon")
 """Backends that train in AReaL."""
+TORCH_TRAINERS: Final = ("fsdp", "archon")
+"""Those that are the trainer of this project, under either name: FSDP2 with divided layers."""
 _EXAMPLE: Final = "for example sglang:d2+fsdp:d1"
 _DIGITS: Final = 6
 """Maximum digits of a size: no cluster has a million devices."""

@@ -47,6 +47,7 @@ from areal_lab.models.locate import (
     resolve_model_path,
 )
 from areal_lab.preflight.allocation import engine_plan
+from areal_lab.preflight.division import check_division
 from areal_lab.preflight.functions import check_functions, check_objective
 from areal_lab.preflight.limits import limits_of, lora_of, schedule_of, version_bytes
 from areal_lab.preflight.memory import estimate
@@ -56,7 +57,7 @@ from areal_lab.preflight.placement import (
     place_trainer,
     this_machine,
 )
-from areal_lab.preflight.trainer import asks_for_values
+from areal_lab.preflight.trainer import asks_for_values, models_of
 from areal_lab.sinks.start import check_sinks
 
 _LOG_BYTES = 64 << 20  # events, metrics, trajectories, pictures: a few MB per day
@@ -99,7 +100,10 @@ def check(
         facts = read_model_facts(folder)
     except ValueError as error:
         raise ConfigError(*found, *problems_of(error, "actor.path")) from error
-    found += check_other_models(config)
+    others = list(check_other_models(config))
+    found += others
+    if not others:
+        found += check_division(config)
     version = version_bytes(config, folder, facts.parameters)
     found += check_space(config, facts, version, disk_usage)
     if problems is not None:
@@ -495,17 +499,16 @@ def check_model(config: RunConfig, disk_usage: DiskUsage = shutil.disk_usage) ->
 
 def check_other_models(config: TrainConfig) -> Iterator[Problem]:
     """Check that the other models are there that the run has from elsewhere."""
-    if config.actor.kl_loss_coef or config.actor.kl_ctl:
-        yield from _check_model("ref.path", config.ref.path)
-    if asks_for_values(config.actor):
-        yield from _check_model("critic.path", config.critic.path)
-        if config.critic.share_body and config.critic.path:
-            yield _wrong(
-                "critic.path",
-                f"critic.path is {config.critic.path}, but critic.share_body reads the values from "
-                "the policy's own body; remove one of them",
-            )
-    yield from _check_model("teacher.path", config.teacher.path)
+    for setting, path in models_of(config):
+        if setting != "actor.path":
+            yield from _check_model(setting, path)
+    critic = config.critic
+    if asks_for_values(config.actor) and critic.share_body and critic.path:
+        yield _wrong(
+            "critic.path",
+            f"critic.path is {critic.path}, but critic.share_body reads the values from the "
+            "policy's own body; remove one of them",
+        )
 
 
 def _check_model(setting: str, path: str) -> Iterator[Problem]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -25,7 +25,7 @@ from areal_lab.models.dtypes import dtype_name
 from areal_lab.models.folder import ModelShape, read_model_facts, read_model_shape
 from areal_lab.models.locate import resolve_model_path
 from areal_lab.preflight.limits import lora_of
-from areal_lab.preflight.trainer import asks_for_values, trainer_ranks
+from areal_lab.preflight.trainer import asks_for_values, trainer_sizes
 
 _FLOAT32: Final = 4
 _PROCESS_BYTES: Final = 375 << 20
@@ -62,7 +62,11 @@ class Trained:
     critic_parameters: int = 0
     """Of a critic, which is trained whole."""
     shards: int = 1
-    """Processes that divide all of these among them."""
+    """Processes that divide all of these among them, or the parts of these that they have."""
+    tensor: int = 1
+    """Processes that divide each layer: parameters, and the outputs of its matrices."""
+    context: int = 1
+    """Processes that divide the tokens of a micro-batch."""
 
     @property
     def trained(self) -> int:
@@ -147,13 +151,15 @@ def estimate(
     if problems is not None:
         tokens = min(tokens, _minibatch_tokens(config, problems, TextCodec.load(folder)))
     adapters = (adapter_parameters(folder, lora_of(config)) or 0) if actor.use_lora else 0
-    parameters = read_model_facts(folder).parameters
+    parameters, sizes = read_model_facts(folder).parameters, trainer_sizes(config)
     size = Trained(
         parameters=parameters,
         adapter_parameters=adapters,
         frozen=_frozen(config, parameters),
         critic_parameters=_critic_parameters(config, folder, shape),
-        shards=actor.shard_ranks or trainer_ranks(config),
+        shards=actor.shard_ranks or sizes.data * sizes.context,
+        tensor=sizes.tensor,
+        context=sizes.context,
     )
     dtype = dtype_name(actor.dtype, native=native_bfloat16())
     number_bytes = 2 if dtype == "bfloat16" else _FLOAT32
@@ -161,7 +167,7 @@ def estimate(
     if config.checkpoint.asynchronous:
         copy = _checkpoint_bytes(size, state=config.checkpoint.resumable)
         parts.append(Part("copy for checkpoints", copy, "checkpoint.asynchronous=false"))
-    return Estimate(parts=parts, tokens=tokens, processes=trainer_ranks(config))
+    return Estimate(parts=parts, tokens=tokens, processes=sizes.devices)
 
 
 def _frozen(config: TrainConfig, parameters: int) -> dict[str, int]:
@@ -202,10 +208,19 @@ def trainer_memory(
     The peak is in the backward pass of the second one, when gradients exist: at the output layer,
     or in a decoder layer whose activations are computed again.
 
+    Processes that divide layers have a model whose heads, feed-forward network and vocabulary are
+    smaller by their number, and hidden states as wide as before; those that divide sequences have
+    fewer tokens.
+
     Args:
+        shape: of the whole model.
+        size: of it.
         number_bytes: of the compute type.
         tokens: of a micro-batch; all of them are taken to be predicted.
     """
+    name_of_activations = f"activations of {tokens:,} tokens"
+    shape, size = _divided(shape, size)
+    tokens = math.ceil(tokens / size.context)
     lora = bool(size.adapter_parameters)
     budget = "actor.max_tokens_per_mb"
     train_less = "" if lora else "actor.use_lora=true"
@@ -252,7 +267,7 @@ def trainer_memory(
         # Weights, gradients and moments; its activations are no larger than the policy's.
         Part("critic", int(4 * shard * size.critic_parameters), "advantages without a critic"),
         Part("gathered weights", _gathered_bytes(shape, size)),
-        Part(f"activations of {tokens:,} tokens", stored + ends, knob),
+        Part(name_of_activations, stored + ends, knob),
         *working,
     ]
     return [part for part in parts if part.bytes]
@@ -265,10 +280,27 @@ def _checkpoint_bytes(size: Trained, *, state: bool) -> int:
     return int(_FLOAT32 * (models + state * parts))
 
 
+def _divided(shape: ModelShape, size: Trained) -> tuple[ModelShape, Trained]:
+    """What each of the processes that divide layers has of a model."""
+    by = size.tensor
+    return replace(
+        shape,
+        intermediate=shape.intermediate // by,
+        query_width=shape.query_width // by,
+        kv_width=shape.kv_width // by,
+        vocab=shape.vocab // by,
+    ), replace(
+        size,
+        parameters=size.parameters // by,
+        frozen={name: count // by for name, count in size.frozen.items()},
+        critic_parameters=size.critic_parameters // by,
+    )
+
+
 def _gathered_bytes(shape: ModelShape, size: Trained) -> int:
     """Of sharded weights, those that are whole at the peak: a layer, the next one, and all that
     lies outside of the layers."""
-    if size.shards == 1:
+    if size.shards == size.tensor == 1:
         return 0
     layers = shape.layers * _linear_numbers(shape)
     return _FLOAT32 * (max(0, size.parameters - layers) + 2 * _linear_numbers(shape))

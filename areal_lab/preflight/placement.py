@@ -25,7 +25,13 @@ from areal_lab.preflight.allocation import (
     engine_plan,
     parse_allocation,
 )
-from areal_lab.preflight.trainer import FreeGpus, TrainerPlan, trainer_plan, trainer_ranks
+from areal_lab.preflight.trainer import (
+    FreeGpus,
+    TrainerPlan,
+    check_trainer,
+    trainer_plan,
+    trainer_ranks,
+)
 from areal_lab.preflight.turns import check_turns
 
 _LEAST_BYTES: Final = 256 << 20
@@ -219,7 +225,12 @@ def _where(index: int, place: EnginePlace, machine: Machine) -> str:
 def _trainer_place(plan: TrainerPlan, machine: Machine) -> str:
     plural = "" if plan.ranks == 1 else "es"
     where = f"GPU {', '.join(plan.gpus)}" if plan.gpus else f"{machine.cores} core(s)"
-    return f"{plan.ranks} process{plural} on {where}"
+    divided = [
+        f"{count} of them divide each {what}"
+        for count, what in ((plan.tensor, "layer"), (plan.context, "sequence"))
+        if count > 1
+    ]
+    return ", ".join([f"{plan.ranks} process{plural} on {where}", *divided])
 
 
 def _check_allocation(allocation: Allocation, text: str) -> None:
@@ -228,20 +239,8 @@ def _check_allocation(allocation: Allocation, text: str) -> None:
         raise refusal(
             "allocation_mode", f"allocation_mode {text} only evaluates; to train, write +fsdp:d1"
         )
-    if trainer is None:
-        return
-    if trainer.backend != "fsdp":
-        raise refusal(
-            "allocation_mode",
-            f"allocation_mode {text} trains with {trainer.backend}, which is not supported; "
-            "write fsdp:d1",
-        )
-    if trainer.sizes != Sizes(data=trainer.sizes.data):
-        raise refusal(
-            "allocation_mode",
-            f"allocation_mode {text} trains with {trainer.sizes}, but trainer processes can only "
-            f"shard the model (d); write fsdp:d{trainer.sizes.devices}",
-        )
+    if trainer is not None:
+        check_trainer(trainer, text)
 
 
 def _check_sizes(config: TrainConfig) -> None:

@@ -5,14 +5,15 @@ allocation_mode, actor.device, free GPUs --trainer_plan--> TrainerPlan, or a one
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from areal_lab.config.offline import OfflineActorConfig
 from areal_lab.config.problem import refusal
 from areal_lab.config.schema import ActorConfig, TrainConfig
 from areal_lab.host.compilers import find_compiler
-from areal_lab.preflight.allocation import parse_allocation
+from areal_lab.preflight.allocation import TORCH_TRAINERS, Part, Sizes, parse_allocation
 from areal_lab.training.objective.formula_index import find_formula
 from areal_lab.training.objective.formulas import Role
 
@@ -22,6 +23,10 @@ class TrainerPlan:
     """The processes of a trainer."""
 
     ranks: int = 1
+    tensor: int = 1
+    """Of these, those that divide each layer."""
+    context: int = 1
+    """Of these, those that divide each sequence."""
     device: str = "cpu"
     """`cpu` or `cuda`."""
     gpus: tuple[str, ...] = ()
@@ -38,12 +43,48 @@ class FreeGpus:
     torch_has_cuda: bool
 
 
+def trainer_sizes(config: TrainConfig) -> Sizes:
+    """How the processes of the trainer divide the model and its work, as the config asks for."""
+    if not config.allocation_mode:
+        return Sizes()
+    trainer = parse_allocation(config.allocation_mode).trainer
+    return Sizes() if trainer is None else trainer.sizes
+
+
 def trainer_ranks(config: TrainConfig) -> int:
     """Processes of the trainer that the config asks for."""
-    if not config.allocation_mode:
-        return 1
-    trainer = parse_allocation(config.allocation_mode).trainer
-    return 1 if trainer is None else trainer.sizes.data
+    return trainer_sizes(config).devices
+
+
+def check_trainer(trainer: Part, text: str) -> None:
+    """Refuse what the trainer cannot do.
+
+    Args:
+        trainer: of an allocation.
+        text: the whole `allocation_mode`.
+
+    Raises:
+        ConfigError: in one line, with the reason and another allocation.
+    """
+    sizes, why = trainer.sizes, ""
+    fix = Sizes(data=sizes.data * sizes.pipeline, tensor=sizes.tensor, context=sizes.context)
+    if trainer.backend not in TORCH_TRAINERS:
+        why = (
+            f"trains with {trainer.backend}, which is not supported: trainers here are torch's own"
+        )
+    elif sizes.pipeline > 1:
+        why = (
+            f"trains with p{sizes.pipeline}, but trainer processes have no pipeline of stages: "
+            "each of them takes part in every layer"
+        )
+    elif sizes.expert > 1:
+        why = f"trains with e{sizes.expert}, but experts are sharded like all other weights"
+    elif sizes.tensor > 1 and sizes.context > 1:
+        why = f"trains with {sizes}, but t and c divide the same heads, and only one of them can"
+    if sizes.tensor > 1 and sizes.context > 1:
+        fix = Sizes(data=fix.data * sizes.context, tensor=sizes.tensor)
+    if why:
+        raise refusal("allocation_mode", f"allocation_mode {text} {why}; write fsdp:{fix}")
 
 
 def asks_for_values(actor: ActorConfig) -> bool:
@@ -56,21 +97,38 @@ def asks_for_values(actor: ActorConfig) -> bool:
     return found is None or "values" in found.facts
 
 
+def models_of(config: TrainConfig) -> Iterator[tuple[str, str]]:
+    """The settings that name the models of the trainer, and what they say: the policy's first."""
+    yield "actor.path", config.actor.path
+    if config.actor.kl_loss_coef or config.actor.kl_ctl:
+        yield "ref.path", config.ref.path
+    if asks_for_values(config.actor) and not config.critic.share_body:
+        yield "critic.path", config.critic.path
+    yield "teacher.path", config.teacher.path
+
+
 def trainer_plan(config: TrainConfig, gpus: FreeGpus) -> TrainerPlan:
     """The trainer's processes and their devices.
 
     Raises:
         ConfigError: in one line, if GPUs were asked for that are not there.
     """
-    ranks, asked = trainer_ranks(config), config.actor.device
-    _check_ranks(config, ranks)
+    sizes, asked = trainer_sizes(config), config.actor.device
+    _check_ranks(config, sizes)
+    ranks = sizes.devices
     enough = gpus.torch_has_cuda and len(gpus.free) >= ranks
     if asked == "cpu" or (asked == "auto" and not enough):
         check_layers(config.actor, "cpu")
-        return TrainerPlan(ranks=ranks)
+        return TrainerPlan(ranks=ranks, tensor=sizes.tensor, context=sizes.context)
     if enough:
         check_layers(config.actor, "cuda")
-        return TrainerPlan(ranks=ranks, device="cuda", gpus=gpus.free[-ranks:])
+        return TrainerPlan(
+            ranks=ranks,
+            tensor=sizes.tensor,
+            context=sizes.context,
+            device="cuda",
+            gpus=gpus.free[-ranks:],
+        )
     if not gpus.visible:
         why = "no GPU is visible here"
     elif not gpus.torch_has_cuda:
@@ -123,27 +181,35 @@ def check_layers(actor: ActorConfig | OfflineActorConfig, device: str) -> None:
         )
 
 
-def _check_ranks(config: TrainConfig, ranks: int) -> None:
+def _check_ranks(config: TrainConfig, sizes: Sizes) -> None:
     """Refuse more processes than there is work for, and shards that do not divide them."""
     batch, parts = config.dataset.batch_size, config.actor.ppo_n_minibatches
-    if ranks > 1 and ranks > batch // parts:
+    if sizes.data > 1 and sizes.data > batch // parts:
+        fewer = replace(sizes, data=max(1, batch // parts))
         raise refusal(
             "allocation_mode",
-            f"allocation_mode {config.allocation_mode} trains in {ranks} processes, but a "
+            f"allocation_mode {config.allocation_mode} trains in {sizes.data} processes, but a "
             f"minibatch has {batch // parts} group(s) (dataset.batch_size {batch} / "
             f"actor.ppo_n_minibatches {parts}), and a group is not divided; write "
-            f"fsdp:d{max(1, batch // parts)}",
+            f"fsdp:{fewer}",
         )
-    if config.actor.offload and ranks == 1:
+    if config.actor.use_lora and sizes.tensor > 1:
+        raise refusal(
+            "allocation_mode",
+            f"allocation_mode {config.allocation_mode} divides layers among {sizes.tensor} "
+            "processes, but adapters (actor.use_lora) are not divided; write "
+            f"fsdp:d{sizes.devices}",
+        )
+    if config.actor.offload and sizes.devices == 1:
         raise refusal(
             "actor.offload",
             "actor.offload is true, but it offloads the shards of several trainer processes; write "
             "fsdp:d2 or more in allocation_mode, or leave it out",
         )
-    shards = config.actor.shard_ranks
+    shards, ranks = config.actor.shard_ranks, sizes.data * sizes.context
     if shards and ranks % shards:
         raise refusal(
             "actor.shard_ranks",
             f"actor.shard_ranks is {shards}, but must divide the {ranks} trainer process(es) of "
-            "allocation_mode; 0 shards over all of them",
+            "allocation_mode (d x c); 0 shards over all of them",
         )

@@ -30,6 +30,10 @@ class TrainerSettings:
     """Where the engines compute, which decides the type of the weights that they get."""
     ranks: int = 1
     """Processes that train together."""
+    tensor: int = 1
+    """Of them, those that divide each layer."""
+    context: int = 1
+    """Of them, those that divide each sequence."""
     rendezvous: str = ""
     """File where they meet; set by who starts them."""
     gpus: str = ""

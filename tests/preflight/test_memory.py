@@ -113,6 +113,8 @@ def test_the_lines_name_the_largest_part_and_the_note_comes_when_memory_is_short
 
 def test_a_7b_model_takes_sixteen_bytes_per_parameter_and_its_activations() -> None:
     shape = ModelShape(
+        kind="qwen2",
+        head_width=128,
         layers=28,
         hidden=3584,
         intermediate=18944,

@@ -101,14 +101,16 @@ def measured_and_estimated(
         add_lora(model, rank=rank, alpha=alpha, targets=targets, merged=True)
     learner = make_learner(model, settings, ranks)
     vocab = model.config.vocab_size
-    batches = [full_micro_batches(v, vocab, tokens=tokens, ranks=ranks.count) for v in range(2)]
+    batches = [
+        full_micro_batches(v, vocab, tokens=tokens, ranks=ranks.data_count) for v in range(2)
+    ]
     train_batch(learner, batches[0])
     learner.optimizer.zero_grad()
     with LiveBytes(list(_tensors(learner))) as live:
         outcome = train_batch(learner, batches[1])
     if ranks.first:
-        assert outcome.metrics["micro_batches"] == 2 * ranks.count
-        assert outcome.metrics["packed_tokens"] == 2 * ranks.count * tokens
+        assert outcome.metrics["micro_batches"] == 2 * ranks.data_count
+        assert outcome.metrics["packed_tokens"] == 2 * ranks.data_count * tokens
     estimated = estimate(settings.config, folder)
     assert estimated is not None
     return live.peak, estimated

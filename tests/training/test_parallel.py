@@ -81,6 +81,8 @@ def test_64_ranks_hold_what_the_estimate_says(size: str, copies: int, shards: in
     width = shape["hidden_size"] // shape["num_attention_heads"]
     parts = trainer_memory(
         ModelShape(
+            kind="qwen2",
+            head_width=width,
             layers=shape["num_hidden_layers"],
             hidden=shape["hidden_size"],
             intermediate=shape["intermediate_size"],

@@ -246,7 +246,7 @@ class ChunkedGradients(torch.autograd.Function):
             if grad_weight is not None and total is not None and total.dtype != weight.dtype:
                 grad_weight[columns] = total
         if grad_hidden is not None and part:
-            grad_hidden = part.total(grad_hidden)
+            part.add_up(grad_hidden)
         return None if grad_hidden is None else grad_hidden.to(hidden.dtype), grad_weight
 
     @staticmethod

@@ -19,8 +19,8 @@ class VocabularyPart:
     """Tokens of all parts."""
     gather: Callable[[Tensor], Tensor]
     """Tensors of one shape from every part, stacked in one order, on each of them."""
-    total: Callable[[Tensor], Tensor]
-    """Their sum, on each of them."""
+    add_up: Callable[[Tensor], object]
+    """Replace tensors of one shape by their sum, in place, on each of them."""
 
     def own(self, targets: Tensor) -> Tensor:
         """Targets counted from the first token of this part; those of others are outside of it."""

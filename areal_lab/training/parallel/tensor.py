@@ -125,7 +125,7 @@ def divide_ends(policy: PackedPolicy | PackedValues, mesh: DeviceMesh) -> None:
         first=mesh.get_local_rank() * vocabulary // mesh.size(),
         vocabulary=vocabulary,
         gather=partial(_gather, group),
-        total=partial(_total, group),
+        add_up=partial(dist.all_reduce, group=group),
     )
 
 
@@ -142,9 +142,3 @@ def _gather(group: dist.ProcessGroup, tensor: Tensor) -> Tensor:
     gathered = tensor.new_empty(dist.get_world_size(group), *tensor.shape)
     dist.all_gather(list(gathered), tensor, group=group)
     return gathered
-
-
-def _total(group: dist.ProcessGroup, tensor: Tensor) -> Tensor:
-    summed = tensor.clone()
-    dist.all_reduce(summed, group=group)
-    return summed

@@ -163,7 +163,9 @@ def _join(settings: TrainerSettings, rank: int) -> Ranks:
         RankPlace(
             rank=rank,
             count=settings.ranks,
-            shards=settings.actor.shard_ranks or settings.ranks,
+            shards=settings.actor.shard_ranks or settings.ranks // settings.tensor,
+            tensor=settings.tensor,
+            context=settings.context,
             device=settings.device,
             rendezvous=settings.rendezvous,
             timeout_s=settings.actor.collective_timeout_s,

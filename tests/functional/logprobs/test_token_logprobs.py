@@ -580,7 +580,7 @@ def in_parts(
             first=rank * step,
             vocabulary=weight.shape[0],
             gather=lambda tensor: torch.stack(meet(rank, tensor)),
-            total=lambda tensor: torch.stack(meet(rank, tensor)).sum(0),
+            add_up=lambda tensor: tensor.copy_(sum(meet(rank, tensor.clone()))),
         )
         scored = logprobs_and_entropy(h, w, targets, part=part, **options)
         (scored.logprobs.cos().sum() + (scored.entropy**2).sum()).backward()
@@ -614,7 +614,7 @@ def test_parts_of_the_vocabulary_give_what_the_whole_one_gives(
 
 def test_a_part_of_the_vocabulary_knows_the_tokens_of_the_others_and_no_rule() -> None:
     part = VocabularyPart(
-        first=0, vocabulary=6, gather=lambda tensor: tensor[None], total=lambda tensor: tensor
+        first=0, vocabulary=6, gather=lambda tensor: tensor[None], add_up=lambda tensor: tensor
     )
     hidden, weight = torch.randn(2, 4), torch.randn(3, 4)
     logprobs_and_entropy(hidden, weight, torch.tensor([0, 5]), part=part)
