@@ -74,18 +74,19 @@ class PackedPolicy(nn.Module):
         """
         head: Any = self.model.get_output_embeddings()
         hidden = _hidden_states(self.model, packed, self.dtype, self.attention, self.sequence)
+        values = None
+        if hasattr(self.model, VALUE_HEAD):
+            values = _values(self.model, hidden, packed, self.sequence)
         # Autocast does not apply inside the chunked product, so its inputs are cast here.
+        hidden = hidden.to(self.dtype)
         scored = logprobs_and_entropy(
-            hidden.to(self.dtype),
+            hidden,
             _rows_here(head.weight).to(self.dtype),
             self.sequence.own(packed.targets),
             temperature=self.temperature,
             part=self.vocabulary,
         )
-        logprobs, entropy = (self.sequence.gather(values)[packed.prediction] for values in scored)
-        values = None
-        if hasattr(self.model, VALUE_HEAD):
-            values = _values(self.model, hidden, packed, self.sequence)
+        logprobs, entropy = (self.sequence.gather(one)[packed.prediction] for one in scored)
         return Predictions(logprobs, entropy if self.entropy_gradient else entropy.detach(), values)
 
 

@@ -138,9 +138,14 @@ def compare(
     case: str, ranks: Ranks, step: int, one: dict[str, float], many: dict[str, float]
 ) -> None:
     """Metrics of a step of one process and of several."""
-    critic = ("critic_loss", "critic_grad_norm", "value_mean", "kl_coefficient")
+    critic = [
+        name
+        for name in ("critic_loss", "critic_grad_norm", "value_mean", "kl_coefficient")
+        # A mean over records of tokens, as the loss of a shared critic, is the first rank's.
+        if name in one and (ranks.first or name in many)
+    ]
     names = SAME if ranks.first else ("loss", "grad_norm", "lr")
-    for name in (*names, *(name for name in critic if name in one)):
+    for name in (*names, *critic):
         # The largest difference of any token moves more than sums over all of them.
         share = 1e-4 if name == "drift_max" else 1e-5
         close = abs(one[name] - many[name]) <= share * max(1.0, abs(one[name]))
