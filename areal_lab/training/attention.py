@@ -64,7 +64,7 @@ def tree_layout(
         device=device.type,
         dtype=dtype,
         branching=any(span.branching for span in spans),
-        compiles=find_compiler("c") is not None,
+        compiles=_compiles(),
     )
     if kernel == "varlen":
         ends = accumulate((span.end - span.start for span in spans), initial=0)
@@ -189,6 +189,11 @@ def _varlen(
     )
     assert isinstance(out, Tensor)
     return out[None]
+
+
+@cache
+def _compiles() -> bool:
+    return find_compiler("c") is not None
 
 
 @cache
