@@ -206,8 +206,9 @@ def _memory_of(config: TrainConfig, machine: Machine) -> list[str]:
     from areal_lab.preflight.memory import estimate
     from areal_lab.preflight.placement import place_trainer
 
-    if place_trainer(config, machine).device != "cpu":
-        return ["the trainer's memory is estimated for a CPU only"]
+    device = place_trainer(config, machine).device
+    if device != "cpu" and config.actor.offload:
+        return ["the trainer's memory is not estimated with actor.offload on GPUs"]
     try:
         problems = load_problems(config.dataset, seed=config.seed)
     except ValueError:
@@ -215,7 +216,8 @@ def _memory_of(config: TrainConfig, machine: Machine) -> list[str]:
     try:
         if not is_here(config.actor.path):
             return [f"the trainer's memory is estimated once {config.actor.path} is here"]
-        estimated = estimate(config, resolve_model_path(config.actor.path), problems)
+        folder = resolve_model_path(config.actor.path)
+        estimated = estimate(config, folder, problems, device=device)
     except ValueError as error:
         return [f"the trainer's memory is unknown: {error}"]
     if estimated is None:

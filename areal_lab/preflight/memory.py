@@ -19,9 +19,8 @@ from areal_lab.config.schema import ActorConfig, TrainConfig
 from areal_lab.data.problems import ProblemSet
 from areal_lab.data.tokenize import TextCodec
 from areal_lab.engines.weights.verify_folder import adapter_parameters
-from areal_lab.host.cpu import native_bfloat16
 from areal_lab.logit_tiles import logit_tiles
-from areal_lab.models.dtypes import dtype_name
+from areal_lab.models.dtypes import dtype_name, has_bfloat16
 from areal_lab.models.folder import ModelShape, read_model_facts, read_model_shape
 from areal_lab.models.locate import resolve_model_path
 from areal_lab.preflight.limits import lora_of
@@ -83,6 +82,8 @@ class Estimate:
     """Of a micro-batch."""
     processes: int = 1
     """Of the trainer, each of which has these parts."""
+    device: str = "cpu"
+    """`cpu` or `cuda`."""
 
     @property
     def tensors(self) -> int:
@@ -108,7 +109,9 @@ class Estimate:
             f"{_text(self.tensors)} of tensors{each}",
             "    " + ", ".join(f"{part.name} {_text(part.bytes)}" for part in parts),
             f"    {_text(least)} to {_text(most)} resident on a CPU; this machine has "
-            f"{_text(machine_bytes)}",
+            f"{_text(machine_bytes)}"
+            if self.device == "cpu"
+            else "    on a GPU, besides its context and free blocks; never compared with a GPU",
         ]
         adjustable = [part for part in parts if part.knob]
         if adjustable:
@@ -130,7 +133,11 @@ class Estimate:
 
 
 def estimate(
-    config: TrainConfig, folder: Path, problems: ProblemSet | None = None
+    config: TrainConfig,
+    folder: Path,
+    problems: ProblemSet | None = None,
+    *,
+    device: str = "cpu",
 ) -> Estimate | None:
     """Memory of the trainer of a config, of each of its processes; None for a model whose layers
     are unknown.
@@ -139,6 +146,7 @@ def estimate(
         folder: of the model.
         problems: bound the tokens of a minibatch by their prompts and `gconfig.max_new_tokens`;
             None takes full micro-batches.
+        device: where the trainer computes, without `actor.offload`.
 
     Raises:
         ValueError: the model folder is broken.
@@ -161,13 +169,15 @@ def estimate(
         tensor=sizes.tensor,
         context=sizes.context,
     )
-    dtype = dtype_name(actor.dtype, native=native_bfloat16())
+    dtype = dtype_name(actor.dtype, native=has_bfloat16(device))
     number_bytes = 2 if dtype == "bfloat16" else _FLOAT32
-    parts = trainer_memory(shape, size, actor, number_bytes=number_bytes, tokens=tokens)
-    if config.checkpoint.asynchronous:
+    parts = trainer_memory(
+        shape, size, actor, number_bytes=number_bytes, tokens=tokens, cpu=device == "cpu"
+    )
+    if config.checkpoint.asynchronous and device == "cpu":  # the copy is in main memory
         copy = _checkpoint_bytes(size, state=config.checkpoint.resumable)
         parts.append(Part("copy for checkpoints", copy, "checkpoint.asynchronous=false"))
-    return Estimate(parts=parts, tokens=tokens, processes=sizes.devices)
+    return Estimate(parts=parts, tokens=tokens, processes=sizes.devices, device=device)
 
 
 def _frozen(config: TrainConfig, parameters: int) -> dict[str, int]:
@@ -201,7 +211,13 @@ def _parameters_of(model: str) -> int:
 
 
 def trainer_memory(
-    shape: ModelShape, size: Trained, actor: ActorConfig, *, number_bytes: int, tokens: int
+    shape: ModelShape,
+    size: Trained,
+    actor: ActorConfig,
+    *,
+    number_bytes: int,
+    tokens: int,
+    cpu: bool = True,
 ) -> list[Part]:
     """Tensors of a process of the trainer at the peak of a step that has several micro-batches.
 
@@ -217,6 +233,7 @@ def trainer_memory(
         size: of it.
         number_bytes: of the compute type.
         tokens: of a micro-batch; all of them are taken to be predicted.
+        cpu: whether it computes on a CPU, where tiles of logits are smaller.
     """
     name_of_activations = f"activations of {tokens:,} tokens"
     shape, size = _divided(shape, size)
@@ -225,7 +242,7 @@ def trainer_memory(
     budget = "actor.max_tokens_per_mb"
     train_less = "" if lora else "actor.use_lora=true"
     layer = tokens * layer_bytes_per_token(shape, number_bytes=number_bytes, lora=lora)
-    head = _head_bytes(shape, tokens=tokens, number_bytes=number_bytes, lora=lora)
+    head = _head_bytes(shape, tokens=tokens, number_bytes=number_bytes, lora=lora, cpu=cpu)
     mixed = number_bytes < _FLOAT32 and not lora
     casts = number_bytes * shape.layers * _linear_numbers(shape) if mixed else 0
     if actor.gradient_checkpointing:
@@ -359,10 +376,10 @@ def _linear_numbers(shape: ModelShape) -> int:
     return attention + 3 * shape.hidden * shape.intermediate
 
 
-def _head_bytes(shape: ModelShape, *, tokens: int, number_bytes: int, lora: bool) -> int:
+def _head_bytes(shape: ModelShape, *, tokens: int, number_bytes: int, lora: bool, cpu: bool) -> int:
     """Of the output layer: logits, its weight in the compute type, and the weight's gradient."""
     weight = shape.vocab * shape.hidden
-    tiles = logit_tiles(tokens, weight, number_bytes, cpu=True)
+    tiles = logit_tiles(tokens, weight, number_bytes, cpu=cpu)
     total = tiles.bytes(tokens, shape.vocab, number_bytes)
     if number_bytes < _FLOAT32:
         total += number_bytes * weight

@@ -200,7 +200,8 @@ def explain(config: TrainConfig, machine: Machine) -> list[str]:
     if config.allocation_mode:
         plain = parse_allocation(config.allocation_mode)
         lines.append(f"allocation_mode {config.allocation_mode} is read as {plain}")
-    if not config.rollout.addresses and plan.servers > machine.cores:
+    on_cpu = not config.rollout.addresses and place_engines(config, machine).device == "cpu"
+    if on_cpu and plan.servers > machine.cores:
         lines.append(
             f"{plan.servers} engines share {machine.cores} core(s) with each other and the "
             "trainer: more engines are not faster here"

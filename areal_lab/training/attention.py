@@ -74,7 +74,7 @@ def tree_layout(
         device=device.type,
         dtype=dtype,
         branching=any(span.branching for span in spans),
-        compiles=find_compiler("c") is not None,
+        compiles=_compiles(),
     )
     if kernel == "varlen":
         ends = accumulate((span.end - span.start for span in spans), initial=0)
@@ -224,6 +224,11 @@ def _varlen(
     )
     assert isinstance(out, Tensor)
     return out.transpose(0, 1)[None]
+
+
+@cache
+def _compiles() -> bool:
+    return find_compiler("c") is not None
 
 
 @cache

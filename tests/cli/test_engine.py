@@ -73,6 +73,10 @@ def test_a_dry_run_describes_and_changes_nothing(tmp_path: Path) -> None:
         ),
         (("serve", "embedded", "--host", "192.0.2.1"), "(cannot assign requested address)"),
         (("serve", "embedded", "--host", ".."), "--host is '..', but must be an address of this"),
+        (
+            ("serve", "embedded", "--device", "gpu"),
+            "--device is 'gpu', but must be auto, cpu or cuda",
+        ),
         (("serve", "embedd"), "did you mean 'embedded'?"),
         (("serve", "embedded", "--model-path", "nowhere"), "nowhere is neither a model folder"),
     ],

@@ -134,6 +134,21 @@ def test_a_7b_model_takes_sixteen_bytes_per_parameter_and_its_activations() -> N
     assert sizes["activations of 8,192 tokens"] == 28 * 8192 * 3584 * 4 + 20 * 8192 * 3584
 
 
+def test_a_gpu_takes_bfloat16_and_larger_tiles_of_logits() -> None:
+    config = load_config("tiny", ["actor.dtype=auto"])
+    folder = resolve_model_path(config.actor.path)
+    there = estimate(config, folder, device="cuda")
+    low = estimate(config.with_settings({"actor.dtype": "bfloat16"}), folder)
+    assert there is not None
+    assert low is not None
+    here = {part.name: part.bytes for part in low.parts}
+    for part in there.parts:
+        assert part.bytes >= here[part.name] if part.name == "logits" else here[part.name]
+    lines = there.lines(8 << 30)
+    assert lines[2].strip().startswith("on a GPU, besides its context")
+    assert not any("resident" in line for line in lines)
+
+
 def test_a_model_of_another_kind_has_no_estimate(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"n_embd": 8, "n_layer": 2}')
     assert read_model_shape(tmp_path) is None

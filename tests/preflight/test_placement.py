@@ -337,6 +337,7 @@ def test_gsm8k_takes_eight_gpus(engines: str) -> None:
     lines = explain(config, machine(gpus=8, build="gpu", cuda=True))
     assert lines[1:5] == [f"engine {i}: GPU {i}" for i in range(4)]
     assert lines[5] == "trainer: 4 processes on GPU 4, 5, 6, 7"
+    assert len(lines) == 7  # and how allocation_mode is read
 
 
 def test_offloading_needs_several_trainer_processes() -> None:

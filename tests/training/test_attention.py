@@ -21,6 +21,7 @@ from areal_lab.data.prefix_tree import ForwardCost, grow_trees
 from areal_lab.data.trajectory import Segment, Trajectory
 from areal_lab.training import attention
 from areal_lab.training.attention import TreeLayout, choose_kernel, tree_attention, tree_layout
+from areal_lab.training.device import on_device
 from areal_lab.training.layers.block_mask import tree_block_mask
 
 SHARE = ForwardCost(linear_flops_per_token=1.0, attention_flops_per_pair=0.0)
@@ -150,6 +151,24 @@ def test_dropout_is_refused(asked: str) -> None:
     packed = packed_trees(0, rows=5, longest=9, cost=ALONE)
     with pytest.raises(ValueError, match=f"{asked} attention has no dropout, but it is 0.1"):
         attended(tree_layout(packed, asked=asked), states(packed), dropout=0.1)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("asked", "cost"), [("varlen", ALONE), ("flex", ALONE), ("flex", SHARE)])
+def test_kernels_of_a_gpu_train_as_the_calls_by_tree_do(asked: str, cost: ForwardCost) -> None:
+    """Never run so far: no GPU was at hand."""
+    packed = on_device(packed_trees(3, rows=30, longest=40, cost=cost), torch.device("cuda"))
+    found: dict[str, list[torch.Tensor]] = {}
+    for kernel in ("sdpa", asked):
+        low = [
+            one.repeat(1, 1, 1, 4).to("cuda", torch.bfloat16).requires_grad_()
+            for one in states(packed)
+        ]
+        out = attended(tree_layout(packed, asked=kernel, dtype=torch.bfloat16), low)
+        out.float().square().sum().backward()
+        found[kernel] = [out, *(one.grad for one in low if one.grad is not None)]
+    for expected, got in zip(found["sdpa"], found[asked], strict=True):
+        torch.testing.assert_close(got, expected, atol=0.05, rtol=0.05)
 
 
 def main() -> None:

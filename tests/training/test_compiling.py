@@ -8,12 +8,16 @@ from typing import Any
 import pytest
 import torch
 from torch._dynamo.utils import counters
+from torch.nn.attention.flex_attention import flex_attention
 
+from areal_lab.training import attention
+from areal_lab.training.attention import tree_layout
 from areal_lab.training.layers.checkpointing import Checkpointing
 from areal_lab.training.learner import make_learner
 from areal_lab.training.lora import add_lora, target_modules
 from areal_lab.training.model import load_policy
 from areal_lab.training.step import train_batch
+from tests.training.test_attention import attended, packed_trees, states
 from tests.training.tiny import gradients, random_batch, save_model, settings_for
 
 # torch warns of what it does itself while it traces.
@@ -69,3 +73,24 @@ def test_steps_are_those_without_compilation_and_graphs_are_few(tmp_path: Path, 
     assert not counters["graph_break"]
     kinds = 3 * (2 if case == "critic, reference" else 1)
     assert counters["stats"]["unique_graphs"] <= 4 * kinds
+
+
+def test_batches_of_all_lengths_share_two_graphs_of_flex_attention(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch._dynamo.reset()
+    counters.clear()
+    compiled = torch.compile(flex_attention, backend="aot_eager")
+    monkeypatch.setattr(attention, "_flex", lambda _: compiled)
+    lengths = set()
+    for seed in range(BATCHES):
+        packed = packed_trees(seed, rows=9 + 3 * seed, longest=40 + 7 * seed)
+        lengths.add(len(packed.tokens))
+        given = states(packed, seed)
+        expected = attended(tree_layout(packed, asked="sdpa"), given)
+        with torch.no_grad():
+            found = attended(tree_layout(packed, asked="flex"), given)
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    assert len(lengths) == BATCHES
+    assert counters["stats"]["unique_graphs"] == 2
+    assert not counters["graph_break"]

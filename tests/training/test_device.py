@@ -40,11 +40,14 @@ def main(folder: Path) -> None:
     import torch
 
     from areal_lab.engines.weights.push import Pusher
+    from areal_lab.training.attention import tree_layout
+    from areal_lab.training.device import on_device
     from areal_lab.training.learner import Learner, make_learner
     from areal_lab.training.lora import add_lora, merged_tensors, target_modules
     from areal_lab.training.model import load_policy
     from areal_lab.training.process.output import export
     from areal_lab.training.step import train_batch
+    from tests.training.test_attention import packed_trees
     from tests.training.tiny import random_batch, save_model, settings_for
 
     def learner_on(where: str, path: Path, **actor: Any) -> Learner:
@@ -56,6 +59,18 @@ def main(folder: Path) -> None:
             targets = target_modules(model, settings.actor.target_modules)
             add_lora(model, rank=2, alpha=2, targets=targets, merged=True)
         return make_learner(model.to(where), settings)  # type: ignore[arg-type]  # untyped
+
+    packed = packed_trees(1, rows=40, longest=60)
+    on_host = tree_layout(packed, asked="flex").block_mask
+    with pretend.PretendMode():
+        there = on_device(packed, device)
+        layouts = [tree_layout(there, asked=asked) for asked in ("sdpa", "flex")]
+        assert not pretend.WAITS, "masks are made without waiting"
+        mask = layouts[1].block_mask
+        assert mask is not None
+        assert on_host is not None
+        for name in ("kv_indices", "full_kv_indices", "q_indices", "full_q_indices"):
+            assert torch.equal(getattr(mask, name).inner, getattr(on_host, name)), name
 
     for number, (kind, changes) in enumerate(MODELS):
         path = save_model(folder / str(number), kind=kind)
@@ -81,9 +96,9 @@ def main(folder: Path) -> None:
             micro_batches.append(outcome.metrics["micro_batches"])
             inside = [p.data for p in learner.model.parameters()]
             assert all(isinstance(p, pretend.PretendTensor) for p in inside)
-        there = merged_tensors(on_cpu.model)
-        assert received.tensors.keys() == there.keys()
-        for name, tensor in there.items():
+        merged = merged_tensors(on_cpu.model)
+        assert received.tensors.keys() == merged.keys()
+        for name, tensor in merged.items():
             assert received.tensors[name].device.type == "cpu"
             torch.testing.assert_close(received.tensors[name], tensor, msg=name)
         steps = outcome.metrics["optimizer_steps"]

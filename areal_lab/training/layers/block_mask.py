@@ -53,9 +53,8 @@ def _blocks(
     first = index * block_tokens
     last = first + block_tokens - 1
     earlier = index[:, None] > index[None, :]
-    # A block that is not complete is no full one: there are fewer queries than it has places.
-    complete = (last < tokens)[:, None]
-    full = earlier & complete & (least[None, :] > last[:, None])
+    # Never where queries are missing: no end is greater than the number of tokens.
+    full = earlier & (least[None, :] > last[:, None])
     some = earlier & (ends[None, :] > first[:, None]) | (index[:, None] == index[None, :])
     return some & ~full, full
 

@@ -6,7 +6,8 @@
 
 The choice of `selective` is torchtitan's, except that it keeps the first of two products: more
 memory for nothing, because the last product is never computed again: the backward pass
-does not need its output.
+does not need its output. Code that torch.compile made (FlexAttention on a GPU, `actor.compile`) is
+one operation here, and computed again whole.
 """
 
 from __future__ import annotations

@@ -97,5 +97,26 @@ def test_a_device_generates_what_the_cpu_does_and_is_waited_for_once_a_step(tmp_
     assert ended.returncode == 0, ended.stderr[-3000:]
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", KINDS)
+def test_logprobs_on_a_gpu_are_those_of_a_plain_forward(tmp_path: Path, kind: str) -> None:
+    """Never run so far: no GPU was at hand."""
+    import torch
+
+    from areal_lab.engines.embedded.batcher import Batcher
+    from areal_lab.engines.embedded.loading import load_model
+    from areal_lab.engines.weights.folder import write_weights
+    from tests.engines.tiny import largest_error, ragged_requests, run, tiny_model
+
+    model = tiny_model(kind)
+    saved = write_weights(model, tmp_path, 0, dtype=torch.float32)
+    there = load_model(saved.path, torch.float32, "cuda")
+    batcher = Batcher(there, version="0", max_running_requests=5)
+    for one in ragged_requests(14):
+        batcher.add(one)
+    for sample in run(batcher).values():
+        assert largest_error(model, sample) < 1e-3
+
+
 if __name__ == "__main__":
     main(Path(sys.argv[1]))

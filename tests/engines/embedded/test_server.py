@@ -24,6 +24,8 @@ from areal_lab.engines.client.engine_client import (
     EngineUnreachable,
     VersionMismatch,
 )
+from areal_lab.engines.embedded.batcher import Refused
+from areal_lab.engines.embedded.received import receiving_device
 from areal_lab.engines.launch.backends import ServerOptions
 from areal_lab.engines.launch.start import EngineProcess, bind, launch_engine
 from areal_lab.engines.protocol import Generated, GenerateRequest, PauseMode, WeightsFolder
@@ -140,6 +142,14 @@ def test_a_batch_comes_back_in_order_with_true_logprobs(lab: Lab) -> None:
             assert segment_error(tiny_model(seed=0), prompts[index], result, 0) < 1e-5
 
     lab.run(scenario())
+
+
+def test_nccl_writes_to_the_engines_gpu_and_others_to_main_memory() -> None:
+    gpu, cpu = torch.device("cuda", 0), torch.device("cpu")
+    assert receiving_device("nccl", gpu) == gpu
+    assert receiving_device("gloo", gpu) == receiving_device("gloo", cpu) == cpu
+    with pytest.raises(Refused, match="this engine computes on the cpu; take gloo"):
+        receiving_device("nccl", cpu)
 
 
 def test_the_reply_has_sglangs_fields(lab: Lab) -> None:
