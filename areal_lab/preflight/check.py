@@ -47,10 +47,10 @@ from areal_lab.models.locate import (
     resolve_model_path,
 )
 from areal_lab.preflight.allocation import engine_plan
+from areal_lab.preflight.division import check_division
 from areal_lab.preflight.functions import check_functions, check_objective
 from areal_lab.preflight.limits import limits_of, lora_of, schedule_of, version_bytes
 from areal_lab.preflight.memory import estimate
-from areal_lab.preflight.division import check_division
 from areal_lab.preflight.placement import check_placement, place_trainer, this_machine
 from areal_lab.preflight.trainer import asks_for_values, models_of
 from areal_lab.sinks.start import check_sinks

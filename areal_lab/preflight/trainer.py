@@ -66,7 +66,9 @@ def check_trainer(trainer: Part, text: str) -> None:
     sizes, why = trainer.sizes, ""
     fix = Sizes(data=sizes.data * sizes.pipeline, tensor=sizes.tensor, context=sizes.context)
     if trainer.backend not in TORCH_TRAINERS:
-        why = f"trains with {trainer.backend}, which is not supported: trainers here are torch's own"
+        why = (
+            f"trains with {trainer.backend}, which is not supported: trainers here are torch's own"
+        )
     elif sizes.pipeline > 1:
         why = (
             f"trains with p{sizes.pipeline}, but trainer processes have no pipeline of stages: "
@@ -143,7 +145,7 @@ def _check_ranks(config: TrainConfig, sizes: Sizes) -> None:
         fewer = replace(sizes, data=max(1, batch // parts))
         raise refusal(
             "allocation_mode",
-            f"allocation_mode {config.allocation_mode} trains in {sizes.data} processes, but a "
+            f"allocation_mode {config.allocation_mode} trains in {sizes.data} data ranks, but a "
             f"minibatch has {batch // parts} group(s) (dataset.batch_size {batch} / "
             f"actor.ppo_n_minibatches {parts}), and a group is not divided; write "
             f"fsdp:{fewer}",

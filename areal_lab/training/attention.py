@@ -5,8 +5,8 @@
 
 Llama, Qwen2 and Qwen3 (and others without sliding windows) call it when they are loaded with
 `attn_implementation=TREE_ATTENTION`; the layout travels as the keyword argument `tree_layout`
-through the model's forward. Where processes divide the tokens of a row, each one attends with some of
-the heads, and over all tokens. Axes: `H` query heads, `K` key heads, `P` packed tokens (of this
+through the model's forward. Where processes divide the tokens of a row, each one attends with some
+of the heads, and over all tokens. Axes: `H` query heads, `K` key heads, `P` packed tokens (of this
 process), `D` head size.
 """
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from areal_lab.data.batch import PackedBatch, TreeSpan, ancestor_mask
-from areal_lab.training.sequence import WHOLE, SequencePart
+from areal_lab.data.sequence_part import WHOLE, SequencePart
 
 TREE_ATTENTION: Final = "areal_lab_tree"
 

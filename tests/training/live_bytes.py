@@ -101,7 +101,9 @@ def measured_and_estimated(
         add_lora(model, rank=rank, alpha=alpha, targets=targets, merged=True)
     learner = make_learner(model, settings, ranks)
     vocab = model.config.vocab_size
-    batches = [full_micro_batches(v, vocab, tokens=tokens, ranks=ranks.data_count) for v in range(2)]
+    batches = [
+        full_micro_batches(v, vocab, tokens=tokens, ranks=ranks.data_count) for v in range(2)
+    ]
     train_batch(learner, batches[0])
     learner.optimizer.zero_grad()
     with LiveBytes(list(_tensors(learner))) as live:
