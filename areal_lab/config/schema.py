@@ -245,7 +245,7 @@ class ActorConfig(Record):
     """Where the trainer computes. `auto` is a GPU that no engine uses for each of its processes,
     else the CPU."""
     shard_ranks: Whole = 0
-    """Trainer processes that share one copy of the parameters (HSDP); divides the d of `fsdp:d4`.
+    """Trainer processes that share one copy of the parameters (HSDP); divides d x c of `fsdp:d4c1`.
     0 is all of them."""
     offload: bool = False
     """Keep parameters, gradients and moments in main memory while they do not compute, and take
@@ -376,7 +376,8 @@ class TrainConfig(Record):
     """Folder of the run folders, which are named by experiment and start time."""
     allocation_mode: str = ""
     """Engines and trainer in AReaL's notation, as `sglang:d2+fsdp:d1`; empty takes
-    `rollout.backend` and `rollout.engines`."""
+    `rollout.backend` and `rollout.engines`. Trainer processes: d shard the model and divide the
+    groups, t divide each layer (tensor parallel), c each sequence (Ulysses), as `fsdp:d2t2`."""
     save_every_steps: Whole = 0
     """Steps between checkpoints; 0 saves only at the end (and on Ctrl-C)."""
     eval_every_steps: Whole = 0
