@@ -179,14 +179,18 @@ def exit_code(findings: Sequence[Finding]) -> int:
 def explain_config(config: TrainConfig) -> tuple[list[str], list[Finding]]:
     """Where a run with this config would start its processes, or why it cannot start.
 
-    Makes the checks of a run that need neither its dataset, functions nor model.
+    Makes the checks of a run that need neither its dataset nor functions, and of models that are
+    here whether they can be divided.
     """
     from areal_lab.preflight import check as preflight
+    from areal_lab.preflight.division import check_division
     from areal_lab.preflight.placement import explain, this_machine
 
     machine = this_machine()
     try:
         preflight.check_settings(config)
+        if undivided := list(check_division(config)):
+            raise ConfigError(*undivided)
         return [
             *explain(config, machine),
             *_memory_of(config, machine),

@@ -257,7 +257,7 @@ class ActorConfig(Record):
     a C compiler) where they do; else `sdpa`, a call for each tree of prefixes. `varlen` takes
     `sdpa` where prefixes are shared. On a CPU there is `sdpa` only."""
     shard_ranks: Whole = 0
-    """Trainer processes that share one copy of the parameters (HSDP); divides the d of `fsdp:d4`.
+    """Trainer processes that share one copy of the parameters (HSDP); divides d x c of `fsdp:d4c1`.
     0 is all of them."""
     offload: bool = False
     """Keep parameters, gradients and moments in main memory while they do not compute, and take
@@ -399,7 +399,8 @@ class TrainConfig(Record):
     allocation_mode: str = ""
     """Engines and trainer in AReaL's notation, as `sglang:d2+fsdp:d1`, or `sglang:d4|fsdp:d4` for
     turns on the same devices (docs/engines.md); empty takes `rollout.backend` and
-    `rollout.engines`."""
+    `rollout.engines`. Trainer processes: d shard the model and divide the groups, t divide each
+    layer (tensor parallel), c each sequence (Ulysses), as `fsdp:d2t2`."""
     save_every_steps: Whole = 0
     """Steps between checkpoints; 0 saves only at the end (and on Ctrl-C)."""
     eval_every_steps: Whole = 0

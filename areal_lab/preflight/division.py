@@ -1,4 +1,4 @@
-"""Whether the models of a run can be divided among the trainer's processes, read from their folders.
+"""Whether the models of a run can be divided among the trainer's processes, from their folders.
 
 t divides heads, key-value heads, the width of the feed-forward network, the vocabulary
 c divides heads
@@ -21,23 +21,23 @@ _DIVIDED: Final = ("llama", "qwen2", "qwen3")
 
 
 def check_division(config: TrainConfig) -> Iterator[Problem]:
-    """Check the models that are here.
-
-    Raises:
-        ValueError: a model folder is broken.
-    """
+    """Check the models that are here; broken ones are told of elsewhere."""
     sizes = trainer_sizes(config)
     if sizes.tensor == sizes.context == 1:
         return
     for setting, path in models_of(config):
-        if path and is_here(path):
+        try:
+            if not path or not is_here(path):
+                continue
             shape = read_model_shape(resolve_model_path(path))
-            if why := _undivided(shape, sizes):
-                message = (
-                    f"allocation_mode {config.allocation_mode} trains with {sizes}, but {why} "
-                    f"({setting} {path}); write fsdp:d{sizes.devices}"
-                )
-                yield Problem(Kind.DIVISIBILITY, "allocation_mode", message)
+        except ValueError:
+            continue
+        if why := _undivided(shape, sizes):
+            message = (
+                f"allocation_mode {config.allocation_mode} trains with {sizes}, but {why} "
+                f"({setting} {path}); write fsdp:d{sizes.devices}"
+            )
+            yield Problem(Kind.DIVISIBILITY, "allocation_mode", message)
 
 
 def _undivided(shape: ModelShape | None, sizes: Sizes) -> str:

@@ -188,7 +188,7 @@ def _check_ranks(config: TrainConfig, sizes: Sizes) -> None:
         fewer = replace(sizes, data=max(1, batch // parts))
         raise refusal(
             "allocation_mode",
-            f"allocation_mode {config.allocation_mode} trains in {sizes.data} processes, but a "
+            f"allocation_mode {config.allocation_mode} trains in {sizes.data} data ranks, but a "
             f"minibatch has {batch // parts} group(s) (dataset.batch_size {batch} / "
             f"actor.ppo_n_minibatches {parts}), and a group is not divided; write "
             f"fsdp:{fewer}",

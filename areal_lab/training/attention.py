@@ -7,8 +7,8 @@
 
 Llama, Qwen2 and Qwen3 (and others without sliding windows) call it when they are loaded with
 `attn_implementation=TREE_ATTENTION`; the layout travels as the keyword argument `tree_layout`
-through the model's forward. Where processes divide the tokens of a row, each one attends with some of
-the heads, and over all tokens. Axes: `H` query heads, `K` key heads, `P` packed tokens (of this
+through the model's forward. Where processes divide the tokens of a row, each one attends with some
+of the heads, and over all tokens. Axes: `H` query heads, `K` key heads, `P` packed tokens (of this
 process), `D` head size.
 """
 
@@ -27,10 +27,10 @@ from torch.nn.attention import flex_attention as flex
 from torch.nn.attention.varlen import varlen_attn
 
 from areal_lab.data.batch import PackedBatch, TreeSpan, ancestor_mask
+from areal_lab.data.sequence_part import WHOLE, SequencePart
 from areal_lab.host.compilers import find_compiler
 from areal_lab.models.copies import to_device
 from areal_lab.training.layers.block_mask import tree_block_mask
-from areal_lab.training.sequence import WHOLE, SequencePart
 
 TREE_ATTENTION: Final = "areal_lab_tree"
 Kernel = Literal["sdpa", "varlen", "flex"]

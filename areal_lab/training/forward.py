@@ -17,11 +17,11 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from areal_lab.data.batch import PackedBatch
+from areal_lab.data.sequence_part import WHOLE, SequencePart
 from areal_lab.functional.logprobs.parts import VocabularyPart
 from areal_lab.functional.logprobs.token_logprobs import logprobs_and_entropy
 from areal_lab.training.attention import tree_layout
 from areal_lab.training.model import VALUE_HEAD
-from areal_lab.training.sequence import WHOLE, SequencePart
 
 
 class Predictions(NamedTuple):

@@ -23,16 +23,19 @@ SAVING = ("save_every_steps=1", "checkpoint.resumable=true")
 
 
 @pytest.mark.slow
-def test_two_processes_train_as_one_and_one_continues_their_checkpoint(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sizes", ["d2", "d1t2", "d1c2"])
+def test_two_processes_train_as_one_and_one_continues_their_checkpoint(
+    tmp_path: Path, sizes: str
+) -> None:
     whole, sharded = (
         tiny_config(
             tmp_path,
             *SYNCHRONOUS,
             *SAVING,
             f"total_train_steps={steps}",
-            f"allocation_mode=embedded:d1+fsdp:d{ranks}",
+            f"allocation_mode=embedded:d1+fsdp:{divided}",
         )
-        for ranks, steps in ((1, 4), (2, 3))
+        for divided, steps in (("d1", 4), (sizes, 3))
     )
     expected = metrics(do_run(whole, reward_fn=even_digits).folder)
     result = do_run(sharded, reward_fn=even_digits)

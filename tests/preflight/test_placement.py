@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,7 @@ from areal_lab.config.schema import TrainConfig
 from areal_lab.engines.launch.backends import BACKENDS
 from areal_lab.engines.launch.environments import Condition, Environment
 from areal_lab.host.gpus import share_of, visible_gpus
+from areal_lab.preflight.division import check_division
 from areal_lab.preflight.placement import (
     Machine,
     check_placement,
@@ -83,16 +86,28 @@ def machine(
             "sglang:d2t4 needs 8 GPU(s), but 4 are visible",
         ),
         ("allocation_mode=sglang:d1+megatron:d1", machine(), "trains with megatron, which is not"),
-        ("allocation_mode=sglang:d1+archon:d1", machine(), "trains with archon, which is not"),
+        ("allocation_mode=sglang:d1+megatron:d2p2", machine(), "torch's own; write fsdp:d4"),
         (
-            "allocation_mode=sglang:d1+fsdp:t2",
+            "allocation_mode=sglang:d1+archon:d2p2t2",
             machine(),
-            "can only shard the model (d); write fsdp:d2",
+            "trains with p2, but trainer processes have no pipeline of stages: each of them takes "
+            "part in every layer; write fsdp:d4t2",
+        ),
+        (
+            "allocation_mode=sglang:d1+fsdp:d2e2",
+            machine(),
+            "trains with e2, but experts are sharded like all other weights; write fsdp:d2",
+        ),
+        (
+            "allocation_mode=sglang:d1+fsdp:d2t2c2",
+            machine(),
+            "trains with d2t2c2, but t and c divide the same heads, and only one of them can; "
+            "write fsdp:d4t2",
         ),
         (
             "allocation_mode=sglang:d1+fsdp:d64",
             machine(),
-            "trains in 64 processes, but a minibatch",
+            "trains in 64 data ranks, but a minibatch",
         ),
         ("allocation_mode=sglang:d1+eval", machine(), "only evaluates"),
     ],
@@ -346,6 +361,60 @@ def test_offloading_needs_several_trainer_processes() -> None:
         place_trainer(offload, machine())
     two = offload.with_settings({"allocation_mode": "embedded:d1+fsdp:d2"})
     assert place_trainer(two, machine()).ranks == 2
+
+
+@pytest.mark.parametrize("trainer", ["fsdp:d2t2", "archon:d2t2"])
+def test_layers_are_divided_under_either_name(trainer: str) -> None:
+    config = load_config(None, [f"allocation_mode=sglang:d1+{trainer}"])
+    plan = place_trainer(config, machine())
+    assert (plan.ranks, plan.tensor, plan.context) == (4, 2, 1)
+    assert "trainer: 4 processes on 2 core(s), 2 of them divide each layer" in explain(
+        config, machine()
+    )
+    gpus = dataclasses.replace(machine(gpus=5, build="gpu"), torch_has_cuda=True)
+    assert place_trainer(config, gpus).gpus == ("1", "2", "3", "4")
+
+
+def test_groups_are_divided_among_data_ranks_only() -> None:
+    sizes = ["dataset.batch_size=2", "allocation_mode=embedded:d1+fsdp:d2c2"]
+    assert place_trainer(load_config(None, sizes), machine()).ranks == 4
+    sizes[1] = "allocation_mode=embedded:d1+fsdp:d3c2"
+    with pytest.raises(ConfigError, match=r"trains in 3 data ranks, .*; write fsdp:d2c2"):
+        place_trainer(load_config(None, sizes), machine())
+
+
+def test_adapters_are_not_divided() -> None:
+    config = load_config(None, ["allocation_mode=embedded:d1+fsdp:d1t2", "actor.use_lora=true"])
+    with pytest.raises(ConfigError, match=r"adapters .* are not divided; write fsdp:d2"):
+        place_trainer(config, machine())
+
+
+@pytest.mark.parametrize(
+    ("sizes", "shape", "why"),
+    [
+        ("d1t2", {"num_key_value_heads": 1}, "2 does not divide the 1 key-value heads"),
+        ("d1t2", {"vocab_size": 97}, "2 does not divide the 97 tokens in its vocabulary"),
+        ("d1c3", {}, "3 does not divide the 4 heads"),
+        ("d1t2", {"model_type": "gpt_neox"}, "layers of gpt_neox are not divided"),
+        ("d1t2", {}, ""),
+        ("d1c4", {"num_key_value_heads": 1}, ""),
+    ],
+)
+def test_a_model_that_is_not_divisible_is_refused(
+    tmp_path: Path, sizes: str, shape: dict[str, Any], why: str
+) -> None:
+    config_json = {
+        "model_type": "llama", "hidden_size": 8, "num_hidden_layers": 1, "vocab_size": 96,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 16, **shape,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config_json))
+    (tmp_path / "model.safetensors").touch()
+    allocation = f"allocation_mode=embedded:d1+fsdp:{sizes}"
+    found = list(check_division(load_config(None, [allocation, f"actor.path={tmp_path}"])))
+    assert [why in one.message for one in found] == [True] * bool(why)
+    assert all(
+        one.message.endswith(f"(actor.path {tmp_path}); write fsdp:d{sizes[-1]}") for one in found
+    )
 
 
 def test_more_engines_than_cores_get_a_note() -> None:

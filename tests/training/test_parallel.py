@@ -8,8 +8,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -23,8 +24,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from areal_lab.config.schema import ActorConfig
+from areal_lab.host.memory import peak_rss_bytes
 from areal_lab.host.processes import ChildDied
 from areal_lab.models.folder import ModelShape
+from areal_lab.models.locate import resolve_model_path
 from areal_lab.preflight.memory import Trained, trainer_memory
 from areal_lab.training.forward import PackedPolicy
 from areal_lab.training.minibatch import deal_groups
@@ -114,20 +117,40 @@ def test_no_rank_has_more_than_the_mean_and_a_group(tokens: dict[int, int], rank
     assert max(loads) <= sum(loads) / ranks + max(tokens.values(), default=0)
 
 
+@pytest.mark.slow
+def test_two_processes_train_smollm2_as_one_does(tmp_path: Path) -> None:
+    """9 query heads and 3 of keys and values: not divisible by 2, so its layers are sharded."""
+    model = resolve_model_path("SmolLM2-135M-Instruct")
+    batch = dataclasses.replace(random_batch(groups=2, samples=2), version=0)
+    here = train_batch(learner_for(model), batch).metrics
+
+    async def work(trainer: TrainerProcess) -> None:
+        found = (await trainer.train(batch)).metrics
+        for name in ("loss", "grad_norm", "entropy", "drift_max"):
+            assert found[name] == pytest.approx(here[name], rel=1e-4, abs=1e-4), name
+        assert sum(peak_rss_bytes(child.pid) for child in trainer.children) < 8e9
+
+    with_two(model, tmp_path, work)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model."""
-    return save_model(tmp_path_factory.mktemp("tiny") / "model")
+    """A tiny model, with a vocabulary that two processes divide."""
+    return save_model(tmp_path_factory.mktemp("tiny") / "model", vocab_size=98)
 
 
 def with_two(
-    folder: Path, tmp_path: Path, work: Callable[[TrainerProcess], Awaitable[None]], **actor: Any
+    folder: Path,
+    tmp_path: Path,
+    work: Callable[[TrainerProcess], Awaitable[None]],
+    divided: Mapping[str, int] = MappingProxyType({}),
+    **actor: Any,
 ) -> None:
     """Run `work` with a trainer of two processes, and see that nothing is left of them."""
 
     async def run() -> None:
         settings = settings_for(folder, weights_root=tmp_path / "weights", **actor)
-        settings = dataclasses.replace(settings, ranks=2)
+        settings = dataclasses.replace(settings, ranks=2, **divided)
         trainer = await TrainerProcess.start(settings, log_path=tmp_path / "trainer.log")
         try:
             await work(trainer)
@@ -171,7 +194,8 @@ def test_a_rank_that_fails_ends_the_others_with_its_error(folder: Path, tmp_path
         with pytest.raises(TrainingError, match="trainer rank 1: ZeroDivisionError: only here"):
             await trainer.train(dataclasses.replace(random_batch(), version=0))
 
-    with_two(folder, tmp_path, work, loss_fn=f"{__name__}:broken_on_rank_1")
+    broken = f"{__name__}:broken_on_rank_1"
+    with_two(folder, tmp_path, work, {"context": 2}, loss_fn=broken)
 
 
 def test_a_rank_that_hangs_ends_the_others_at_the_timeout(folder: Path, tmp_path: Path) -> None:
@@ -180,4 +204,4 @@ def test_a_rank_that_hangs_ends_the_others_at_the_timeout(folder: Path, tmp_path
         with pytest.raises(TrainingError, match=r"waited 10 s for .*collective_timeout_s"):
             await trainer.train(dataclasses.replace(random_batch(), version=0))
 
-    with_two(folder, tmp_path, work, collective_timeout_s=10.0)
+    with_two(folder, tmp_path, work, {"tensor": 2}, collective_timeout_s=10.0)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed._functional_collectives import all_to_all_single_autograd
 
-from areal_lab.training.sequence import SequencePart
+from areal_lab.data.sequence_part import SequencePart
 
 
 def sequence_part(group: dist.ProcessGroup) -> SequencePart:

@@ -1,4 +1,4 @@
-"""Divide the matrices of decoder layers among ranks (tensor parallel), on transformers' own modules.
+"""Divide the matrices of decoder layers among ranks (tensor parallel), in transformers' modules.
 
     hidden --> norm --> q, k, v  by heads    --> attention  --> o     --sum over ranks--> + hidden
            --> norm --> gate, up by width    --> their product --> down  --sum--------> + hidden
@@ -42,20 +42,17 @@ class _Whole(ParallelStyle):
         self.inputs = inputs
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        # Without a partition function, parameters are replicated.
-        return distribute_module(
-            module, device_mesh, input_fn=partial(_as_distributed, self.inputs), output_fn=_as_local
-        )
+        def distributed(_: nn.Module, inputs: tuple[Tensor, ...], mesh: DeviceMesh) -> Any:
+            return tuple(
+                DTensor.from_local(one, mesh, [self.inputs], run_check=False) for one in inputs
+            )
 
+        def local(_: nn.Module, output: Any, mesh: DeviceMesh) -> Any:  # noqa: ARG001 - torch's
+            return output.to_local()
 
-def _as_distributed(
-    placement: Placement, module: nn.Module, inputs: tuple[Tensor, ...], mesh: DeviceMesh
-) -> tuple[DTensor, ...]:
-    return tuple(DTensor.from_local(one, mesh, [placement], run_check=False) for one in inputs)
-
-
-def _as_local(module: nn.Module, output: DTensor, mesh: DeviceMesh) -> Tensor:
-    return output.to_local()
+        # Without a partition function, parameters are replicated. torch types both functions as
+        # if they returned nothing.
+        return distribute_module(module, device_mesh, input_fn=distributed, output_fn=local)
 
 
 def divide_layer(layer: nn.Module, mesh: DeviceMesh) -> None:
@@ -66,7 +63,7 @@ def divide_layer(layer: nn.Module, mesh: DeviceMesh) -> None:
         mesh: one axis.
     """
     # One sum of gradients for all readers of an input, rather than one for each.
-    attention = {"hidden_states": Replicate()}
+    attention: dict[str, Placement] = {"hidden_states": Replicate()}
     plan: dict[str, ParallelStyle] = {
         "input_layernorm": _Whole(Replicate()),
         "self_attn": PrepareModuleInput(
