@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
+import warnings
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
+import areal_lab
 from areal_lab.pipeline.run import RunResult
 from areal_lab.pipeline.state import RunState
 from areal_lab.pipeline.step_report import StepReport
 from areal_lab.runlog.activity import TRAINERS_TURN, activity
 from areal_lab.runlog.file import read_log_file
 from tests.pipeline.rewards import even_digits
+from tests.pipeline.test_held_run import check_that_nothing_is_lost, wait_until
 from tests.pipeline.tiny_run import do_run, long_tail, metrics, tiny_config, trained_samples
 
 STEPS = 3
@@ -88,6 +92,40 @@ def test_an_engine_that_dies_in_the_trainers_turn_returns_with_the_new_weights(
     shared = do_run(config, reward_fn=even_digits, on_step=kill, state=state)
     assert (shared.summary["engine_losses"], shared.summary["engine_restarts"]) == (1, 1)
     assert_trains_alike(shared, apart)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["synchronous", "partial_rollout"])
+def test_pauses_by_hand_between_turns_and_within_them_lose_nothing(
+    tmp_path: Path, schedule: str
+) -> None:
+    config = tiny_config(
+        tmp_path,
+        "total_train_steps=100000",
+        f"rollout.schedule={schedule}",
+        "rollout.max_concurrent_rollouts=6",
+        "evaluation.max_problems=0",
+        "save_every_steps=3",
+        "checkpoint.asynchronous=true",
+        SHARED,
+    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "engines that share devices")  # partial_rollout says so
+        run = areal_lab.train(config, reward_fn=even_digits)
+    run.start()
+    random = Random(1)
+    for _ in range(8):
+        step = run.snapshot().step + random.randint(0, 2)
+        wait_until(run, lambda step=step: run.snapshot().step >= step)  # type: ignore[misc]
+        run.pause()
+        wait_until(run, lambda: run.snapshot().waiting_for == "a request to resume")
+        run.resume()
+    step = run.snapshot().step + 3
+    wait_until(run, lambda: run.snapshot().step >= step)
+    run.stop()
+    run.wait()
+    check_that_nothing_is_lost(run.folder)
+    assert (run.summary["engine_losses"], run.summary["pauses"]) == (0, 8)
 
 
 def test_responses_that_a_turn_interrupts_continue_under_the_new_weights(tmp_path: Path) -> None:

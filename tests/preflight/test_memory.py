@@ -161,3 +161,19 @@ def test_parameters_come_from_the_files(tmp_path: Path) -> None:
     assert parts is not None
     weights = next(part for part in parts.parts if part.name == "weights")
     assert weights.bytes == 4 * read_model_facts(folder).parameters
+
+
+def test_checkpoints_beside_training_take_a_copy_of_model_and_state(tmp_path: Path) -> None:
+    folder = tiny.save_model(tmp_path / "model")
+    config = tiny.settings_for(folder).config
+    parameters = read_model_facts(folder).parameters
+    for changes, numbers in (
+        ({"checkpoint.asynchronous": True}, 4),
+        ({"checkpoint.asynchronous": True, "checkpoint.resumable": False}, 1),
+        ({"checkpoint.asynchronous": True, "allocation_mode": "embedded:d1+fsdp:d2"}, 2.5),
+        ({}, 0),
+    ):
+        estimated = estimate(config.with_settings(changes), folder)
+        assert estimated is not None
+        copies = [part.bytes for part in estimated.parts if part.name == "copy for checkpoints"]
+        assert sum(copies) == 4 * numbers * parameters, changes

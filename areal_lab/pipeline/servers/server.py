@@ -120,6 +120,9 @@ class Server:
         for tag in (MemoryTag.KV_CACHE, MemoryTag.WEIGHTS):
             self.released.add(tag)
             await self._call(self.client.release_memory(tag))
+        # SGLang may reply before the memory is free (slime issue 579): its compute process replies
+        # to this once it is.
+        await self._call(self.client.ping_compute())
 
     async def take_back(self, tag: MemoryTag) -> None:
         """Take released memory again: of the weights before a push, of the cache after it."""
