@@ -57,6 +57,9 @@ class DatasetConfig(Record):
     digits: list[int] = Field(default_factory=lambda: [1, 1])
     """Maximum digits of the left and the right operand (`type=arithmetic`; zero-padded to them with
     `type=reversed_addition`), or of the shortest and the longest list (`type=sorting`)."""
+    carry: bool = True
+    """Whether sums and products may carry, and differences borrow (`type=arithmetic`). If not, each
+    digit of the answer follows from its own column, which small models learn in fewer steps."""
     few_shot: Whole = 4
     """Solved examples before each problem (`type=arithmetic`). They are not trained on."""
     batch_size: Count = 8

@@ -14,6 +14,7 @@ import operator
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product, zip_longest
 
 from areal_lab.data.problems import Problem, ProblemSet, held_out_size
 
@@ -62,11 +63,26 @@ class _Line:
             left, right = right, left
         return f"{left} {OPERATIONS[self.name].symbol} {right}"
 
+    @property
+    def carries(self) -> bool:
+        """Whether a column of the written calculation leaves 0 to 9 and so changes the next one."""
+        left = [int(digit) for digit in reversed(str(self.left))]
+        right = [int(digit) for digit in reversed(str(self.right))]
+        if self.name == "multiply":
+            columns = [0] * (len(left) + len(right))
+            for (i, a), (j, b) in product(enumerate(left), enumerate(right)):
+                columns[i + j] += a * b
+        else:
+            compute = OPERATIONS[self.name].compute
+            columns = [compute(a, b) for a, b in zip_longest(left, right, fillvalue=0)]
+        return not all(0 <= column <= 9 for column in columns)
+
 
 def arithmetic_problems(
     *,
     operations: Sequence[str] = ("add",),
     digits: Sequence[int] = (1, 1),
+    carry: bool = True,
     few_shot: int = 4,
     eval_size: int = 0,
     seed: int = 1,
@@ -78,6 +94,8 @@ def arithmetic_problems(
     Args:
         operations: of `add`, `subtract`, `multiply`.
         digits: maximum digits of the left and the right operand; operands start at 0.
+        carry: False leaves out sums and products that carry, and differences that borrow: each
+            digit of the answer then follows from the digits of its own column.
         few_shot: solved lines before each problem.
         eval_size: held-out problems, counting 3 + 4 and 4 + 3 as two. Such pairs stay together, so
             one more may be held out. 0 uses the default of `held_out_size`.
@@ -90,6 +108,8 @@ def arithmetic_problems(
     rng = random.Random(f"{seed}/arithmetic")
     classes: dict[str, list[_Line]] = {}
     for line in _lines(operations, digits, rng):
+        if line.carries and not carry:
+            continue
         classes.setdefault(line.key, []).append(line)
     keys = sorted(classes)
     rng.shuffle(keys)

@@ -23,6 +23,7 @@ def load_problems(dataset: DatasetConfig, *, seed: int) -> ProblemSet:
         return arithmetic_problems(
             operations=dataset.operations,
             digits=dataset.digits,
+            carry=dataset.carry,
             few_shot=dataset.few_shot,
             eval_size=dataset.eval_size,
             seed=seed,

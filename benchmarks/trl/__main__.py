@@ -7,7 +7,7 @@
             '---------------- repeats take turns, seeds 1, 2, ... ----'
 
 Equal: model, problems and their order, held-out problems, reward, group size, batch, learning rate
-and warm-up, clipping, AdamW, number of steps. TRL computes in float32 or bfloat16, whichever is
+at each step, clipping, AdamW, number of steps. TRL computes in float32 or bfloat16, whichever is
 faster on this machine, and gets the same allocator settings as areal_lab.
 
 `ratio` is TRL's over areal_lab's wall seconds until the mean training reward of three steps in

@@ -5,7 +5,8 @@
 Runs in TRL's own environment and imports nothing from areal_lab. Tuned for TRL, beyond its
 defaults: micro-batches of 16, no gradient checkpointing, one generation per optimizer step, the
 newline as an end-of-sequence token (TRL then stops and masks there), no checkpoints and
-no logging of completions. Set as in areal_lab: problems in the same order, the same warm-up.
+no logging of completions. Set as in areal_lab: problems in the same order, the same learning
+rate at each step.
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ def settings(arguments: argparse.Namespace) -> GRPOConfig:
         num_generations=arguments.group_size,
         max_completion_length=arguments.new_tokens,
         max_steps=arguments.steps,
-        learning_rate=arguments.lr,
+        learning_rate=max(arguments.learning_rates),
         max_grad_norm=1.0,
         beta=0.0,
         epsilon=0.2,
@@ -146,14 +147,20 @@ def settings(arguments: argparse.Namespace) -> GRPOConfig:
 def optimizer_of(
     model: Any, arguments: argparse.Namespace
 ) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
-    """AdamW with a warm-up from `lr / warmup_steps`; that of transformers starts at 0."""
+    """AdamW with the given learning rate at each step."""
+    rates = arguments.learning_rates
     optimizer = torch.optim.AdamW(
-        model.parameters(), lr=arguments.lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True
+        model.parameters(), lr=1.0, betas=(0.9, 0.95), weight_decay=0.0, fused=True
     )
     scheduler = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min(1.0, (step + 1) / max(1, arguments.warmup_steps))
+        optimizer, lambda step: rates[min(step, len(rates) - 1)]
     )
     return optimizer, scheduler
+
+
+def numbers(text: str) -> list[float]:
+    """Numbers between commas."""
+    return [float(number) for number in text.split(",")]
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -168,13 +175,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--limit-s", type=float, default=float("inf"))
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--prompts", type=int, default=8)
+    parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--group-size", type=int, default=8)
-    parser.add_argument("--new-tokens", type=int, default=5)
-    parser.add_argument("--lr", type=float, default=1e-5)
-    parser.add_argument("--warmup-steps", type=int, default=5)
+    parser.add_argument("--new-tokens", type=int, default=4)
+    parser.add_argument("--learning-rates", type=numbers, required=True, help="0.1,0.2: by step")
     parser.add_argument("--micro-batch", type=int, default=16)
-    parser.add_argument("--held-out-samples", type=int, default=8)
+    parser.add_argument("--held-out-samples", type=int, default=2)
     parser.add_argument("--gradient-checkpointing", action="store_true")
     return parser.parse_args()
 

@@ -22,6 +22,7 @@ from areal_lab.data.sources import load_problems
 from areal_lab.host.processes import MALLOC_FOR_TRAINING
 from areal_lab.models.locate import resolve_model_path
 from areal_lab.runlog.file import read_log_file
+from areal_lab.training.settings import lr_factor
 from benchmarks.process_usage import Usage, run_and_measure
 from benchmarks.trl import environment
 
@@ -137,8 +138,7 @@ def run_trl(
         "prompts": config.dataset.batch_size,
         "group-size": config.gconfig.n_samples,
         "new-tokens": config.gconfig.max_new_tokens,
-        "lr": config.actor.optimizer.lr,
-        "warmup-steps": config.actor.optimizer.warmup_steps,
+        "learning-rates": ",".join(map(str, learning_rates(config))),
         "micro-batch": MICRO_BATCH,
         "held-out-samples": config.evaluation.samples_per_problem,
     }
@@ -169,6 +169,12 @@ def run_trl(
         | {"held_out_problems": len(held_out)},
         usage=usage,
     )
+
+
+def learning_rates(config: TrainConfig) -> list[float]:
+    """The learning rate of each optimizer step of `areal-lab train`, for the other side."""
+    optimizer, steps = config.actor.optimizer, config.total_train_steps
+    return [optimizer.lr * lr_factor(step, optimizer, steps) for step in range(steps)]
 
 
 def _export(path: Path, problems: Sequence[Problem]) -> None:

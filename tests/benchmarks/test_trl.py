@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from areal_lab.config.load import load_config
 from areal_lab.rewards.exact import exact_first_line
 from benchmarks.process_usage import Sample, Usage
 from benchmarks.trl import __main__ as demo_vs_trl
 from benchmarks.trl import environment
-from benchmarks.trl.sides import Side
+from benchmarks.trl.sides import Side, learning_rates
 
 
 def a_side(rewards: tuple[float, ...], *, step_s: float = 2.0) -> Side:
@@ -61,6 +62,11 @@ def test_without_a_run_that_reached_the_target_there_is_no_ratio() -> None:
     assert result["ratio"] is None
     assert result["spread"]["ratio"] is None
     assert result["step_s_ratio"] == 1.0
+
+
+def test_trl_gets_the_learning_rate_of_each_step() -> None:
+    rates = learning_rates(load_config(demo_vs_trl.CONFIG, ["total_train_steps=10"]))
+    assert rates == pytest.approx([r * 1e-6 for r in (2, 4, 6, 8, 10, 10, 8, 6, 4, 2)])
 
 
 @pytest.mark.parametrize(

@@ -171,9 +171,12 @@ def test_a_file_may_refer_to_its_own_settings(tmp_path: Path) -> None:
 def test_the_demo_is_the_measured_recipe() -> None:
     config = load_config(CONFIGS / "arithmetic.yaml")
     assert config.dataset.operations == ["add"]
-    assert (config.dataset.batch_size, config.gconfig.n_samples) == (8, 8)
-    assert (config.gconfig.max_new_tokens, config.gconfig.stop) == (5, ["\n"])
+    assert (config.dataset.digits, config.dataset.carry) == ([2, 1], False)
+    assert (config.total_train_steps, config.dataset.batch_size) == (30, 16)
+    assert config.gconfig.n_samples == 8
+    assert (config.gconfig.max_new_tokens, config.gconfig.stop) == (4, ["\n"])
     assert (config.actor.optimizer.lr, config.actor.optimizer.warmup_steps) == (1e-5, 5)
+    assert config.actor.optimizer.lr_scheduler_type == "linear"
     assert config.rollout.max_head_offpolicyness == 2
     assert config.actor.use_decoupled_loss
 

@@ -66,6 +66,30 @@ def test_every_gold_answer_is_correct_and_no_operand_is_too_long(
         assert int(value) == COMPUTE[symbol](int(a), int(b))
 
 
+def digit_sum(number: int) -> int:
+    return sum(map(int, str(number)))
+
+
+@settings(max_examples=15)
+@given(operations, st.integers(1, 2), st.integers(1, 2), seeds)
+def test_without_carry_exactly_the_lines_remain_whose_columns_are_independent(
+    names: list[str], left: int, right: int, seed: int
+) -> None:
+    def lines(*, carry: bool) -> set[tuple[int, str, int]]:
+        split = arithmetic_problems(
+            operations=names, digits=(left, right), carry=carry, few_shot=0, seed=seed
+        )
+        return {question(problem) for problem in (*split.train, *split.held_out)}
+
+    # A carry turns ten units of a column into one of the next: the digit sum falls by nine.
+    independent = {
+        (a, symbol, b)
+        for a, symbol, b in lines(carry=True)
+        if digit_sum(COMPUTE[symbol](a, b)) == COMPUTE[symbol](digit_sum(a), digit_sum(b))
+    }
+    assert lines(carry=False) == independent
+
+
 @settings(max_examples=25)
 @given(seeds)
 def test_one_digit_addition_uses_all_100_ordered_pairs(seed: int) -> None:

@@ -307,13 +307,13 @@ def do_nothing(config: TrainConfig) -> Path:
     [
         (
             ["evaluation.temperature=0"],
-            "evaluation.samples_per_problem is 8, but responses at evaluation.temperature=0 are "
+            "evaluation.samples_per_problem is 2, but responses at evaluation.temperature=0 are "
             "all equal; set it to 1",
         ),
         (
             ["evaluation.pass_at=[1,9]"],
             "evaluation.pass_at has 9, but each k must be from 1 to "
-            "evaluation.samples_per_problem=8",
+            "evaluation.samples_per_problem=2",
         ),
         (
             ["eval_every_steps=5", "evaluation.max_problems=0"],
