@@ -200,6 +200,12 @@ def _check_ranks(config: TrainConfig, sizes: Sizes) -> None:
             "processes, but adapters (actor.use_lora) are not divided; write "
             f"fsdp:d{sizes.devices}",
         )
+    if config.actor.compile and sizes.tensor > 1:
+        raise refusal(
+            "actor.compile",
+            "actor.compile is true, but torch cannot compile the layers that allocation_mode "
+            f"{config.allocation_mode} divides; leave it out, or write fsdp:d{sizes.devices}",
+        )
     if config.actor.offload and sizes.devices == 1:
         raise refusal(
             "actor.offload",

@@ -389,6 +389,12 @@ def test_adapters_are_not_divided() -> None:
         place_trainer(config, machine())
 
 
+def test_divided_layers_are_not_compiled() -> None:
+    config = load_config(None, ["allocation_mode=embedded:d1+fsdp:d1t2", "actor.compile=true"])
+    with pytest.raises(ConfigError, match=r"cannot compile the layers .*; leave it out, or write"):
+        place_trainer(config, machine())
+
+
 @pytest.mark.parametrize(
     ("sizes", "shape", "why"),
     [

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 
 from areal_lab.training.forward import PackedPolicy, PackedValues
+from areal_lab.training.layers.compiling import decoder_layers
 from areal_lab.training.parallel.tensor import divide_ends, divide_layer
 
 TENSOR: Final = "tensor"
@@ -37,7 +37,7 @@ def shard_policy(
     axes = mesh.mesh_dim_names or ()
     tensor = mesh[TENSOR] if TENSOR in axes else None
     shards = mesh[tuple(name for name in axes if name != TENSOR)]
-    for layer in layers_of(policy):
+    for layer in decoder_layers(policy.model):
         if tensor is not None:
             divide_layer(layer, tensor)
         fully_shard(layer, mesh=shards, reshard_after_forward=True, offload_policy=kept)
@@ -46,9 +46,3 @@ def shard_policy(
     # The rest too lets go after a pass: one without gradient would leave parameters that the
     # optimizer then does not reach.
     fully_shard(policy, mesh=shards, reshard_after_forward=True, offload_policy=kept)
-
-
-def layers_of(policy: PackedPolicy | PackedValues) -> list[nn.Module]:
-    """The modules that transformers names as not to be split."""
-    names = policy.model._no_split_modules or ()
-    return [module for module in policy.model.modules() if type(module).__name__ in names]
