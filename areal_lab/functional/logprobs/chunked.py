@@ -4,9 +4,9 @@ r"""Autograd for log-probs from hidden states: compute, reduce and discard tiles
     backward   the same tiles again, or kept ones --> gradient of the logits --> hidden, weight
     again      ordinary operations, differentiable as often as wanted
 
-There are two functions, since the first derivative has its own backward pass. Where processes divide
-the vocabulary, each one has tiles of its part, and they meet twice: in the sums over the vocabulary
-`[T]`, and in the gradient of hidden.
+There are two functions, since the first derivative has its own backward pass. Where processes
+divide the vocabulary, each one has tiles of its part, and they meet twice: in the sums over the
+vocabulary `[T]`, and in the gradient of hidden.
 """
 
 from __future__ import annotations
