@@ -23,15 +23,18 @@ SAVING = ("save_every_steps=1", "checkpoint.resumable=true")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sizes", ["d2", "d1t2", "d1c2"])
+@pytest.mark.parametrize(
+    ("sizes", "transfer"), [("d2", "folder"), ("d1t2", "http_tensor"), ("d1c2", "folder")]
+)
 def test_two_processes_train_as_one_and_one_continues_their_checkpoint(
-    tmp_path: Path, sizes: str
+    tmp_path: Path, sizes: str, transfer: str
 ) -> None:
     whole, sharded = (
         tiny_config(
             tmp_path,
             *SYNCHRONOUS,
             *SAVING,
+            f"rollout.transfer={transfer}",
             f"total_train_steps={steps}",
             f"allocation_mode=embedded:d1+fsdp:{divided}",
         )

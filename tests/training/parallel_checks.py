@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load_file
+from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_flatten_with_path
 
 from areal_lab.config.schema import OptimizerConfig
@@ -78,7 +79,12 @@ CASES: dict[str, dict[str, Any]] = {
         "gradient_checkpointing": "selective",
         "max_tokens_per_mb": 20,
     },
-    "head norms": {"kind": "qwen3", "tied": True, "max_tokens_per_mb": 25},
+    "head norms": {
+        "kind": "qwen3",
+        "tied": True,
+        "max_tokens_per_mb": 25,
+        "gradient_checkpointing": True,
+    },
     "entropy": {"kind": "llama", "tied": False, "entropy_coeff": 0.01, "max_tokens_per_mb": 25},
 }
 
@@ -289,11 +295,19 @@ LAYOUTS = {
     "d4": Layout(4, 4, ("tied", "LoRA")),
     "d4, copies": Layout(4, 2, ("tied",)),
     "d1t2": Layout(2, 1, ("tied", "head norms", "critic", "shared critic"), tensor=2),
-    "d2t2": Layout(4, 2, ("untied, two minibatches", "reference"), tensor=2),
+    "d2t2": Layout(4, 2, ("untied, two minibatches",), tensor=2),
+    "d2t2, copies": Layout(4, 1, ("reference",), tensor=2, saves=0),
     "d1c2": Layout(2, 2, ("tied", "critic", "shared critic"), context=2),
     "d2c2": Layout(4, 4, ("untied, two minibatches", "LoRA"), context=2),
     "d1c4": Layout(4, 4, ("head norms",), context=4),  # with two key-value heads
 }
+
+
+def forget_groups() -> None:
+    """Clear torch's caches of how distributed tensors are computed: they name groups that are no
+    longer there, and an equal mesh of the next layout would get these."""
+    DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()
+    torch._C._clear_DTensor_sharding_propagator_cache()
 
 
 def main(folder: Path, rank: int) -> None:
@@ -322,6 +336,7 @@ def main(folder: Path, rank: int) -> None:
                 check_saved_later(folder, case, learner, ranks)
         check_non_finite(folder, ranks)
         leave()
+        forget_groups()
         print(f"rank {rank}: {name} in {time.monotonic() - start_s:.1f} s")
 
 
