@@ -235,3 +235,23 @@ def test_equal_scores_are_half_right(folder: Path) -> None:
     trainee = trainee_of(folder, "rm")  # its head is zero
     found = evaluate(trainee, make_items("rm"), torch.empty(9, 0), at_once=9)
     assert found["accuracy"] == 0.5
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize("kind", ["sft", "rm"])
+def test_compiled_and_checkpointed_layers_change_nothing(
+    folder: Path, scoring: Path, kind: str
+) -> None:
+    items, found = make_items(kind), []
+    for changes in ({}, {"compile": True, "gradient_checkpointing": "selective"}):
+        actor = CONFIGS[kind].actor.with_settings({"dtype": "float32", **changes})
+        network = load_network(
+            scoring if kind == "rm" else folder, actor, ALONE,
+            scores=kind == "rm", device="cpu", seed=3, compile_backend="aot_eager",
+        )  # fmt: skip
+        trainee = make_trainee(network, make_objective(CONFIGS[kind]), actor, steps=20)
+        train_step(trainee, items, references(kind, items))
+        found.append(gradients(network.model))
+    plain, others = found
+    for name, gradient in plain.items():
+        torch.testing.assert_close(others[name], gradient, atol=1e-6, rtol=1e-4)
