@@ -8,26 +8,29 @@ so that the summary, the pictures and `areal-lab trace` agree. Infinity, as in `
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from areal_lab.control.events import (
     STARTS_OVER,
+    CheckpointCopied,
+    CheckpointDone,
     Drop,
     Finish,
     GroupFiltered,
     Interrupt,
     RunStarted,
+    Save,
     Train,
+    TrainStepDone,
 )
 from areal_lab.runlog.activity import ProcessUse, idle_by_cause, training_window
 from areal_lab.runlog.by_hand import eta_changes, pauses
 from areal_lab.runlog.incidents import incidents
 from areal_lab.runlog.intervals import mean_interval
 from areal_lab.runlog.lags import TrainedBatch, mean_lag, total, trained_batches
-from areal_lab.runlog.records import Log, MetricRecord, finite_json
-from areal_lab.runlog.saves import save_waits
+from areal_lab.runlog.records import ActionRecord, EventRecord, Log, MetricRecord, finite_json
 
 PEAK_MEMORY = "peak_rss_bytes"
 """Name of the metric for the largest resident memory of a process and its descendants, an upper
@@ -130,6 +133,33 @@ def recoveries(log: Log) -> dict[str, int]:
     again = [r.event for r in log.events if isinstance(r.event, RunStarted)][1:]
     over = sum(version == STARTS_OVER for event in again for version in event.open_versions)
     return {"recoveries": len(again), "restarted_groups": over}
+
+
+def save_waits(log: Log) -> Iterator[float]:
+    """Seconds of each checkpoint in which no step could begin, in order.
+
+        TrainStepDone  (CheckpointDone of an earlier one)  Save  ..  CheckpointCopied or Done
+              |<------------- if it is there ----------------|<----------->|
+
+    One that was written beside training costs the time to copy its state, and what was left of the
+    checkpoint before it.
+    """
+    step_done_s, earlier_done, since_s = 0.0, False, None
+    for record in log.records:
+        match record:
+            case EventRecord(t_s=t_s, event=TrainStepDone()):
+                step_done_s, earlier_done = t_s, False
+            case ActionRecord(t_s=t_s, action=Save()):
+                since_s = step_done_s if earlier_done else t_s
+            case EventRecord(t_s=t_s, event=CheckpointCopied() | CheckpointDone() as event):
+                earlier_done = isinstance(event, CheckpointDone)
+                if since_s is not None:
+                    yield t_s - since_s
+                    since_s = None
+            case EventRecord(event=RunStarted()):
+                since_s = None  # of a run that was killed while it saved
+            case _:
+                pass
 
 
 def run_status(log: Log) -> str:

@@ -5,12 +5,21 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from areal_lab.training.process.offload import come_back, leave_device
+from areal_lab.training.learner import make_learner
+from areal_lab.training.model import load_policy
+from areal_lab.training.parallel.shard import shard_policy
+from areal_lab.training.process.offload import come_back, leave_device, move
+from areal_lab.training.ranks import Ranks
 from areal_lab.training.step import train_batch
 from tests.training.tiny import learner_for, random_batch, save_model, settings_for
 
@@ -43,9 +52,6 @@ def main(folder: Path) -> None:
     from tests.training import pretend
 
     device = pretend.register()
-    from areal_lab.training.learner import make_learner
-    from areal_lab.training.model import load_policy
-
     path, other = (save_model(folder / name, seed=seed) for seed, name in enumerate("ab"))
     more = {"teacher.path": str(other)}
     settings = dataclasses.replace(settings_for(path, more=more, **EVERYTHING), device=str(device))
@@ -78,6 +84,25 @@ def test_nothing_stays_on_the_device_and_steps_continue_as_if_nothing_had_moved(
         capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2],
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr[-3000:]
+
+
+def test_shards_move_and_stay_the_parameters_that_the_optimizer_knows(tmp_path: Path) -> None:
+    """In one process: a group that only pretends to communicate, a device without values."""
+    path = save_model(tmp_path / "model")
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("shards",))
+        ranks = Ranks(shard=partial(shard_policy, mesh=mesh))
+        learner = make_learner(load_policy(path), settings_for(path, **EVERYTHING), ranks)
+        known = [p for group in learner.optimizer.adamw.param_groups for p in group["params"]]
+        move(learner, torch.device("meta"))
+        assert {id(p) for p in known} == {id(p) for p in learner.model.parameters()}
+        for value in held(learner):
+            there = value.to_local() if isinstance(value, DTensor) else value
+            assert there.device.type == "meta"
+        assert any(isinstance(value, DTensor) for value in held(learner))
+    finally:
+        dist.destroy_process_group()
 
 
 def test_on_a_cpu_nothing_moves_and_gradients_are_given_back(tmp_path: Path) -> None:

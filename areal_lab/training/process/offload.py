@@ -26,7 +26,8 @@ def leave_device(learner: Learner) -> None:
     """
     for optimizer in _optimizers(learner):
         optimizer.zero_grad()
-    _move(learner, torch.device("cpu"))
+    if _moves(learner):
+        move(learner, torch.device("cpu"))
     if learner.device.type == "cuda":
         torch.cuda.empty_cache()
     return_freed_memory()
@@ -34,13 +35,17 @@ def leave_device(learner: Learner) -> None:
 
 def come_back(learner: Learner) -> None:
     """Inverse of `leave_device`, before a step."""
-    _move(learner, learner.device)
+    if _moves(learner):
+        move(learner, learner.device)
 
 
-def _move(learner: Learner, to: torch.device) -> None:
+def _moves(learner: Learner) -> bool:
     # With `actor.offload` shards move by themselves, layer by layer, and belong to main memory.
-    if learner.device.type == "cpu" or learner.settings.actor.offload:
-        return
+    return learner.device.type != "cpu" and not learner.settings.actor.offload
+
+
+def move(learner: Learner, to: torch.device) -> None:
+    """Move weights and moments; parameters stay the objects that optimizer and shards know."""
     for module in _modules(learner):
         module.to(to)
     for optimizer in _optimizers(learner):

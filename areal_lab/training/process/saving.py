@@ -43,7 +43,10 @@ class BackgroundSaves:
         """Begin to write; the one before must be done."""
         self.wait()
         self._thread = threading.Thread(
-            target=self._write, args=(prepared, version), name="save", daemon=True
+            target=self._write,
+            args=(prepared, version),
+            name=f"save version {version}",
+            daemon=True,
         )
         self._thread.start()
 

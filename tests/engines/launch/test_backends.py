@@ -121,6 +121,15 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         fit_to_machine(BACKENDS["embedded"], wanted)
 
 
+def test_sglang_frees_memory_only_if_it_was_started_for_it() -> None:
+    for turns in (False, True):
+        options = replace(OPTIONS, build="gpu", releases_memory=turns)
+        command = server_command(BACKENDS["sglang"], PYTHON, options)
+        assert ("--enable-memory-saver" in command) == turns
+    ours = server_command(BACKENDS["embedded"], PYTHON, replace(OPTIONS, releases_memory=True))
+    assert ours == server_command(BACKENDS["embedded"], PYTHON, OPTIONS)
+
+
 def test_a_gpu_takes_neither_the_shim_nor_the_cache_of_a_cpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import psutil
 
@@ -190,10 +190,16 @@ def _is_save(record: Any) -> bool:
     return isinstance(record, ActionRecord) and isinstance(record.action, Save)
 
 
-def comparable(folder: Path) -> dict[str, Any]:
-    """Everything of a run that does not depend on time: samples, metrics, models."""
+AGAIN: Final = ("generated_tokens",)
+"""Metrics that count what is generated a second time, for groups that were open at a checkpoint. At
+eta 0 there are none, unless it had to wait for the checkpoint before it, as one beside training may
+have to."""
+
+
+def comparable(folder: Path, without: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Everything of a run that does not depend on time: samples, metrics but some, models."""
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    timed = ("_s", "_bytes")
+    timed = ("_s", "_bytes", *without)
     return {
         "metrics": [{k: v for k, v in line.items() if not k.endswith(timed)} for line in metrics],
         "samples": {

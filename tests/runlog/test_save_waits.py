@@ -16,7 +16,7 @@ from areal_lab.control.events import (
 )
 from areal_lab.runlog.file import EventLog, read_log_file
 from areal_lab.runlog.records import RunHeader
-from areal_lab.runlog.saves import save_waits
+from areal_lab.runlog.summary import save_waits
 
 
 def waits(tmp_path: Path, *entries: tuple[float, Event | Action]) -> list[float]:
