@@ -50,13 +50,13 @@ by_sequence = partial(clipped, clip_epsilon=0.2, error=huber_error(0.9), aggrega
 
 
 def layouts_of(loss, inputs: int):
-    """Loss and the diagnostic of each token."""
+    """Loss and the diagnostics of each token."""
 
     def layouts(batch: Ragged):
         padded = [batch.draw(seed) for seed in range(inputs)]
         ours = loss(*padded, batch.mask)
         packed = loss(*map(batch.pack, padded), batch.pack(batch.mask), sequences=batch.sequences)
-        return [ours[0], batch.pack(ours[1])], list(packed)
+        return [ours[0], *map(batch.pack, ours[1:])], list(packed)
 
     return layouts
 
