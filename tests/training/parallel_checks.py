@@ -204,7 +204,7 @@ def check_saved_later(folder: Path, case: str, learner: Learner, ranks: Ranks) -
     group = another_group(60.0)
     saves = BackgroundSaves(ranks=ranks, pipe=None, group=group, timeout_s=60.0)
     saves.start(prepare_save(learner, SaveRequest(later, state=True, asynchronous=True)), 1)
-    for batch in batches():
+    for batch in batches(case):
         train_batch(learner, batch)
     saves.wait()
     ranks.collect(None)  # all of them have written
