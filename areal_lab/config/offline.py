@@ -97,7 +97,7 @@ class OfflineActorConfig(Record):
     max_tokens_per_mb: Annotated[Count, About(unit="tokens")] = 4096
     """Token budget of a micro-batch. Changes memory, not results."""
     dtype: DType = "auto"
-    """Compute type; master weights are float32. `auto` is bfloat16 where the device has
+    """Compute type; master weights are float32. `auto` is bfloat16 on GPUs, and on a CPU that has
     instructions for it, else float32."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute. `auto` is a GPU for each process, or else the CPU."""
@@ -119,8 +119,8 @@ class OfflineActorConfig(Record):
     the outputs of attention and of every second matrix product of a layer, so that it computes less
     again."""
     compile: bool = False
-    """Compile each decoder layer (`torch.compile`), for GPUs; on a CPU it needs a C++ compiler. The
-    first steps take minutes longer."""
+    """Compile the norms and the feed-forward part of each decoder layer (`torch.compile`), for
+    GPUs; on a CPU it needs a C++ compiler. The first steps take longer."""
     use_lora: bool = False
     """Train low-rank adapters (LoRA) on frozen weights. Checkpoints have merged weights, and the
     adapter beside them."""

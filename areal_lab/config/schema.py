@@ -274,8 +274,8 @@ class ActorConfig(Record):
     the outputs of attention and of every second matrix product of a layer, so that it computes less
     again."""
     compile: bool = False
-    """Compile each decoder layer (`torch.compile`), for GPUs; on a CPU it needs a C++ compiler. The
-    first steps take minutes longer."""
+    """Compile the norms and the feed-forward part of each decoder layer (`torch.compile`), for
+    GPUs; on a CPU it needs a C++ compiler. The first steps take longer."""
     use_lora: bool = False
     """Train low-rank adapters (LoRA) on frozen weights. Engines get merged weights, or the adapter
     alone with `rollout.transfer=adapter`."""
@@ -301,8 +301,8 @@ class CriticConfig(Record):
     """Folder or name of the model that it starts from, such as a reward model; empty takes
     `actor.path`. Its output starts at zero where the folder has none."""
     share_body: bool = False
-    """Read the values from the policy's own body: no second model and no second pass, but the error
-    of the values moves the policy too. Of `critic.optimizer` only `lr` is used, for the output."""
+    """Read the values from the policy's own body: no second model, but the error of the values
+    moves the policy too. Of `critic.optimizer` only `lr` is used, for the output."""
     loss_coef: Positive = 0.1
     """Factor of the error of the values in the loss, with `share_body`."""
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ from areal_lab.pipeline.servers.pool import ServerPool
 from areal_lab.pipeline.servers.push import Weights
 from areal_lab.pipeline.servers.server import Server
 from areal_lab.pipeline.step_report import StepReport
+from areal_lab.runlog.activity import WAIT_WEIGHTS
 from areal_lab.runlog.file import EventLog
 from areal_lab.runlog.folder import RunFolder, SampleText
 from areal_lab.runlog.incidents import COUNTED
@@ -182,11 +183,8 @@ class RunPerformer:
         to it until `push_weights`.
         """
         if self.servers.takes_turns:
-            await self._loaded.wait()  # the engines' turn: a version is on its way to them
-            start_s = time.time()
-            await self.servers.release()
-            waited = "engines release memory"
-            self.log.span(TRAINER, waited, start_s, time.time(), cause=waited)
+            await self._waited(WAIT_WEIGHTS, self._loaded.wait())  # the engines' turn
+            await self._waited("engines release memory", self.servers.release())
         kept = [self._kept.pop(group) for group in train.groups]
         trajectories = tuple(t for _, of_group in kept for t in of_group)
         await asyncio.to_thread(self._write_trajectories, train.version + 1, kept)
@@ -200,6 +198,12 @@ class RunPerformer:
         self._report(result.version, result.metrics)
         self._step_done_s = time.time()
         return result.version
+
+    async def _waited(self, cause: str, work: Awaitable[object]) -> None:
+        """Await something while the trainer is idle because of it."""
+        start_s = time.time()
+        await work
+        self.log.span(TRAINER, cause, start_s, time.time(), cause=cause)
 
     def _write_trajectories(
         self, step: Version, kept: list[tuple[ScoredGroup, tuple[Trajectory, ...]]]
@@ -275,6 +279,9 @@ class RunPerformer:
         # If the step ended while an earlier checkpoint was written, this one waited for it.
         waited = self._saved_s > self._step_done_s
         since_s = self._step_done_s if waited else time.time()
+        if waited:
+            cause = "waiting for the checkpoint before"
+            self.log.span(TRAINER, cause, since_s, time.time(), cause=cause)
         later = self.checkpoints.config.checkpoint.asynchronous
         span = await (self.checkpoints.start if later else self.checkpoints.write)(version)
         self.log.span(TRAINER, span.name, span.start_s, span.end_s, span.args)

@@ -290,7 +290,8 @@ def _unused_gpus(config: TrainConfig) -> Iterator[str]:
         return
     if trainer.device == "cpu" and config.actor.device != "cpu":
         why = (
-            f"the engines leave too few for {trainer.ranks} trainer process(es)"
+            f"the engines leave too few for {trainer.ranks} trainer process(es); take fewer "
+            "engines, or rollout.device=cpu"
             if machine.torch_has_cuda
             else "the installed torch was built without CUDA"
         )

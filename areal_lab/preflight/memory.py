@@ -84,6 +84,8 @@ class Estimate:
     """Of the trainer, each of which has these parts."""
     device: str = "cpu"
     """`cpu` or `cuda`."""
+    once_bytes: int = 0
+    """Of the first of several processes alone: the models that it copies for checkpoints."""
 
     @property
     def tensors(self) -> int:
@@ -94,7 +96,7 @@ class Estimate:
     def resident(self) -> tuple[int, int]:
         """Least and most resident memory of all processes of a trainer on a CPU, in bytes."""
         least, most = (
-            self.processes * (int(self.tensors * (1 + share)) + _PROCESS_BYTES)
+            self.processes * (int(self.tensors * (1 + share)) + _PROCESS_BYTES) + self.once_bytes
             for share in _HEAP_SHARES
         )
         return least, most
@@ -113,6 +115,9 @@ class Estimate:
             if self.device == "cpu"
             else "    on a GPU, besides its context and free blocks; never compared with a GPU",
         ]
+        if self.once_bytes:
+            copied = _text(self.once_bytes)
+            lines.append(f"    of these, {copied} are models that the first process copies")
         adjustable = [part for part in parts if part.knob]
         if adjustable:
             lines.append(f"    {adjustable[0].name} take less with {adjustable[0].knob}")
@@ -174,10 +179,19 @@ def estimate(
     parts = trainer_memory(
         shape, size, actor, number_bytes=number_bytes, tokens=tokens, cpu=device == "cpu"
     )
+    once = 0
     if config.checkpoint.asynchronous and device == "cpu":  # the copy is in main memory
-        copy = _checkpoint_bytes(size, state=config.checkpoint.resumable)
+        models = _FLOAT32 * (size.parameters + size.critic_parameters)
+        state = 3 * (size.trained + size.critic_parameters) / (size.shards * size.tensor)
+        copy = int(_FLOAT32 * state) if config.checkpoint.resumable else 0
+        if sizes.devices == 1:
+            copy += models
+        else:
+            once = models
         parts.append(Part("copy for checkpoints", copy, "checkpoint.asynchronous=false"))
-    return Estimate(parts=parts, tokens=tokens, processes=sizes.devices, device=device)
+    return Estimate(
+        parts=parts, tokens=tokens, processes=sizes.devices, device=device, once_bytes=once
+    )
 
 
 def _frozen(config: TrainConfig, parameters: int) -> dict[str, int]:
@@ -288,13 +302,6 @@ def trainer_memory(
         *working,
     ]
     return [part for part in parts if part.bytes]
-
-
-def _checkpoint_bytes(size: Trained, *, state: bool) -> int:
-    """Of the whole models in float32, and this process's part of weights and moments."""
-    models = size.parameters + size.critic_parameters
-    parts = 3 * (size.trained + size.critic_parameters) / size.shards
-    return int(_FLOAT32 * (models + state * parts))
 
 
 def _divided(shape: ModelShape, size: Trained) -> tuple[ModelShape, Trained]:

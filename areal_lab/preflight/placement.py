@@ -77,8 +77,8 @@ def check_placement(config: TrainConfig, machine: Machine) -> EnginePlan:
     if config.allocation_mode:
         _check_allocation(parse_allocation(config.allocation_mode), config.allocation_mode)
     _check_sizes(config)
-    _check_shared(config, plan, machine)
     if config.rollout.addresses:
+        _check_shared(config, plan, machine)
         place_trainer(config, machine)
         return plan
     found = machine.engines[plan.backend]
@@ -89,6 +89,7 @@ def check_placement(config: TrainConfig, machine: Machine) -> EnginePlan:
             f"{found.folder})",
             command=f"areal-lab engine install {plan.backend}",
         )
+    _check_shared(config, plan, machine)
     if plan.tensor_parallel > 1 and not BACKENDS[plan.backend].tensor_parallel:
         raise refusal(
             "rollout.backend",

@@ -138,6 +138,11 @@ def batch_advantages(
     found = function(rewards, groups, **asked_of(function, facts))
     check_advantages(found, samples=len(trajectories), tokens=len(ids))
     returns = found.returns.detach() if isinstance(found, AdvantagesAndReturns) else None
+    if values is not None and returns is None:
+        raise ValueError(
+            "advantages that are made from values must be returned as AdvantagesAndReturns: the "
+            "critic learns from the returns"
+        )
     advantages = found.advantages if isinstance(found, AdvantagesAndReturns) else found
     advantages = advantages.detach()
     # With a token per sample both are the same.

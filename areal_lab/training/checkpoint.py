@@ -1,7 +1,8 @@
 """The trainer's state in a checkpoint: trained parameters, optimizer, learning-rate schedule, of
 the policy and of a critic.
 
-    Learner --save_state--> STEP/trainer/ (torch.distributed.checkpoint) --load_state--> Learner
+    Learner --state_of_learner, write_state--> STEP/trainer/ --load_state--> Learner
+                                               (torch.distributed.checkpoint)
 
 The format knows the whole tensors, not the processes that wrote them, so that another number of
 ranks can read it. Frozen parameters are those of the model folder and are not in it. Nothing random
@@ -40,14 +41,6 @@ class UnusableState(RuntimeError):
     """A saved state is missing, incomplete, or of another model or optimizer; in one line."""
 
 
-def save_state(learner: Learner, folder: Path) -> None:
-    """Write the state into a new folder; a collective call where there are several ranks.
-
-    The optimizer must have stepped: the library otherwise takes a step to learn its state's shape.
-    """
-    write_state(state_of_learner(learner), folder, learner.ranks)
-
-
 def load_state(learner: Learner, folder: Path) -> None:
     """Give a new learner the saved state; training continues bit by bit at equal ranks.
 
@@ -70,7 +63,10 @@ def seed_step(seed: int, version: Version) -> None:
 
 def state_of_learner(learner: Learner) -> dict[str, Any]:
     """What is saved of a learner; a collective call where there are several ranks. The tensors are
-    its own."""
+    its own.
+
+    The optimizer must have stepped: the library otherwise takes a step to learn its state's shape.
+    """
     state = state_of(learner.model, learner.optimizer)
     if isinstance(learner.critic, Critic):
         state["critic"] = state_of(learner.critic.values.model, learner.critic.optimizer)
@@ -113,14 +109,20 @@ def write_state(
         folder: to create.
         ranks: all of them call this.
         group: in which they agree; the default one if None.
+
+    Raises:
+        OSError: if it cannot be written.
     """
-    with _single_process():
-        save(
-            state,
-            checkpoint_id=str(folder),
-            no_dist=ranks.count == 1,
-            process_group=group,
-        )
+    try:
+        with _single_process():
+            save(
+                state,
+                checkpoint_id=str(folder),
+                no_dist=ranks.count == 1,
+                process_group=group,
+            )
+    except CheckpointException as error:  # which is no Exception
+        raise OSError(f"cannot write {folder}: {_reason(error)}") from error
 
 
 def read_state(state: dict[str, Any], folder: Path, ranks: Ranks) -> None:
@@ -133,11 +135,18 @@ def read_state(state: dict[str, Any], folder: Path, ranks: Ranks) -> None:
         with _single_process():
             load(state, checkpoint_id=str(folder), no_dist=ranks.count == 1)
     except (OSError, ValueError, RuntimeError, CheckpointException) as error:
-        reason = str(error).strip().split("\n", 1)[0]
         raise UnusableState(
-            f"cannot continue from {folder}: {reason}; remove {folder.parent} to continue from the "
-            "checkpoint before it"
+            f"cannot continue from {folder}: {_reason(error)}; remove {folder.parent} to continue "
+            "from the checkpoint before it"
         ) from error
+
+
+def _reason(error: BaseException) -> str:
+    """One line; of the first rank that failed."""
+    if isinstance(error, CheckpointException):
+        failures = [wrapped[0] for wrapped in error.failures.values()]
+        error = failures[0] if failures else error
+    return str(error).strip().split("\n", 1)[0]
 
 
 @contextmanager

@@ -112,7 +112,11 @@ def has_lora(model: nn.Module) -> bool:
 
 @torch.no_grad()
 def merged_tensors(
-    model: nn.Module, ranks: Ranks = ALONE, *, dtype: torch.dtype | None = None
+    model: nn.Module,
+    ranks: Ranks = ALONE,
+    *,
+    dtype: torch.dtype | None = None,
+    copy: bool = False,
 ) -> dict[str, Tensor]:
     """The model's state with its adapters merged into the weights, shared tensors once.
 
@@ -124,6 +128,7 @@ def merged_tensors(
         ranks: all walk over the same names, and gather tensor by tensor.
         dtype: of the tensors; their own by default. A merged weight is cast at once: all of them
             in float32 are as large as the model.
+        copy: whether none of them may be memory of the model; copies are on the CPU.
 
     Returns:
         Everything on rank 0, nothing on the others.
@@ -132,10 +137,9 @@ def merged_tensors(
     policy = isinstance(model, PreTrainedModel) and model.get_output_embeddings() is not None
 
     def keep(name: str, tensor: Tensor) -> None:
-        if ranks.count == 1:
-            merged[name] = tensor.detach().to(dtype or tensor.dtype)
-        elif ranks.first:
-            merged[name] = tensor.to("cpu", dtype or tensor.dtype)
+        if ranks.first:
+            device = "cpu" if copy or ranks.count > 1 else tensor.device
+            merged[name] = tensor.detach().to(device, dtype or tensor.dtype, copy=copy)
 
     for name, part in deduplicated_state(model).items():
         if ".lora_A." in name or ".lora_B." in name:

@@ -16,6 +16,8 @@ from areal_lab.runlog.read_run import RecordedRun
 from areal_lab.runlog.records import TRAINER, ActionRecord, EventRecord, Log, SpanRecord
 
 EXPORT: Final = "export weights"
+_SWITCHES: Final = ("onload", "offload")
+"""Moves of the trainer's state between main memory and its devices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,8 +92,11 @@ def updates(log: Log) -> Iterator[tuple[float, float]]:
 
 def _training_point(batch: TrainedBatch, spans: list[SpanRecord]) -> TrainingPoint:
     exports = [span for span in spans if span.name == EXPORT]
-    work_end_s = max((s.end_s for s in spans if s.name != EXPORT), default=None)
-    export_s = sum(span.end_s - span.t_s for span in exports)
+    # On shared devices: a simulation has seconds of its own for these.
+    switches = [span for span in spans if span.cause or span.name in _SWITCHES]
+    work = [span for span in spans if span.name != EXPORT and span not in switches]
+    work_end_s = max((span.end_s for span in work), default=None)
+    export_s, switch_s = (sum(s.end_s - s.t_s for s in of) for of in (exports, switches))
     waited_s = 0.0
     if exports and work_end_s is not None:
         waited_s = max(0.0, exports[0].t_s - work_end_s)
@@ -99,6 +104,6 @@ def _training_point(batch: TrainedBatch, spans: list[SpanRecord]) -> TrainingPoi
         step=batch.version,
         tokens=batch.tokens,
         samples=batch.samples,
-        seconds=batch.done_s - batch.begun_s - export_s - waited_s,
+        seconds=batch.done_s - batch.begun_s - export_s - waited_s - switch_s,
         export_s=export_s,
     )

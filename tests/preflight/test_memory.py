@@ -167,13 +167,15 @@ def test_checkpoints_beside_training_take_a_copy_of_model_and_state(tmp_path: Pa
     folder = tiny.save_model(tmp_path / "model")
     config = tiny.settings_for(folder).config
     parameters = read_model_facts(folder).parameters
-    for changes, numbers in (
-        ({"checkpoint.asynchronous": True}, 4),
-        ({"checkpoint.asynchronous": True, "checkpoint.resumable": False}, 1),
-        ({"checkpoint.asynchronous": True, "allocation_mode": "embedded:d1+fsdp:d2"}, 2.5),
-        ({}, 0),
+    for changes, numbers, once in (
+        ({"checkpoint.asynchronous": True}, 4, 0),
+        ({"checkpoint.asynchronous": True, "checkpoint.resumable": False}, 1, 0),
+        ({"checkpoint.asynchronous": True, "allocation_mode": "embedded:d1+fsdp:d2"}, 1.5, 1),
+        ({"checkpoint.asynchronous": True, "allocation_mode": "embedded:d1+fsdp:d1t2"}, 1.5, 1),
+        ({}, 0, 0),
     ):
         estimated = estimate(config.with_settings(changes), folder)
         assert estimated is not None
         copies = [part.bytes for part in estimated.parts if part.name == "copy for checkpoints"]
         assert sum(copies) == 4 * numbers * parameters, changes
+        assert estimated.once_bytes == 4 * once * parameters, changes

@@ -267,7 +267,7 @@ def check_work(ranks: Ranks) -> None:
 
 
 def check_memory(folder: Path, ranks: Ranks, allocation: str) -> None:
-    """The tensors of a step on a rank are within 5 % of the estimate."""
+    """The tensors of a step on a rank are within 6 % of the estimate."""
     kinds = (("float32", False), ("bfloat16", True))
     for dtype, checkpointing in kinds if allocation == "d2" else kinds[1:]:
         peak, estimated = measured_and_estimated(
@@ -275,7 +275,7 @@ def check_memory(folder: Path, ranks: Ranks, allocation: str) -> None:
             dtype=dtype, gradient_checkpointing=checkpointing,
             more={"allocation_mode": f"embedded:d1+fsdp:{allocation}"},
         )  # fmt: skip
-        assert abs(estimated.tensors / peak - 1) < 0.05, (dtype, peak, estimated.parts)
+        assert abs(estimated.tensors / peak - 1) < 0.06, (dtype, peak, estimated.parts)
 
 
 class Layout(NamedTuple):
@@ -291,7 +291,7 @@ class Layout(NamedTuple):
 
 
 LAYOUTS = {
-    "d2": Layout(2, 2, tuple(CASES), saves=4),
+    "d2": Layout(2, 2, tuple(CASES), saves=5),
     "d4": Layout(4, 4, ("tied", "LoRA")),
     "d4, copies": Layout(4, 2, ("tied",)),
     "d1t2": Layout(2, 1, ("tied", "head norms", "critic", "shared critic"), tensor=2),
@@ -332,7 +332,7 @@ def main(folder: Path, rank: int) -> None:
             if number < layout.saves:
                 check_saved(folder, case, learner, ranks)
                 check_continued(folder, case, ranks)
-            if name == "d2" and case in ("tied", "LoRA"):
+            if layout.count == 2 and case in ("tied", "LoRA"):
                 check_saved_later(folder, case, learner, ranks)
         check_non_finite(folder, ranks)
         leave()

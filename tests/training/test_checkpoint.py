@@ -9,10 +9,17 @@ import pytest
 import torch
 from torch.distributed.checkpoint import FileSystemReader
 
-from areal_lab.training.checkpoint import UnusableState, load_state, save_state, seed_step
+from areal_lab.training.checkpoint import (
+    UnusableState,
+    load_state,
+    seed_step,
+    state_of_learner,
+    write_state,
+)
 from areal_lab.training.learner import Learner, make_learner
 from areal_lab.training.lora import add_lora, target_modules
 from areal_lab.training.model import load_policy
+from areal_lab.training.ranks import ALONE
 from areal_lab.training.step import train_batch
 from tests.training.tiny import learner_for, parameters, random_batch, save_model, settings_for
 
@@ -35,7 +42,7 @@ def test_training_continues_bit_by_bit(tmp_path: Path, tied: bool) -> None:
     whole, first = (learner_for(model, more=SCHEDULE) for _ in range(2))
     expected = steps(whole, 0, 1, 2, 3, 4)
     before = steps(first, 0, 1)
-    save_state(first, tmp_path / "state")
+    write_state(state_of_learner(first), tmp_path / "state", ALONE)
     second = learner_for(model, more=SCHEDULE)
     load_state(second, tmp_path / "state")
     assert before + steps(second, 2, 3, 4) == expected
@@ -55,7 +62,7 @@ def test_adapters_continue_on_the_frozen_model_of_the_folder(tmp_path: Path) -> 
     whole, first = learner(), learner()
     expected = steps(whole, 0, 1, 2)
     steps(first, 0, 1)
-    save_state(first, tmp_path / "state")
+    write_state(state_of_learner(first), tmp_path / "state", ALONE)
     torch.manual_seed(2)
     second = learner()
     load_state(second, tmp_path / "state")
@@ -72,13 +79,21 @@ def test_a_state_that_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> Non
     with pytest.raises(UnusableState, match="cannot continue from"):
         load_state(learner, tmp_path / "nowhere")
     steps(learner, 0)
-    save_state(learner, tmp_path / "state")
+    write_state(state_of_learner(learner), tmp_path / "state", ALONE)
     untied = learner_for(save_model(tmp_path / "other", tied=False))
     with pytest.raises(UnusableState, match=r"cannot continue from .*state"):
         load_state(untied, tmp_path / "state")
     (tmp_path / "state" / ".metadata").unlink()
     with pytest.raises(UnusableState):
         load_state(learner_for(model), tmp_path / "state")
+
+
+def test_a_state_that_cannot_be_written_is_an_ordinary_error(tmp_path: Path) -> None:
+    learner = learner_for(save_model(tmp_path / "model"))
+    steps(learner, 0)
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(OSError, match=r"cannot write .*file.state: .*Not a directory"):
+        write_state(state_of_learner(learner), tmp_path / "file" / "state", ALONE)
 
 
 def test_the_numbers_of_a_step_depend_on_seed_and_version() -> None:

@@ -15,12 +15,13 @@ from areal_lab.data.trajectory import Segment, Trajectory
 from areal_lab.functional.advantages.named import dr_grpo_advantages
 from areal_lab.models.locate import ModelNotFound
 from areal_lab.training.batch_advantages import KLReward, batch_advantages
-from areal_lab.training.checkpoint import load_state, save_state
+from areal_lab.training.checkpoint import load_state, state_of_learner, write_state
 from areal_lab.training.learner import Learner, make_learner
 from areal_lab.training.lora import add_lora, merged_tensors
 from areal_lab.training.model import load_policy, load_value_model
 from areal_lab.training.process.output import CRITIC_FOLDER, save
 from areal_lab.training.protocol import STATE_FOLDER, SaveRequest, TrainBatchRequest
+from areal_lab.training.ranks import ALONE
 from areal_lab.training.step import train_batch
 from tests.reference import returns as reference
 from tests.reference.ppo_step import sequence_logprobs
@@ -421,7 +422,7 @@ def test_training_continues_bit_by_bit(folder: Path, critic: Path, tmp_path: Pat
     whole, first, second = learner(), learner(), learner()
     expected = steps(whole, 0, 1, 2, 3)
     before = steps(first, 0, 1)
-    save_state(first, tmp_path / "state")
+    write_state(state_of_learner(first), tmp_path / "state", ALONE)
     load_state(second, tmp_path / "state")
     assert before + steps(second, 2, 3) == expected
     assert whole.critic is not None

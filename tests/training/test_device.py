@@ -16,6 +16,7 @@ MODELS: list[tuple[str, dict[str, Any]]] = [
     ("llama", {"entropy_coeff": 0.01, "gradient_checkpointing": "selective"}),
     ("qwen3", {"use_lora": True, "kl_loss_coef": 0.1, "gradient_checkpointing": True}),
     ("llama", {"advantage": "gae", "kl_ctl": 0.1, "kl_loss_coef": 0.1}),
+    ("llama", {"advantage": "gae", "share_body": True}),
 ]
 """In float32: the pretended device has no autocast."""
 
@@ -74,9 +75,10 @@ def main(folder: Path) -> None:
 
     for number, (kind, changes) in enumerate(MODELS):
         path = save_model(folder / str(number), kind=kind)
-        memory = {"rollout.transfer": "distributed"}
+        memory: dict[str, Any] = {"rollout.transfer": "distributed"}
         if number:  # another one of the same vocabulary
             memory["teacher.path"] = str(folder / "0")
+        memory["critic.share_body"] = changes.pop("share_body", False)
         actor: dict[str, Any] = {"ppo_n_minibatches": 2, "more": memory, **changes}
         on_cpu = learner_on("cpu", path, max_tokens_per_mb=30, **actor)
         received = Received()

@@ -17,6 +17,7 @@ FIXED: Final = (
     *("seed", "dataset.", "gconfig.", "save_every_steps"),
     *("actor.path", "actor.use_lora", "actor.lora_", "actor.target_modules"),
     *("actor.optimizer.", "actor.ppo_n_minibatches"),
+    *("critic.share_body", "critic.optimizer."),
     *("rollout.schedule", "rollout.max_head_offpolicyness", "rollout.interruptible"),
     *("rollout.max_concurrent_rollouts", "rollout.batch_order", "rollout.max_lag"),
     *("rollout.drop_late", "rollout.routing", "rollout.dynamic_sampling."),

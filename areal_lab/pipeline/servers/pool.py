@@ -270,6 +270,8 @@ class ServerPool:
         async with self._weights_lock:
             for server, error in (await self._for_each(Server.release)).items():
                 self.mark_lost(server, error)
+        # A process that is being ended has its memory until it is gone.
+        await asyncio.gather(*(s.close() for s in self._opened if s.lost.is_set()))
 
     async def abort(self, request_ids: list[str]) -> None:
         """End these requests on every engine."""

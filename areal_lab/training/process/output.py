@@ -169,18 +169,17 @@ def prepare_save(learner: Learner, request: SaveRequest) -> PreparedSave:
         request: if it is asynchronous, everything is copied, so that the learner may train on.
     """
     ranks = learner.ranks
-    keep: Callable[[Any], Any] = copied if request.asynchronous else lambda value: value
-    critic = None
+    copy, critic = request.asynchronous, None
     if isinstance(learner.critic, Critic):
-        critic = ModelParts(
-            learner.critic.values.model, keep(merged_tensors(learner.critic.values.model, ranks))
-        )
+        model = learner.critic.values.model
+        critic = ModelParts(model, merged_tensors(model, ranks, copy=copy))
+    state = state_of_learner(learner) if request.state else None
     return PreparedSave(
         request=request,
         source=Path(learner.settings.model_path),
-        state=keep(state_of_learner(learner)) if request.state else None,
+        state=copied(state) if copy else state,
         critic=critic,
-        folder=begin_folder(learner.model, request.path, ranks=ranks, keep=keep),
+        folder=begin_folder(learner.model, request.path, ranks=ranks, copy=copy),
     )
 
 
@@ -244,7 +243,7 @@ def begin_folder(
     path: Path,
     *,
     ranks: Ranks = ALONE,
-    keep: Callable[[Any], Any] = lambda value: value,
+    copy: bool = False,
 ) -> WholeFolder:
     """Gather a model to save, and make the folder to write it into.
 
@@ -252,12 +251,13 @@ def begin_folder(
         model: whole, or one of the shards.
         path: folder to create.
         ranks: all of them call this.
-        keep: applied to the tensors.
+        copy: whether the model may train on before the folder is written.
     """
-    tensors = keep(merged_tensors(model, ranks))
+    tensors = merged_tensors(model, ranks, copy=copy)
     adapter = None
     if has_lora(model):
-        adapter = keep(adapter_tensors(model, ranks, dtype=torch.float32))
+        adapter = adapter_tensors(model, ranks, dtype=torch.float32)
+        adapter = copied(adapter) if copy else adapter
     temporary = None
     if ranks.first:
         path.parent.mkdir(parents=True, exist_ok=True)
