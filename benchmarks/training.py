@@ -5,7 +5,9 @@ rows           one row per sequence, packed without padding
 padded         rows padded to the longest of their micro-batch, and whole logits: plain transformers
 lora           packed, low-rank adapters
 checkpointing  packed, activations computed again
+selective      packed, activations of attention and of half of the products kept
 two_processes  packed, sharded over two processes (FSDP2) that share the threads of the others
+offload        the same, with shards that leave the device between their uses (a CPU is the device)
 
 Each case trains in processes of its own, in turns, on the same groups with a common prompt and
 responses of long-tailed length. Tokens are those that the policy chose; prompts are work, but no
@@ -60,9 +62,11 @@ CASES: Final[Mapping[str, Mapping[str, Any]]] = {
     "padded": {},
     "lora": {"actor.use_lora": True},
     "checkpointing": {"actor.gradient_checkpointing": True},
+    "selective": {"actor.gradient_checkpointing": "selective"},
     "two_processes": {},
+    "offload": {"actor.offload": True},
 }
-PROCESSES: Final[Mapping[str, int]] = {"two_processes": 2}
+PROCESSES: Final[Mapping[str, int]] = {"two_processes": 2, "offload": 2}
 """Of the cases with more than one."""
 MODEL: Final = "SmolLM2-135M-Instruct"
 QUICK_MODEL: Final = "Adder-75K"
