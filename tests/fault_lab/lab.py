@@ -33,6 +33,7 @@ from areal_lab.engines.launch.start import EngineProcess, launch_engine
 from areal_lab.engines.protocol import PauseMode, SamplingParams, WeightsFolder
 from areal_lab.engines.weights.folder import write_weights
 from areal_lab.pipeline.drive import drive
+from areal_lab.pipeline.evaluations import Evaluations
 from areal_lab.pipeline.fleet import first_error
 from areal_lab.pipeline.performer import RunPerformer
 from areal_lab.pipeline.resume.writer import CheckpointWriter
@@ -311,27 +312,38 @@ class FaultLab:
         )
         with EventLog(case.folder.events, header, clock=time.time) as log:
             case.log = log
+            rollout = Rollout(
+                engines=case.servers,
+                codec=TextCodec.load(self.model_path),
+                rewards=EvenDigits(),  # type: ignore[arg-type]
+                sampling=SamplingParams(max_new_tokens=LONG),
+                run_seed=1,
+                running_samples=16,
+                response_tokens=response_tokens,
+                recomputed=case.recomputed,
+            )
+            checkpoints = CheckpointWriter(
+                folder=case.folder,
+                config=TrainConfig(),
+                trainer=case.trainer,  # type: ignore[arg-type]
+                data="",
+            )
             performer = RunPerformer(
                 folder=case.folder,
                 log=log,
-                rollout=Rollout(
-                    engines=case.servers,
-                    codec=TextCodec.load(self.model_path),
-                    rewards=EvenDigits(),  # type: ignore[arg-type]
-                    sampling=SamplingParams(max_new_tokens=LONG),
-                    run_seed=1,
-                    running_samples=16,
-                    response_tokens=response_tokens,
-                    recomputed=case.recomputed,
-                ),
+                rollout=rollout,
                 source=PromptSource(PROBLEMS, seed=1),
                 trainer=case.trainer,  # type: ignore[arg-type]
                 servers=case.servers,
-                checkpoints=CheckpointWriter(
-                    folder=case.folder,
+                checkpoints=checkpoints,
+                evaluations=Evaluations(
                     config=TrainConfig(),
-                    trainer=case.trainer,  # type: ignore[arg-type]
-                    data="",
+                    rollout=rollout,
+                    servers=case.servers,
+                    problems=(),
+                    folder=case.folder,
+                    checkpoints=checkpoints,
+                    note=case.notes.append,
                 ),
                 samples=SAMPLES,
                 total_steps=STEPS,

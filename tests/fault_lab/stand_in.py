@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ from areal_lab.data.trajectory import Trajectory
 from areal_lab.engines.protocol import WeightsFolder
 from areal_lab.engines.weights.folder import write_weights
 from areal_lab.rewards.service import RewardOutcome
-from areal_lab.training.protocol import Span
+from areal_lab.training.protocol import Exported, Saved, Span, TrainStepResult
 
 HELD_FROM = 2
 """The version before the first step that may wait for the case."""
@@ -66,18 +65,18 @@ class StandInTrainer:
         self.versions[self.version] = copy.deepcopy(self.model)
         names = ("reward_mean", "loss", "lag_token_mean", "lag_token_max")
         metrics = dict.fromkeys(names, 0.0)
-        return SimpleNamespace(version=self.version, metrics=metrics, spans=())
+        return TrainStepResult(self.version, metrics, ())
 
-    async def export(self) -> Any:
+    async def export(self) -> Exported:
         """Write the weights, damaged if the case wants that."""
         weights = self.write()
         self.damage(weights)
-        return SimpleNamespace(weights=weights, span=_span())
+        return Exported(weights, (_span(),))
 
-    async def save(self, request: Any) -> Any:
+    async def save(self, request: Any) -> Saved:
         """An empty checkpoint."""
         request.path.mkdir(parents=True)
-        return SimpleNamespace(path=request.path, span=_span())
+        return Saved(request.path, self.version, _span())
 
 
 class EvenDigits:

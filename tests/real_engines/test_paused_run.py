@@ -15,8 +15,9 @@ from tests.pipeline.test_held_run import check_that_nothing_is_lost, wait_until
 from tests.pipeline.tiny_run import checkpoints, rescored_difference, tiny_config, trained_samples
 
 pytestmark = pytest.mark.sglang
-STEPS, REST_S = 8, 3.0
-"""Training steps, and the length of a pause."""
+STEPS, REST_S = 24, 3.0
+"""Training steps, enough that the run has not ended when the second pause is asked for, and the
+length of a pause."""
 
 
 @pytest.mark.parametrize(
