@@ -193,18 +193,18 @@ def _check_ranks(config: TrainConfig, sizes: Sizes) -> None:
             f"actor.ppo_n_minibatches {parts}), and a group is not divided; write "
             f"fsdp:{fewer}",
         )
+    undivided = f"fsdp:d{min(sizes.devices, max(1, batch // parts))}"
     if config.actor.use_lora and sizes.tensor > 1:
         raise refusal(
             "allocation_mode",
             f"allocation_mode {config.allocation_mode} divides layers among {sizes.tensor} "
-            "processes, but adapters (actor.use_lora) are not divided; write "
-            f"fsdp:d{sizes.devices}",
+            f"processes, but adapters (actor.use_lora) are not divided; write {undivided}",
         )
     if config.actor.compile and sizes.tensor > 1:
         raise refusal(
             "actor.compile",
             "actor.compile is true, but torch cannot compile the layers that allocation_mode "
-            f"{config.allocation_mode} divides; leave it out, or write fsdp:d{sizes.devices}",
+            f"{config.allocation_mode} divides; leave it out, or write {undivided}",
         )
     if config.actor.offload and sizes.devices == 1:
         raise refusal(
