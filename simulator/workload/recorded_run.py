@@ -46,8 +46,8 @@ def response_tokens(log: Log) -> dict[GroupId, list[int]]:
 def training_points(run: RecordedRun) -> list[TrainingPoint]:
     """Batch and duration of each training step.
 
-    The duration is from the trainer's start to its end, minus the export of the weights and the
-    wait for engines that had not yet loaded the previous ones.
+    The duration is from the trainer's start to its end, minus the export of the weights, the wait
+    for engines that had not yet loaded the previous ones, and changing turns on shared devices.
     """
     spans = [span for span in run.log.spans if span.process == TRAINER]
     return [

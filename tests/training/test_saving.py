@@ -1,4 +1,4 @@
-"""Checkpoints that are written while training goes on: what they hold, and how they fail."""
+"""Checkpoints that are written while training continues: what they hold, and how they fail."""
 
 from __future__ import annotations
 

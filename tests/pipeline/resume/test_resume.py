@@ -116,7 +116,7 @@ def test_kills_at_random_moments_leave_no_trace(
     tmp_path: Path, eta: int, opened: str, pause: str, seed: int
 ) -> None:
     """17 of the 85 kills each: of every process, at every moment, and Ctrl-C; with the last two
-    seeds checkpoints are written while training goes on."""
+    seeds checkpoints are written while training continues."""
     random = Random(seed)
     config = tiny_config(
         tmp_path,
