@@ -276,6 +276,10 @@ print(torch.ops.torchvision.nms.default)
 pinned = torch.tensor([1, 2], pin_memory=True).pin_memory() + torch.zeros(2, pin_memory=True)
 print(pinned.tolist())
 """
+USE_OF_ATTENTION = """
+from sglang.srt.layers.attention import torch_native_backend
+print(torch_native_backend.TorchNativeAttnBackend.init_forward_metadata.__module__)
+"""
 
 
 def test_the_shim_has_all_names_and_one_operation() -> None:
@@ -292,3 +296,19 @@ def test_the_shim_has_all_names_and_one_operation() -> None:
         "torchvision.nms.default",
         "[1.0, 2.0]",
     ], run.stderr
+
+
+def test_the_shim_replaces_the_attention_when_it_is_imported(tmp_path: Path) -> None:
+    package = tmp_path / "sglang" / "srt" / "layers" / "attention"
+    package.mkdir(parents=True)
+    loops = "init_forward_metadata = _run_sdpa_forward_extend = _run_sdpa_forward_decode = print"
+    written = f"class TorchNativeAttnBackend:\n    {loops}\n"
+    (package / "torch_native_backend.py").write_text(written)
+    run = subprocess.run(
+        [sys.executable, "-c", USE_OF_ATTENTION],
+        env={"PYTHONPATH": f"{SHIM}:{tmp_path}", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.stdout.splitlines() == ["batched_attention"], run.stderr
