@@ -25,7 +25,7 @@ _ADAPTERS_AT_ONCE: Final = 3
 _PREFILL_TOKENS: Final = 512
 """New tokens of one forward pass of SGLang on a CPU. Requests that start in the same pass do not
 share what their prompts have in common: with the default of 4096, all interrupted requests compute
-it again after an update. On a core, more tokens at once are no faster."""
+it again after an update."""
 SHIM: Final = Path(__file__).parent / "sglang_shim"
 VLLM_EXTENSION: Final = Path(__file__).parent / "vllm_extension"
 

@@ -35,7 +35,7 @@ shim = _load()
 class Batch(SimpleNamespace):
     """A batch of requests with random queries and a cache whose places are shuffled."""
 
-    def __init__(self, sizes: Sizes, *, heads: int = 6, heads_of_keys: int = 2) -> None:
+    def __init__(self, sizes: Sizes) -> None:
         torch.manual_seed(len(sizes) + sum(map(sum, sizes)))
         new = torch.tensor([some for _, some in sizes])
         lengths = torch.tensor([sum(size) for size in sizes])
@@ -49,9 +49,9 @@ class Batch(SimpleNamespace):
             lengths=lengths,
             requests=requests,
             table=table,
-            query=torch.randn(int(new.sum()), heads, 8),
-            keys=torch.randn(len(places) + 1, heads_of_keys, 8),
-            values=torch.randn(len(places) + 1, heads_of_keys, 4),
+            query=torch.randn(int(new.sum()), 6, 8),
+            keys=torch.randn(len(places) + 1, 2, 8),
+            values=torch.randn(len(places) + 1, 2, 4),
         )
 
     def one_at_a_time(self, scaling: float) -> torch.Tensor:

@@ -4,9 +4,8 @@
     each layer:        keys and values of a part --> one scaled_dot_product_attention --> output
 
 SGLang's `torch_native` attention calls `scaled_dot_product_attention` once per request and layer,
-over the whole sequence even if only its last tokens are new. For a small model on a CPU these calls
-take longer than all its matrix products. Within a part no length is more than twice another, so
-padding at most doubles the new tokens and the context.
+over the whole sequence even if only its last tokens are new. Within a part no length is more than
+twice another, so padding at most doubles the new tokens and the context.
 
 Sliding windows, cross-attention and encoders stay with SGLang's own loop.
 """
