@@ -168,7 +168,7 @@ def test_a_run_with_restarts_survives_the_kill_of_its_own_process(tmp_path: Path
             wait_for(lambda step=step: len(trained_groups(folder)) >= step * GROUPS)
             (run,) = psutil.Process(supervisor.pid).children()
             run.kill()
-            wait_for(lambda run=run: not run.is_running() or run.status() == "zombie")
+            run.wait(GIVE_UP_S)
         out, err = supervisor.communicate(timeout=GIVE_UP_S)
     assert supervisor.returncode == 0
     assert Path(out.decode().splitlines()[-1]) == folder
