@@ -111,7 +111,7 @@ def faster_dtype(config: TrainConfig, folder: Path, *, cores: int) -> tuple[str,
 
     The second is ended once it has taken half as long again as the first.
     """
-    config.total_train_steps, config.evaluation.samples_per_problem = PROBE_STEPS, 0
+    config.total_train_steps, config.evaluation.max_problems = PROBE_STEPS, 0
     (folder / "fp32").mkdir()
     fp32 = run_trl(config, "fp32", folder / "fp32", cores=cores)
     limit_s = 1.5 * (fp32.usage.ended_s - fp32.usage.started_s)

@@ -179,7 +179,7 @@ def learning_rates(config: TrainConfig) -> list[float]:
 
 def _export(path: Path, problems: Sequence[Problem]) -> None:
     lines = [json.dumps({"prompt": p.prompt, "answer": p.answer}) for p in problems]
-    path.write_text("\n".join(lines) + "\n")
+    path.write_text("".join(f"{line}\n" for line in lines))
 
 
 def _require_success(name: str, usage: Usage, log: Path) -> None:
