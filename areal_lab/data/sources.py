@@ -5,6 +5,7 @@ from __future__ import annotations
 from areal_lab.config.schema import BenchmarkName, DatasetConfig
 from areal_lab.data.arithmetic import arithmetic_problems
 from areal_lab.data.benchmarks import benchmark_problems, is_test
+from areal_lab.data.calculator import calculator_problems
 from areal_lab.data.characters import reversed_sums, sorted_digits
 from areal_lab.data.jsonl import file_problems, split_problems
 from areal_lab.data.problems import ProblemSet
@@ -27,6 +28,10 @@ def load_problems(dataset: DatasetConfig, *, seed: int) -> ProblemSet:
             few_shot=dataset.few_shot,
             eval_size=dataset.eval_size,
             seed=seed,
+        )
+    if dataset.type == "calculator":
+        return calculator_problems(
+            examples=dataset.tool_examples, eval_size=dataset.eval_size, seed=seed
         )
     if dataset.type == "reversed_addition":
         return reversed_sums(digits=dataset.digits, eval_size=dataset.eval_size, seed=seed)

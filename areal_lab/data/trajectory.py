@@ -1,20 +1,32 @@
-"""Trajectories: one sample each, made of segments that one version generated.
+"""Trajectories: rows of tokens to train on, made of segments that one version generated.
 
     prompt | segment v3 | segment v4 | observation | segment v4
+           '------- turn 0 ---------'              '- turn 1 -'
            '--------------------- response ------------------'
 
-Lengths are counted in tokens. Records are checked once, where they are made.
+A sample is one trajectory, or several if its conversation has branches (sub-agents, a history that
+was rewritten): these are rows of one sample. Lengths are counted in tokens. Records are checked
+once, where they are made.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from itertools import groupby
+from typing import Final, Literal, TypeAlias
 
 from areal_lab.control.events import PROMPT_VERSION, GroupId, Version
 
 FinishReason: TypeAlias = Literal["stop", "length", "abort"]
+"""Why the engine ended a response."""
+
+SampleEnd: TypeAlias = Literal["stop", "length", "abort", "context", "turns"]
+"""Why a sample ended: as its last response, or because the context had no room for another turn, or
+because it had all turns that it may have."""
+
+CUT_OFF: Final = frozenset({"length", "context", "turns"})
+"""Ends that the policy did not choose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,24 +55,31 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """Tokens that the environment wrote into the response (a tool's output); not trained on."""
+    """Tokens in the response that are not trained on: of the environment (a tool's output), or of
+    the policy where another row trains on them."""
 
     tokens: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
-    """One sample of one prompt, with its reward."""
+    """One sample of one prompt, or one row of it, with its reward."""
 
     group: GroupId
     sample: int
     """Index of the sample inside its group."""
+    row: int = 0
+    """Index of the row inside its sample."""
     prompt_tokens: tuple[int, ...]
     parts: tuple[Segment | Observation, ...]
-    finish_reason: FinishReason
+    finish_reason: SampleEnd
     reward: float
+    """Of the sample; the same in all its rows."""
     rewards: dict[str, float] = field(default_factory=dict)
     """Named components, if the reward function returned some; `reward` is trained on."""
+    turn_returns: tuple[float, ...] = ()
+    """Return of each turn of this row, where turns are compared and not samples: trained on instead
+    of `reward`."""
 
     def __post_init__(self) -> None:
         if not self.prompt_tokens:
@@ -72,6 +91,26 @@ class Trajectory:
                 f"trajectory {self.group}/{self.sample} has reward {self.reward}, "
                 "but rewards must be finite"
             )
+        if self.turn_returns and len(self.turn_returns) != (turns := len(self.turns)):
+            raise ValueError(
+                f"trajectory {self.group}/{self.sample} has {len(self.turn_returns)} turn_returns, "
+                f"but {turns} turns"
+            )
+        if not all(map(math.isfinite, self.turn_returns)):
+            raise ValueError(
+                f"trajectory {self.group}/{self.sample} has turn_returns {self.turn_returns}, but "
+                "all must be finite"
+            )
+
+    @property
+    def turns(self) -> tuple[tuple[Segment, ...], ...]:
+        """The segments of each turn: what was generated between two observations."""
+        grouped = groupby(self.parts, key=lambda part: isinstance(part, Segment))
+        return tuple(
+            tuple(part for part in parts if isinstance(part, Segment))
+            for generated, parts in grouped
+            if generated
+        )
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -113,8 +152,8 @@ class Trajectory:
 
     @property
     def truncated(self) -> bool:
-        """Whether the response was cut off at the maximum length."""
-        return self.finish_reason == "length"
+        """Whether it was cut off: at the maximum length, number of turns or context."""
+        return self.finish_reason in CUT_OFF
 
     @property
     def head_version(self) -> Version:

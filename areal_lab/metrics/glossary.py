@@ -170,6 +170,55 @@ GLOSSARY: Final[tuple[Metric, ...]] = (
         source=_TRAINER,
     ),
     Metric(
+        name="turns_mean",
+        group="Responses",
+        unit="turns",
+        meaning="Mean number of the model's turns in a sample, all rows counted; of workflows with "
+        "several turns.",
+        source=_TRAINER,
+    ),
+    Metric(
+        name="turns_max",
+        group="Responses",
+        unit="turns",
+        meaning="Most turns of a row.",
+        source=_TRAINER,
+    ),
+    Metric(
+        name="rows_per_sample",
+        group="Responses",
+        unit="rows",
+        meaning="Mean number of rows of a sample: branches of its conversation.",
+        healthy="1, unless the agent has sub-agents",
+        outside="The agent rewrites its history, so that less of a prefix is shared; the counts of "
+        "forks name the cause.",
+        source=_TRAINER,
+    ),
+    Metric(
+        name="tool_calls_mean",
+        group="Responses",
+        unit="calls",
+        meaning="Mean number of tool calls of a sample.",
+        source=_PIPELINE,
+    ),
+    Metric(
+        name="tool_user_share",
+        group="Responses",
+        unit="share",
+        meaning="Share of samples that called a tool.",
+        source=_PIPELINE,
+    ),
+    Metric(
+        name="tool_failure_share",
+        group="Responses",
+        unit="share",
+        meaning="Share of tool calls that failed, timed out, named no tool, or came in the last "
+        "turn.",
+        healthy="falling to 0",
+        outside="`trajectories/` has the outcome of each call.",
+        source=_PIPELINE,
+    ),
+    Metric(
         name="trained_tokens",
         group="Responses",
         unit="tokens",

@@ -11,7 +11,8 @@ from areal_lab.control.events import Version
 from areal_lab.data.problems import Problem
 from areal_lab.pipeline.evaluation_results import pass_at
 from areal_lab.pipeline.progress import Display
-from areal_lab.pipeline.rollout import Rollout, ScoredGroup
+from areal_lab.pipeline.rollout.groups import Rollout
+from areal_lab.pipeline.rollout.scored import ScoredGroup
 from areal_lab.runlog.held_out import Measured, measured_of
 
 _PROGRESS_MESSAGES = 4
@@ -92,13 +93,14 @@ def announced(display: Display, what: str, *, total: int, samples: int) -> Calla
 
 
 def _rewards(group: ScoredGroup) -> list[float]:
-    return [outcome.reward for outcome in group.outcomes if outcome.status == "ok"]
+    outcomes = [sample.outcome for sample in group.samples]
+    return [outcome.reward for outcome in outcomes if outcome.status == "ok"]
 
 
 def _tokens(groups: Sequence[ScoredGroup]) -> dict[Version, int]:
     counts: Counter[Version] = Counter()
     for group in groups:
-        for sample in group.generated:
+        for sample in group.samples:
             for part in sample.segments:
                 counts[part.version] += len(part.tokens)
     return dict(sorted(counts.items()))

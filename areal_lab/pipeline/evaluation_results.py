@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any, Final
 
-from areal_lab.pipeline.rollout import ScoredGroup
+from areal_lab.pipeline.rollout.scored import ScoredGroup
 from areal_lab.runlog.intervals import mean_interval
 
 CORRECT: Final = 1.0
@@ -31,7 +31,10 @@ class SampleResult:
     """NaN unless the status is ok."""
     tokens: int
     truncated: bool
-    """Whether it was cut off at its maximum length."""
+    """Whether it was cut off: at its maximum length, number of turns or context."""
+    end: str = "stop"
+    """Why it ended (`data.trajectory.SampleEnd`)."""
+    turns: int = 1
     detail: str = ""
     """Traceback of the reward function."""
 
@@ -40,13 +43,15 @@ def samples_of(group: ScoredGroup) -> list[SampleResult]:
     """The samples of one problem, in order."""
     return [
         SampleResult(
-            status=outcome.status,
-            reward=outcome.reward,
-            tokens=sum(len(part.tokens) for part in sample.segments),
-            truncated=sample.finish_reason == "length",
-            detail=outcome.detail,
+            status=sample.outcome.status,
+            reward=sample.outcome.reward,
+            tokens=sample.tokens,
+            truncated=sample.truncated,
+            end=sample.end,
+            turns=len(sample.turns) or 1,
+            detail=sample.outcome.detail,
         )
-        for sample, outcome in zip(group.generated, group.outcomes, strict=True)
+        for sample in group.samples
     ]
 
 
@@ -61,10 +66,12 @@ def sample_lines(index: int, group: ScoredGroup) -> list[dict[str, Any]]:
             "status": sample.status,
             "tokens": sample.tokens,
             "truncated": sample.truncated,
-            "response": response,
+            "end": sample.end,
+            "turns": sample.turns,
+            "response": responses[0] if len(responses) == 1 else list(responses),
             **({"detail": sample.detail} if sample.detail else {}),
         }
-        for number, (sample, response) in enumerate(
+        for number, (sample, responses) in enumerate(
             zip(samples_of(group), group.completions, strict=True)
         )
     ]
@@ -87,6 +94,8 @@ def results(problems: Sequence[Sequence[SampleResult]], ks: Sequence[int]) -> di
         "pass_at": {str(k): pass_at(scored, k) for k in ks},
         "mean_tokens": fmean(one.tokens for one in every) if every else None,
         "truncated_share": fmean(one.truncated for one in every) if every else None,
+        "ends": dict(Counter(one.end for one in every)),
+        "mean_turns": fmean(one.turns for one in every) if every else None,
         "rewards": dict(Counter(one.status for one in every)),
         "first_failure": next(
             (one.detail or one.status for one in every if one.status != "ok"), ""

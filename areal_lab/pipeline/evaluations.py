@@ -28,10 +28,10 @@ from areal_lab.pipeline.evaluate import HeldOutReward, measure
 from areal_lab.pipeline.fleet import first_error
 from areal_lab.pipeline.resume.retention import measurements
 from areal_lab.pipeline.resume.writer import CheckpointWriter
-from areal_lab.pipeline.rollout import RecomputeCounts, Rollout
+from areal_lab.pipeline.rollout.groups import RecomputeCounts, Rollout
 from areal_lab.pipeline.servers.pool import ServerPool
 from areal_lab.pipeline.servers.server import Server
-from areal_lab.rewards.service import RewardError
+from areal_lab.rewards.failure_rate import RewardError
 from areal_lab.runlog.folder import RunFolder
 from areal_lab.runlog.held_out import append_held_out
 
@@ -157,10 +157,10 @@ class Evaluations:
         running = self.rollout.running_samples
         if pinned is not None:
             engines = _Pinned(self.servers, pinned)
-            return replace(self.rollout, engines=engines, recomputed=self.costs)
+            return replace(self.rollout, engines=engines, recomputed=self.costs, open={})
         evaluation = self.config.evaluation
         share = max(evaluation.samples_per_problem, int(evaluation.engine_share * running))
-        return replace(self.rollout, running_samples=share, recomputed=self.costs)
+        return replace(self.rollout, running_samples=share, recomputed=self.costs, open={})
 
     async def _evaluate(self, version: Version, rollout: Rollout) -> None:
         evaluation = self.config.evaluation
@@ -215,6 +215,12 @@ class _Pinned:
     def engine(self, number: EngineId) -> Server:
         """See `EnginePool`."""
         return self.servers.engine(number)
+
+    async def for_rollouts(self) -> Sequence[EngineId]:
+        """See `EnginePool`."""
+        if self.servers.pinned == self.pinned:
+            return [self.pinned]
+        return await self.servers.for_rollouts()
 
     async def round_robin(self, turn: int) -> EngineId:
         """See `EnginePool`."""

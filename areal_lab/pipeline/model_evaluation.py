@@ -15,8 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from areal_lab.agents.catalogue import make_workflow
+from areal_lab.agents.workflow import opened
 from areal_lab.config.problem import ConfigError, problems_of, refusal
 from areal_lab.config.schema import TrainConfig
+from areal_lab.control.routing import routing_named
 from areal_lab.data.benchmarks import benchmark_named, benchmark_problems, is_test
 from areal_lab.data.problems import Problem
 from areal_lab.data.sources import load_problems
@@ -27,13 +30,16 @@ from areal_lab.models.folder import read_model_facts
 from areal_lab.pipeline.evaluation_results import SampleResult, results, sample_lines, samples_of
 from areal_lab.pipeline.fleet import Fleet, first_error
 from areal_lab.pipeline.progress import Display
-from areal_lab.pipeline.rollout import Rollout, ScoredGroup
+from areal_lab.pipeline.rollout.groups import Rollout, context_tokens
+from areal_lab.pipeline.rollout.scored import ScoredGroup
+from areal_lab.pipeline.rollout.turns import TurnRouter
 from areal_lab.pipeline.servers.health import HealthLimits
 from areal_lab.pipeline.servers.pool import ServerPool
 from areal_lab.pipeline.servers.push import PushTo, Weights
 from areal_lab.pipeline.servers.sources import LaunchModel, count_engines, engine_sources
 from areal_lab.preflight import check as preflight
 from areal_lab.preflight.functions import check_functions
+from areal_lab.rewards.failure_rate import FailureRate
 from areal_lab.rewards.service import RewardService
 from areal_lab.runlog.folder import RunFolder
 from areal_lab.runlog.records import finite_json
@@ -241,6 +247,12 @@ async def _start(
             sampling=sampling,
             run_seed=config.seed,
             running_samples=rollout.max_running_requests,
+            workflow=await fleet.stack.enter_async_context(
+                opened(make_workflow(rollout.workflow), evaluation.model)
+            ),
+            context_tokens=context_tokens(config, evaluation.model),
+            router=TurnRouter(routing_named(rollout.routing).make_router()),
+            failures=FailureRate(largest=1.0),  # they are counted and shown
         ),
         pool,
     )

@@ -11,11 +11,11 @@ import shutil
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from areal_lab.control.events import (
-    EngineId,
     GroupFiltered,
     GroupFinished,
     GroupId,
@@ -28,12 +28,14 @@ from areal_lab.control.sampling import DynamicSampling
 from areal_lab.data.problems import PromptSource
 from areal_lab.data.trajectory import Trajectory
 from areal_lab.engines.client.engine_client import EngineError
-from areal_lab.engines.client.resubmit import NO_SAMPLES, PartialSamples, samples_so_far
+from areal_lab.engines.client.resubmit import NO_SAMPLES, PartialSamples
 from areal_lab.engines.protocol import WeightsFolder
 from areal_lab.pipeline.evaluations import Evaluations
 from areal_lab.pipeline.resume.saved_run import OpenTokens
 from areal_lab.pipeline.resume.writer import CheckpointWriter
-from areal_lab.pipeline.rollout import Rollout, ScoredGroup, Unfinished, request_id
+from areal_lab.pipeline.rollout.groups import Rollout
+from areal_lab.pipeline.rollout.scored import ScoredGroup, tool_metrics
+from areal_lab.pipeline.rollout.turns import Unfinished
 from areal_lab.pipeline.servers.pool import ServerPool
 from areal_lab.pipeline.servers.push import Weights
 from areal_lab.pipeline.servers.server import Server
@@ -42,7 +44,7 @@ from areal_lab.runlog.activity import WAIT_WEIGHTS
 from areal_lab.runlog.file import EventLog
 from areal_lab.runlog.folder import RunFolder, SampleText
 from areal_lab.runlog.incidents import COUNTED
-from areal_lab.runlog.records import PIPELINE, TRAINER, engine_process
+from areal_lab.runlog.records import PIPELINE, TRAINER, TurnTimes, engine_process
 from areal_lab.training.process.client import TrainerProcess
 from areal_lab.training.protocol import TrainBatchRequest
 
@@ -100,8 +102,8 @@ class RunPerformer:
     _last_step_s: float = 0.0
     _span_cursor: dict[Server, int] = field(default_factory=dict)
     _logged_counts: dict[str, int] = field(default_factory=dict)
-    _running: dict[GroupId, tuple[EngineId, PartialSamples]] = field(default_factory=dict)
-    """The engine of each running group, and the samples with which it started there."""
+    _between: dict[GroupId, PartialSamples] = field(default_factory=dict)
+    """The samples of each running group when it came to its engine."""
     _moves: dict[GroupId, asyncio.Queue[StartGroup]] = field(default_factory=dict)
     """For each running group, a queue with its next engine, used if its engine is lost."""
 
@@ -127,9 +129,7 @@ class RunPerformer:
         scored = self.recovered.finished.pop(start.group, None)
         if scored is None:
             start, scored = await self._generate_and_score(start)
-            self.tally.generated_tokens += sum(
-                len(part.tokens) for sample in scored.generated for part in sample.segments
-            )
+            self.tally.generated_tokens += scored.tokens
             self._log_group(start, scored)
         trajectories = () if scored.failure else scored.trajectories(start.group)
         reason = scored.failure or self._useless(trajectories)
@@ -147,8 +147,9 @@ class RunPerformer:
         """Why dynamic sampling replaces the group; None if it does not."""
         if self.sampling is None:
             return None
-        masked = [one.sample for one in trajectories if self.mask_truncated and one.truncated]
-        return self.sampling.rejects([one.reward for one in trajectories], masked)
+        samples = [one for one in trajectories if one.row == 0]
+        masked = [one.sample for one in samples if self.mask_truncated and one.truncated]
+        return self.sampling.rejects([one.reward for one in samples], masked)
 
     def move_group(self, start: StartGroup) -> None:
         """Give the group its next engine; a group that has all its tokens never reads it."""
@@ -159,22 +160,21 @@ class RunPerformer:
         """Generate the group on as many engines as it takes; returns where it ended."""
         moves = self._moves[start.group] = asyncio.Queue()
         partial = self.recovered.running.pop(start.group, NO_SAMPLES)
+        self._between[start.group] = partial
         try:
             while True:
                 engine = await self.servers.takes_rollouts_of(start.engine)
-                self._running[start.group] = engine, partial
                 placed = replace(start, engine=engine)
                 try:
                     return placed, await self.rollout.training_group(
                         placed, self.source, self.samples, partial
                     )
                 except Unfinished as unfinished:
-                    partial = unfinished.samples
-                    self._running[start.group] = engine, partial
+                    self._between[start.group] = partial = unfinished.samples
                     if engine == start.engine:  # else the coordinator's engine is not lost
                         start = await moves.get()
         finally:
-            del self._moves[start.group], self._running[start.group]
+            del self._moves[start.group], self._between[start.group]
 
     async def train(self, train: Train) -> Version:
         """One optimizer batch in the trainer's process.
@@ -195,7 +195,8 @@ class RunPerformer:
         for span in result.spans:
             self.log.span(TRAINER, span.name, span.start_s, span.end_s, span.args)
         await self.collect_engine_spans()
-        self._report(result.version, result.metrics)
+        tools = tool_metrics(scored for scored, _ in kept)
+        self._report(result.version, {**result.metrics, **tools})
         self._step_done_s = time.time()
         return result.version
 
@@ -212,12 +213,16 @@ class RunPerformer:
         trajectories = [t for _, of_group in kept for t in of_group]
         texts = [
             SampleText(
-                scored.problem.prompt,
+                scored.problem.prompt if own == scored.prompt_tokens else codec.decode(own),
                 completion,
                 codec.characters(trajectory.response_tokens, completion),
+                scored.samples[trajectory.sample].turns,
             )
             for scored, of_group in kept
-            for completion, trajectory in zip(scored.completions, of_group, strict=True)
+            for completion, trajectory in zip(
+                chain.from_iterable(scored.completions), of_group, strict=True
+            )
+            for own in [trajectory.prompt_tokens]
         ]
         self.folder.write_trajectories(step, trajectories, texts, special=codec.special_tokens)
 
@@ -253,7 +258,7 @@ class RunPerformer:
         if what != "restart":
             tokens.finished.update((group, scored) for group, (scored, _) in self._kept.items())
         if what == "tokens":
-            tokens.running.update((group, self._samples_so_far(group)) for group in self._running)
+            tokens.running.update((group, self._samples_so_far(group)) for group in self._between)
         self.checkpoints.prepare(
             frontier,
             tokens,
@@ -267,12 +272,7 @@ class RunPerformer:
         )
 
     def _samples_so_far(self, group: GroupId) -> PartialSamples:
-        engine, before = self._running[group]
-        server = self.servers.alive.get(engine)
-        if server is None:
-            return before
-        names = [request_id("train", group, index) for index in range(self.samples)]
-        return samples_so_far(before, server.received(names))
+        return self.rollout.samples_so_far("train", group) or self._between[group]
 
     async def save(self, version: Version) -> Coroutine[Any, Any, None] | None:
         """Write the checkpoint: model, trainer's state, the run's part; see `Performer.save`."""
@@ -342,8 +342,7 @@ class RunPerformer:
     async def drop_group(self, group: GroupId) -> None:
         """Forget its samples and abort those that are running; the log has the reason."""
         if self._kept.pop(group, None) is None:
-            ids = [request_id("train", group, index) for index in range(self.samples)]
-            await self.servers.abort(ids)
+            await self.servers.abort(self.rollout.running_requests("train", group))
 
     async def collect_engine_spans(self, *, final: bool = False) -> None:
         """Copy the engines' spans since the last call into the log.
@@ -391,10 +390,14 @@ class RunPerformer:
             samples=[
                 {
                     "segments": [[part.version, len(part.tokens)] for part in sample.segments],
-                    "reward": outcome.reward,
-                    "finish_reason": sample.finish_reason,
+                    "reward": sample.outcome.reward,
+                    "finish_reason": sample.end,
                 }
-                for sample, outcome in zip(scored.generated, scored.outcomes, strict=True)
+                for sample in scored.samples
+            ],
+            turns=[
+                TurnTimes(turn.sample, turn.engine, turn.start_s, turn.end_s, turn.tokens)
+                for turn in scored.turns
             ],
         )
 

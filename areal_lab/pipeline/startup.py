@@ -17,9 +17,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from areal_lab.agents.catalogue import make_workflow
+from areal_lab.agents.workflow import opened
 from areal_lab.config.functions import pickle_function
 from areal_lab.config.schema import TrainConfig
 from areal_lab.control.events import EngineId, GroupId, Version
+from areal_lab.control.routing import routing_named
 from areal_lab.data.problems import ProblemSet, PromptSource
 from areal_lab.data.tokenize import TextCodec
 from areal_lab.engines.client.engine_client import EngineClient
@@ -37,7 +40,8 @@ from areal_lab.pipeline.requests import Desk
 from areal_lab.pipeline.resume.recovery import Recovery
 from areal_lab.pipeline.resume.saved_run import OpenTokens, SavedRun
 from areal_lab.pipeline.resume.writer import CheckpointWriter
-from areal_lab.pipeline.rollout import Rollout
+from areal_lab.pipeline.rollout.groups import Rollout, context_tokens
+from areal_lab.pipeline.rollout.turns import TurnRouter
 from areal_lab.pipeline.servers.health import HealthLimits
 from areal_lab.pipeline.servers.pool import EngineSource, ServerPool
 from areal_lab.pipeline.servers.push import prepare_push_from
@@ -54,6 +58,7 @@ from areal_lab.pipeline.step_report import StepReport
 from areal_lab.preflight.allocation import engine_plan
 from areal_lab.preflight.limits import limits_of, sampling_of, threads_of
 from areal_lab.preflight.placement import place_engines, place_trainer, this_machine
+from areal_lab.rewards.failure_rate import FailureRate
 from areal_lab.rewards.service import RewardFunction, RewardService
 from areal_lab.runlog.alarm_log import AlarmLog
 from areal_lab.runlog.file import EventLog
@@ -193,6 +198,12 @@ async def start_run(context: RunContext) -> RunPerformer:
         run_seed=config.seed,
         response_tokens=context.response_tokens,
         running_samples=config.rollout.max_running_requests,
+        workflow=await fleet.stack.enter_async_context(
+            opened(make_workflow(config.rollout.workflow), model_path)
+        ),
+        context_tokens=context_tokens(config, model_path),
+        router=TurnRouter(routing_named(config.rollout.routing).make_router()),
+        failures=FailureRate(largest=config.reward.max_error_rate),
         interruptions_recompute=servers.pause_mode is not PauseMode.IN_PLACE,
     )
     checkpoints = CheckpointWriter(

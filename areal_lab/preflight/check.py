@@ -534,12 +534,20 @@ def check_tokens(
         return
     if facts.context_tokens is None:
         return
-    room = facts.context_tokens - config.gconfig.max_new_tokens
+    if config.gconfig.max_tokens > facts.context_tokens:
+        yield _wrong(
+            "gconfig.max_tokens",
+            f"gconfig.max_tokens is {config.gconfig.max_tokens}, but the model's context is "
+            f"{facts.context_tokens} tokens; lower it, or set it to 0 to take all of that",
+        )
+        return
+    context = config.gconfig.max_tokens or facts.context_tokens
+    room = context - config.gconfig.max_new_tokens
     if room < 1:
         yield _wrong(
             "gconfig.max_new_tokens",
             f"gconfig.max_new_tokens is {config.gconfig.max_new_tokens}, but the model's context "
-            f"is {facts.context_tokens} tokens, prompt included; lower it",
+            f"is {context} tokens, prompt included; lower it",
         )
         return
     # A token has at least one byte, so prompts that are short in bytes need no tokenization.
@@ -550,7 +558,7 @@ def check_tokens(
         yield _wrong(
             "gconfig.max_new_tokens",
             f"a prompt has {max(lengths)} tokens ({worst[:40]!r}...), but the model's context of "
-            f"{facts.context_tokens} less gconfig.max_new_tokens={config.gconfig.max_new_tokens} "
+            f"{context} less gconfig.max_new_tokens={config.gconfig.max_new_tokens} "
             f"leaves {room}; {sum(length > room for length in lengths)} of {len(prompts)} prompts "
             "are too long: shorten them, or lower gconfig.max_new_tokens",
         )

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, Final
 
+from areal_lab.agents.catalogue import make_workflow
 from areal_lab.config.functions import load_function
 from areal_lab.config.mappings import texts
 from areal_lab.config.problem import Kind, Problem, problems_of
@@ -28,6 +29,7 @@ def check_functions(config: TrainConfig) -> Iterator[Problem]:
     """Check that the reward function and any custom loss and advantages can be imported."""
     yield from _check_function("reward.fn", config.reward.fn)
     yield from _check_kwargs(config.reward)
+    yield from check_workflow(config)
     if config.actor.loss_fn:
         yield from _check_function(
             "actor.loss_fn", config.actor.loss_fn, "areal_lab.training.objective.loss"
@@ -37,6 +39,29 @@ def check_functions(config: TrainConfig) -> Iterator[Problem]:
     named = config.actor.loss or config.actor.advantage
     if named and not any(check_objective(config)):
         yield from _try_objective(config)
+
+
+def check_workflow(config: TrainConfig) -> Iterator[Problem]:
+    """Check that the workflow can be made, and that the other settings fit to it."""
+    setting = "rollout.workflow"
+    if not config.rollout.workflow:
+        if config.gconfig.max_tokens:
+            yield _wrong(
+                "gconfig.max_tokens",
+                f"gconfig.max_tokens is {config.gconfig.max_tokens}, but without rollout.workflow "
+                "a response is limited by gconfig.max_new_tokens alone; remove it",
+            )
+        return
+    try:
+        make_workflow(config.rollout.workflow)
+    except Exception as error:  # of the user's class
+        yield _wrong(setting, f"{setting}: {str(error) or type(error).__name__}")
+    if config.actor.overlong_share:
+        yield _wrong(
+            "actor.overlong_share",
+            f"actor.overlong_share is {config.actor.overlong_share:g}, but counts tokens up to "
+            "gconfig.max_new_tokens, which is the limit of one turn of a workflow; set it to 0",
+        )
 
 
 def check_objective(config: TrainConfig) -> Iterator[Problem]:

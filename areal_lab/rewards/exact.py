@@ -26,6 +26,18 @@ def exact_first_line(completion: str, example: Mapping[str, Any]) -> float:
     return float(first_line.strip() == str(example["answer"]).strip())
 
 
+def answer_line(completion: str, example: Mapping[str, Any]) -> float:
+    r"""1 if the completion is the line `Answer:` and the gold answer, ignoring spaces.
+
+    >>> answer_line("Answer: 918\n", {"answer": "918"})
+    1.0
+    >>> answer_line("Tool: 918", {"answer": "918"})
+    0.0
+    """
+    mark, colon, found = completion.strip().partition(":")
+    return float((mark, colon, found.strip()) == ("Answer", ":", str(example["answer"])))
+
+
 def last_number(completion: str, example: Mapping[str, Any]) -> float:
     """1 if the last number of the completion equals that of the gold answer.
 

@@ -28,6 +28,7 @@ from typing import Any, TypeAlias
 from areal_lab.config.functions import pickle_function
 from areal_lab.data.problems import Problem
 from areal_lab.host.processes import Child, start_child
+from areal_lab.rewards.failure_rate import WINDOW, RewardError
 from areal_lab.rewards.wire import LENGTH, Failed, Ready, Scored, ScoreRequest, Status
 
 RewardFunction: TypeAlias = Callable[[str, Mapping[str, Any]], Any]
@@ -36,16 +37,9 @@ RewardFunction: TypeAlias = Callable[[str, Mapping[str, Any]], Any]
 START_TIMEOUT_S = 120.0
 """Longest wait until a worker has loaded the function; not part of the function's timeout."""
 
-WINDOW = 100
-"""Number of recent calls over which the error rate is computed."""
-
 _EXIT_GRACE_S = 2.0  # between the end of the connection and the end of the process
 
 _SOFT_TIMEOUT_GRACE_S = 1.0  # an async function is stopped inside its worker first
-
-
-class RewardError(RuntimeError):
-    """The reward function failed too often, or could not be loaded; includes its traceback."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,17 +6,21 @@
                                                                     by hand        eta
     trainer       activity, measured           activity, idle       -              -
     engine i      activity, slot 0, slot 1 ..  groups, scoring      interrupt      -
+    samples       slot 0, slot 1 ..            samples, turns       -              -
     rewards, ...  activity                     activity, idle       -              -
 
 Groups of one engine overlap, but slices of one thread must not, so each group takes the lowest free
-slot. Timestamps are microseconds since the run's start. Format: "Trace Event Format" of the
-Catapult project (phases X complete, i instant, C counter, M metadata).
+slot. With workflows of several turns, a sample takes a slot instead: its turns may run on different
+engines, and between them are its tools; turns at the same time take further slots. Timestamps are
+microseconds since the run's start. Format: "Trace Event Format" of the Catapult project (phases X
+complete, i instant, C counter, M metadata).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any, TypeAlias
 
@@ -44,6 +48,7 @@ from areal_lab.runlog.records import (
     GroupRecord,
     Log,
     SpanRecord,
+    TurnTimes,
     engine_process,
 )
 
@@ -81,7 +86,11 @@ def chrome_trace(log: Log) -> dict[str, Any]:
                 )
             )
     events.extend(_details(log.spans, pids))
-    events.extend(_group_slices(groups, pids))
+    events.extend(_group_slices([group for group in groups if not group.turns], pids))
+    if of_turns := [group for group in groups if group.turns]:
+        pid = max(pids.values(), default=_RUN_PID) + 1
+        events.extend(_process_names(pid, "samples", pid))
+        events.extend(_sample_slices(of_turns, pid))
     events.extend(_instants(log, pids))
     events.extend((*_group_counters(log), *_version_counters(log), *_lag_counters(log)))
     return {
@@ -106,22 +115,78 @@ def _details(spans: Iterable[SpanRecord], pids: dict[str, int]) -> Iterator[Trac
         yield _slice(span.name, "span", (span.t_s, span.end_s), where, args)
 
 
+@dataclass(slots=True)
+class _Slots:
+    """The slots of one process."""
+
+    free: list[int] = field(default_factory=list)
+    busy: list[tuple[float, int]] = field(default_factory=list)
+    """With the time until which."""
+    count: int = 0
+
+    def take(self, start_s: float, end_s: float) -> tuple[int, bool]:
+        """The lowest free slot, and whether it is new; starts must not decrease."""
+        while self.busy and self.busy[0][0] <= start_s:
+            heappush(self.free, heappop(self.busy)[1])
+        new = not self.free
+        slot = self.count if new else heappop(self.free)
+        self.count += new
+        heappush(self.busy, (end_s, slot))
+        return slot, new
+
+
+def _sample_slices(groups: Iterable[GroupRecord], pid: int) -> Iterator[TraceEvent]:
+    """Samples of several turns, and within them the turns."""
+    samples: list[tuple[float, float, GroupRecord, int, list[TurnTimes]]] = []
+    for group in groups:
+        by_sample: dict[int, list[TurnTimes]] = {}
+        for turn in sorted(group.turns, key=lambda turn: turn.start_s):
+            by_sample.setdefault(turn.sample, []).append(turn)
+        for sample, own in sorted(by_sample.items()):
+            end_s = max(turn.end_s for turn in own)
+            samples.append((own[0].start_s, end_s, group, sample, own))
+    slots = _Slots()
+    beside: list[tuple[str, TurnTimes]] = []
+    for start_s, end_s, group, sample, turns in sorted(samples, key=lambda one: one[0]):
+        slot, new = slots.take(start_s, end_s)
+        where = (pid, _FIRST_SLOT_TID + slot)
+        if new:
+            yield _thread_name(*where, f"slot {slot}")
+        args = {
+            "group": group.group,
+            "sample": sample,
+            "turns": len(turns),
+            "tokens": sum(turn.tokens for turn in turns),
+            "reward": _number(group.rewards[sample]),
+            "end": group.finish_reasons[sample],
+        }
+        name = f"group {group.group}, sample {sample}"
+        yield _slice(name, "sample", (start_s, end_s), where, args)
+        free_s = start_s
+        for number, turn in enumerate(turns):
+            turned = f"turn {number} on {engine_process(turn.engine)}"
+            if turn.start_s < free_s:
+                beside.append((f"{name}, {turned}", turn))
+                continue
+            free_s = turn.end_s
+            times_s = (turn.start_s, turn.end_s)
+            yield _slice(turned, "turn", times_s, where, {"tokens": turn.tokens})
+    first, slots = _FIRST_SLOT_TID + slots.count, _Slots()
+    for name, turn in sorted(beside, key=lambda one: one[1].start_s):
+        slot, new = slots.take(turn.start_s, turn.end_s)
+        if new:
+            yield _thread_name(pid, first + slot, f"beside {slot}")
+        times_s = (turn.start_s, turn.end_s)
+        yield _slice(name, "turn", times_s, (pid, first + slot), {"tokens": turn.tokens})
+
+
 def _group_slices(groups: Iterable[GroupRecord], pids: dict[str, int]) -> Iterator[TraceEvent]:
-    free: dict[int, list[int]] = {}
-    busy: dict[int, list[tuple[float, int]]] = {}
-    slots: dict[int, int] = {}
+    slots: dict[int, _Slots] = {}
     for group in sorted(groups, key=lambda group: (group.t_s, group.group)):
         pid = pids[engine_process(group.engine)]
-        mine, running = free.setdefault(pid, []), busy.setdefault(pid, [])
-        while running and running[0][0] <= group.t_s:
-            heappush(mine, heappop(running)[1])
-        if mine:
-            slot = heappop(mine)
-        else:
-            slot = slots.get(pid, 0)
-            slots[pid] = slot + 1
+        slot, new = slots.setdefault(pid, _Slots()).take(group.t_s, group.end_s)
+        if new:
             yield _thread_name(pid, _FIRST_SLOT_TID + slot, f"slot {slot}")
-        heappush(running, (group.end_s, slot))
         where = (pid, _FIRST_SLOT_TID + slot)
         versions = [version for sample in group.segments for version, _ in sample]
         args = {

@@ -26,6 +26,7 @@ from areal_lab.runlog.records import (
     Record,
     RunHeader,
     SpanRecord,
+    TurnTimes,
     encode,
     read_log,
 )
@@ -117,12 +118,19 @@ class EventLog:
         generated_s: float,
         end_s: float,
         samples: Sequence[Mapping[str, Any]],
+        turns: Sequence[TurnTimes] = (),
     ) -> None:
         """Record a group that ended, trained on or not; times are seconds since the epoch.
 
         Args:
+            group: its number.
+            engine: on which it started.
+            start_s: when it started.
+            generated_s: when its last sample ended on an engine.
+            end_s: when it was scored.
             samples: one mapping per sample with `segments` ([version, tokens] pairs), `reward` and
                 `finish_reason`.
+            turns: of samples with several.
         """
         begin_s = self._since_start(start_s)
         done_s = max(begin_s, self._since_start(generated_s))
@@ -139,6 +147,13 @@ class EventLog:
                     for sample in samples
                 ),
                 finish_reasons=tuple(str(sample["finish_reason"]) for sample in samples),
+                turns=tuple(
+                    turn._replace(
+                        start_s=self._since_start(turn.start_s),
+                        end_s=self._since_start(turn.end_s),
+                    )
+                    for turn in turns
+                ),
             )
         )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import platform
 import sys
@@ -17,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from omegaconf import OmegaConf
 
@@ -30,14 +31,40 @@ from areal_lab.host.home import expanded
 _REPORTED_PACKAGES = ("areal_lab", "torch", "transformers", "safetensors", "httpx2", "uvicorn")
 
 
+class SampleTurn(Protocol):
+    """What one turn of a sample did."""
+
+    @property
+    def tokens(self) -> int:
+        """That the model chose."""
+        ...
+
+    @property
+    def tool(self) -> str:
+        """Called in this turn; empty if none was."""
+        ...
+
+    @property
+    def outcome(self) -> str:
+        """Of the call."""
+        ...
+
+    @property
+    def reward(self) -> float | None:
+        """Of this turn alone."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class SampleText:
-    """The texts of one sample."""
+    """The texts of one row of a sample."""
 
     prompt: str
     completion: str
     characters: tuple[int, ...] | None
     """How many characters of the completion each response token adds; None if that is not known."""
+    turns: tuple[SampleTurn, ...] = ()
+    """Of the sample; empty with one turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +118,7 @@ class RunFolder:
         *,
         special: Mapping[int, str],
     ) -> None:
-        """Write the samples of one training step, a line per group; `trajectories` reads them.
+        """Write the samples of one training step, a line per group; `tokens.files` reads them.
 
         The file appears complete or not at all.
 
@@ -142,12 +169,33 @@ def _group_line(
         "prompt": text.prompt,
         "prompt_tokens": first.prompt_tokens,
         "special": {token: special[token] for token in sorted(occurring & special.keys())},
-        "samples": [_sample_value(trajectory, text) for trajectory, text in samples],
+        "samples": [
+            {
+                **_prompt_value(trajectory, text, first),
+                **_sample_value(trajectory, text),
+            }
+            for trajectory, text in samples
+        ],
     }
 
 
+def _prompt_value(trajectory: Trajectory, text: SampleText, first: Trajectory) -> dict[str, object]:
+    """The prompt of a row that does not begin as the group does."""
+    if trajectory.prompt_tokens == first.prompt_tokens:
+        return {}
+    return {"prompt": text.prompt, "prompt_tokens": trajectory.prompt_tokens}
+
+
 def _sample_value(trajectory: Trajectory, text: SampleText) -> dict[str, object]:
-    known = {} if text.characters is None else {"characters": text.characters}
+    known: dict[str, object] = {}
+    if text.characters is not None:
+        known["characters"] = text.characters
+    if trajectory.row:
+        known["row"] = trajectory.row
+    if trajectory.turn_returns:
+        known["turn_returns"] = trajectory.turn_returns
+    if text.turns:
+        known["turns"] = [_turn_value(turn) for turn in text.turns]
     return {
         "sample": trajectory.sample,
         "completion": text.completion,
@@ -167,6 +215,15 @@ def _sample_value(trajectory: Trajectory, text: SampleText) -> dict[str, object]
             for part in trajectory.parts
         ],
     }
+
+
+def _turn_value(turn: SampleTurn) -> dict[str, object]:
+    value: dict[str, object] = {"tokens": turn.tokens}
+    if turn.tool:
+        value |= {"tool": turn.tool, "outcome": turn.outcome}
+    if turn.reward is not None:  # a failed one is nan, which JSON does not have
+        value["reward"] = turn.reward if math.isfinite(turn.reward) else None
+    return value
 
 
 def environment() -> dict[str, object]:

@@ -22,7 +22,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import partial
-from typing import Any, Final, Literal, TypeAlias, get_args
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
 from areal_lab.control.events import Action, EngineId, Event, GroupId, Version
 
@@ -100,6 +100,17 @@ class SpanRecord:
         _check_order(self.t_s, self.end_s, f"span {self.name!r} of {self.process}")
 
 
+class TurnTimes(NamedTuple):
+    """When and where one turn of a sample was generated."""
+
+    sample: int
+    """Index inside the group."""
+    engine: EngineId
+    start_s: float
+    end_s: float
+    tokens: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRecord:
     """One group from its start on an engine until its samples were scored."""
@@ -115,6 +126,9 @@ class GroupRecord:
     segments: tuple[Segments, ...]
     """One per sample. Lags follow from these and the version that trains on the group."""
     finish_reasons: tuple[str, ...]
+    turns: tuple[TurnTimes, ...] = ()
+    """Of samples with several turns, each of which may run on an engine of its own; by their end.
+    """
 
     def __post_init__(self) -> None:
         _check_order(self.t_s, self.generated_s, f"group {self.group}")
@@ -154,6 +168,8 @@ def encode(record: Record) -> str:
             value = {"kind": kind}
             for name in _FIELDS[type(record)]:
                 value[name] = getattr(record, name)
+            if kind == "group" and not value["turns"]:
+                del value["turns"]
     try:
         return _dump(value)
     except ValueError:
@@ -370,12 +386,16 @@ def _segments(samples: list[list[tuple[int, int]]]) -> tuple[Segments, ...]:
     return tuple(tuple((version, tokens) for version, tokens in one) for one in samples)
 
 
+def _turns(turns: list[tuple[int, int, float, float, int]]) -> tuple[TurnTimes, ...]:
+    return tuple(TurnTimes(*turn) for turn in turns)
+
+
 _CONVERTED: Final[dict[type[Any], dict[str, Callable[[Any], Any]]]] = {
     RunHeader: {"started_at": _float, "limits": _scalars, "processes": tuple},
     SpanRecord: {"t_s": _float, "end_s": _float, "args": _floats},
     GroupRecord: {
         **dict.fromkeys(("t_s", "generated_s", "end_s"), _float),
-        **{"rewards": _rewards, "segments": _segments, "finish_reasons": tuple},
+        **{"rewards": _rewards, "segments": _segments, "finish_reasons": tuple, "turns": _turns},
     },
     MetricRecord: {"t_s": _float, "value": _float},
 }
@@ -384,7 +404,8 @@ _CONVERTED: Final[dict[type[Any], dict[str, Callable[[Any], Any]]]] = {
 
 def _read(cls: type[Any], value: dict[str, Any]) -> Any:
     for name, convert in _CONVERTED[cls].items():
-        value[name] = convert(value[name])
+        if name in value:  # a field that older logs do not have, or one that the class misses
+            value[name] = convert(value[name])
     return cls(**value)
 
 

@@ -110,6 +110,9 @@ def counted(log: Log) -> dict[str, Any]:
             sum(batch.multi_version_samples for batch in batches) / samples if samples else 0.0
         ),
         **asdict(incidents(log)),
+        "sample_ends": dict(
+            sorted(Counter(end for group in log.groups for end in group.finish_reasons).items())
+        ),
         "dropped": dropped.total(),
         "dropped_by_reason": dict(dropped),
         "filtered": filtered.total(),

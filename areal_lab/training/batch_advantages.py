@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from areal_lab.data.batch import SampleTokens, sample_tokens
+from areal_lab.data.batch import SampleTokens, compared, sample_tokens
 from areal_lab.data.trajectory import Segment, Trajectory
 from areal_lab.functional.advantages.gae import AdvantagesAndReturns
 from areal_lab.functional.advantages.kl_rewards import adaptive_kl_coefficient
@@ -71,16 +71,16 @@ def choose_kl_reward(settings: TrainerSettings) -> KLReward | None:
 
 
 class BatchAdvantages(NamedTuple):
-    """Advantages of `N` samples with `T` tokens that the policy chose; nothing has a gradient."""
+    """Advantages of `N` trajectories with `T` tokens that the policy chose, without gradient."""
 
     of_samples: Float[Tensor, " N"]
-    """Where tokens have their own, their mean."""
+    """Of each trajectory; where its tokens have their own, their mean."""
     of_tokens: Float[Tensor, " T"]
     tokens: SampleTokens
     returns: Float[Tensor, " T"] | None = None
     """What the values should have been; None without a critic."""
     differ: bool = False
-    """Whether tokens have advantages of their own."""
+    """Whether tokens of a trajectory have advantages of their own."""
     metrics: dict[str, float] = {}  # noqa: RUF012 - never changed
 
     def nonzero(self) -> list[bool]:
@@ -102,8 +102,11 @@ def batch_advantages(
 ) -> BatchAdvantages:
     """Advantages of a batch from its rewards, by token where the function asks for tokens.
 
+    A function of samples gets one reward per sample, whatever number of rows it has, or one return
+    per turn. One that asks for the mask of tokens gets rows as samples.
+
     Args:
-        trajectories: of the whole batch.
+        trajectories: of the whole batch; the rows of a sample are neighbors.
         function: from `choose_advantages`.
         kept: indices of the samples that are trained on; None is all.
         values: of a critic.
@@ -115,9 +118,11 @@ def batch_advantages(
         ValueError: if the function does not return one number per sample or per token.
     """
     tokens = sample_tokens(trajectories)
-    ids = tokens.ids()
-    rewards = torch.tensor([t.reward for t in trajectories])
-    mask = _mask_of(kept, len(trajectories))[ids]
+    rows = tokens.ids()
+    follows_tokens = "mask" in asked_facts(function)
+    units = compared(trajectories, rows_apart=follows_tokens)
+    rewards, ids = units.rewards, units.ids()
+    mask = _mask_of(kept, len(trajectories))[rows]
     metrics: dict[str, float] = {}
     charged = None
     if kl_reward is not None and reference_logprobs is not None:
@@ -127,16 +132,15 @@ def batch_advantages(
         if "token_rewards" not in asked_facts(function):
             rewards = rewards + segment_reduce(charged, ids, len(rewards))
     facts = AdvantageFacts(
-        length_tokens=tokens.lengths,
+        length_tokens=units.lengths,
         mask=mask,
-        sequences=Segments(ids, len(trajectories)),
+        sequences=Segments(ids, len(rewards)),
         token_rewards=charged,
         values=values,
         bootstrap_values=bootstrap_values,
     )
-    groups = torch.tensor([t.group for t in trajectories])
-    found = function(rewards, groups, **asked_of(function, facts))
-    check_advantages(found, samples=len(trajectories), tokens=len(ids))
+    found = function(rewards, units.groups, **asked_of(function, facts))
+    check_advantages(found, samples=len(rewards), tokens=len(ids))
     returns = found.returns.detach() if isinstance(found, AdvantagesAndReturns) else None
     if values is not None and returns is None:
         raise ValueError(
@@ -146,12 +150,15 @@ def batch_advantages(
     advantages = found.advantages if isinstance(found, AdvantagesAndReturns) else found
     advantages = advantages.detach()
     # With a token per sample both are the same.
-    if advantages.shape == rewards.shape and "mask" not in asked_facts(function):
-        return BatchAdvantages(advantages, advantages[ids], tokens, returns, metrics=metrics)
-    mean = segment_reduce(advantages, ids, len(trajectories), reduce="mean")
+    of_units = advantages.shape == rewards.shape and not follows_tokens
+    of_tokens = advantages[ids] if of_units else advantages
+    if of_units and len(rewards) == len(trajectories):
+        return BatchAdvantages(advantages, of_tokens, tokens, returns, metrics=metrics)
+    mean = segment_reduce(of_tokens, rows, len(trajectories), reduce="mean")
     if values is not None and returns is not None:
         metrics |= _value_metrics(values[mask], returns[mask])
-    return BatchAdvantages(mean, advantages, tokens, returns, differ=True, metrics=metrics)
+    differ = not of_units or any(trajectory.turn_returns for trajectory in trajectories)
+    return BatchAdvantages(mean, of_tokens, tokens, returns, differ=differ, metrics=metrics)
 
 
 def _mask_of(kept: Sequence[int] | None, samples: int) -> Bool[Tensor, " N"]:

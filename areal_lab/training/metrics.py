@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from areal_lab.control.events import Version
+from areal_lab.control.events import GroupId, Version
 from areal_lab.data.batch import PackedBatch
 from areal_lab.data.trajectory import Trajectory
 from areal_lab.functional.losses.policy import HasLoss
@@ -137,30 +138,42 @@ def step_metrics(
 ) -> dict[str, float]:
     """Metrics of one batch.
 
-    Rewards, lengths and lags are over all trajectories. Entropy, ratios and weights are over the
-    tokens in the forward pass, which for PPO are those with a nonzero advantage.
+    Rewards and lengths are over all samples, lags over all trajectories. Entropy, ratios and
+    weights are over the tokens in the forward pass, which for PPO are those with a nonzero
+    advantage.
 
     Args:
         advantages: of each trajectory.
         records: of each micro-batch.
         version: the trainer's version before the step.
     """
-    rewards = torch.tensor([t.reward for t in trajectories], dtype=torch.float64)
-    lengths = torch.tensor([t.generated_tokens for t in trajectories], dtype=torch.float64)
+    samples = [t for t in trajectories if t.row == 0]
+    of_sample: Counter[tuple[GroupId, int]] = Counter()
+    for one in trajectories:
+        of_sample[one.group, one.sample] += one.generated_tokens
+    rewards = torch.tensor([t.reward for t in samples], dtype=torch.float64)
+    lengths = torch.tensor(list(of_sample.values()), dtype=torch.float64)
     metrics = {
         "reward_mean": float(rewards.mean()),
         "reward_std": float(rewards.std(correction=0)),
         "trained_groups": float(len({t.group for t in trajectories})),
-        "trained_samples": float(len(trajectories)),
+        "trained_samples": float(len(samples)),
         "trained_tokens": float(lengths.sum()),
         "response_tokens_mean": float(lengths.mean()),
         "response_tokens_max": float(lengths.max()),
-        "truncated_share": sum(t.truncated for t in trajectories) / len(trajectories),
+        "truncated_share": sum(t.truncated for t in samples) / len(samples),
         "zero_advantage_samples": float((advantages == 0).sum()),
         "sampler_gap_tokens": 0.0,
         "peak_rss_bytes": float(peak_rss_bytes(os.getpid())),
     }
-    metrics |= _components(trajectories)
+    turns = [len(trajectory.turns) for trajectory in trajectories]
+    if max(turns) > 1 or len(samples) < len(trajectories):
+        metrics |= {
+            "turns_mean": sum(turns) / len(samples),
+            "turns_max": float(max(turns)),
+            "rows_per_sample": len(trajectories) / len(samples),
+        }
+    metrics |= _components(samples)
     return metrics | _lags(trajectories, version) | _token_metrics(records, version)
 
 

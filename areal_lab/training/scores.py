@@ -110,4 +110,4 @@ def _with_one_more(trajectory: Trajectory) -> Trajectory:
     """With a token that stands for the next one: the value before it is that beyond the end."""
     last = trajectory.segments[-1]
     next_token = Segment((trajectory.prompt_tokens[0],), (0.0,), last.version)
-    return replace(trajectory, parts=(*trajectory.parts, next_token))
+    return replace(trajectory, parts=(*trajectory.parts, next_token), turn_returns=())

@@ -20,7 +20,7 @@ from areal_lab.control.events import (
 )
 from areal_lab.control.schedule import asynchronous
 from areal_lab.engines.client.engine_client import EngineClient
-from areal_lab.pipeline.rollout import RecomputeCounts
+from areal_lab.pipeline.rollout.groups import RecomputeCounts
 from areal_lab.pipeline.servers.pool import ServerPool
 from areal_lab.runlog.file import EventLog, read_log_file
 from areal_lab.runlog.folder import RunFolder

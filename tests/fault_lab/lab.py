@@ -37,7 +37,7 @@ from areal_lab.pipeline.evaluations import Evaluations
 from areal_lab.pipeline.fleet import first_error
 from areal_lab.pipeline.performer import RunPerformer
 from areal_lab.pipeline.resume.writer import CheckpointWriter
-from areal_lab.pipeline.rollout import Rollout, request_id
+from areal_lab.pipeline.rollout.groups import Rollout, request_id
 from areal_lab.pipeline.servers.attach import attach
 from areal_lab.pipeline.servers.health import HealthLimits
 from areal_lab.pipeline.servers.pool import EngineSource, ServerPool

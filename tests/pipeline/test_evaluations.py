@@ -29,7 +29,7 @@ from areal_lab.pipeline.state import RunState, StopSignal
 from areal_lab.pipeline.step_report import StepReport
 from areal_lab.pipeline.train import resume_run
 from areal_lab.preflight.check import notes
-from areal_lab.rewards.service import RewardError
+from areal_lab.rewards.failure_rate import RewardError
 from areal_lab.runlog.file import read_log_file
 from areal_lab.runlog.held_out import Measured, read_held_out
 from areal_lab.runlog.replay import check_replay

@@ -106,13 +106,16 @@ def checkpoints(folder: Path) -> dict[int, Any]:
 
 def rescored_difference(models: dict[int, Any], sample: dict[str, Any]) -> tuple[float, float]:
     """Largest |log-prob - behavior log-prob| under each token's version, and under the next."""
-    tokens = [t for part in sample["parts"] for t in part["tokens"]]
+    tokens = [t for part in sample["parts"] for t in part.get("tokens", part.get("observation"))]
     inputs = torch.tensor([[*sample["prompt_tokens"], *tokens]])
     begin = len(sample["prompt_tokens"])
     largest = [0.0, 0.0]
     for shift in (0, 1):
         at = begin
         for part in sample["parts"]:
+            if "observation" in part:
+                at += len(part["observation"])
+                continue
             version = min(part["version"] + shift, max(models))
             with torch.no_grad():
                 logprobs = models[version](inputs).logits[0].log_softmax(-1)

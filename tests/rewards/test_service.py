@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from areal_lab.data.problems import Problem
-from areal_lab.rewards.service import RewardError, RewardOutcome, RewardService
+from areal_lab.rewards.failure_rate import RewardError
+from areal_lab.rewards.service import RewardOutcome, RewardService
 
 SCORE = "tests.rewards.misbehaving:score"
 SCORE_ASYNC = "tests.rewards.misbehaving:score_async"

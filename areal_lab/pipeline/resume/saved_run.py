@@ -17,18 +17,18 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
+from areal_lab.agents.workflow import Episode
 from areal_lab.control.events import GroupId
 from areal_lab.control.frontier import Frontier
 from areal_lab.data.problems import PromptSource
 from areal_lab.engines.client.resubmit import PartialSamples, token_count
 from areal_lab.engines.protocol import Generated
-from areal_lab.pipeline.rollout import ScoredGroup
-from areal_lab.rewards.service import RewardOutcome
+from areal_lab.pipeline.rollout.scored import SampledTurn, ScoredGroup
 from areal_lab.training.protocol import STATE_FOLDER
 
 RUN_FILE: Final = "run.json"
 GROUPS_FILE: Final = "groups.json.gz"
-SCHEMA: Final = 1
+SCHEMA: Final = 2
 """Incremented when older programs would misread run.json."""
 
 
@@ -115,13 +115,13 @@ class _Finished:
     """A scored group without its problem, which its number gives."""
 
     group: GroupId
-    generated: tuple[Generated, ...]
-    completions: tuple[str, ...]
-    outcomes: tuple[RewardOutcome, ...]
+    samples: tuple[Episode, ...]
+    completions: tuple[tuple[str, ...], ...]
     prompt_tokens: tuple[int, ...]
     started_s: float
     generated_s: float
     scored_s: float
+    turns: tuple[SampledTurn, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,13 +138,13 @@ def open_tokens_to_bytes(tokens: OpenTokens) -> bytes:
         finished=tuple(
             _Finished(
                 group=group,
-                generated=scored.generated,
+                samples=scored.samples,
                 completions=scored.completions,
-                outcomes=scored.outcomes,
                 prompt_tokens=scored.prompt_tokens,
                 started_s=scored.started_s,
                 generated_s=scored.generated_s,
                 scored_s=scored.scored_s,
+                turns=scored.turns,
             )
             for group, scored in sorted(tokens.finished.items())
         ),
@@ -172,13 +172,13 @@ def read_open_tokens(checkpoint: Path, source: PromptSource) -> OpenTokens:
         finished={
             one.group: ScoredGroup(
                 problem=source[one.group],
-                generated=one.generated,
+                samples=one.samples,
                 completions=one.completions,
-                outcomes=one.outcomes,
                 prompt_tokens=one.prompt_tokens,
                 started_s=one.started_s,
                 generated_s=one.generated_s,
                 scored_s=one.scored_s,
+                turns=one.turns,
             )
             for one in content.finished
         },

@@ -188,6 +188,15 @@ class ServerPool:
         numbers = sorted(self.alive)
         return numbers[turn % len(numbers)]
 
+    async def for_rollouts(self) -> list[EngineId]:
+        """The engines that take turns of rollouts now: all but a pinned one, unless it is alone.
+
+        Raises:
+            Exception: why the last engine was lost, if none is left.
+        """
+        await self._wait_for_engine()
+        return sorted(self.alive.keys() - {self.pinned}) or sorted(self.alive)
+
     @property
     def pinned(self) -> EngineId | None:
         """The engine that keeps its weights."""

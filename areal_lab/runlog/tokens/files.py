@@ -39,6 +39,10 @@ class Sample:
     group: int
     sample: int
     """Index inside its group."""
+    row: int = 0
+    """Index inside its sample, whose conversation may have branches."""
+    turns: tuple[Mapping[str, Any], ...] = ()
+    """Tokens, and tool, outcome and reward if there are any, of each turn; empty with one turn."""
     prompt: str
     completion: str
     prompt_tokens: tuple[int, ...]
@@ -217,9 +221,11 @@ def _sample(group: Mapping[str, Any], sample: Mapping[str, Any], columns: _Colum
         step=group["step"],
         group=group["group"],
         sample=sample["sample"],
-        prompt=group["prompt"],
+        row=sample.get("row", 0),
+        turns=tuple(sample.get("turns", ())),
+        prompt=sample.get("prompt", group["prompt"]),
         completion=sample["completion"],
-        prompt_tokens=tuple(group["prompt_tokens"]),
+        prompt_tokens=tuple(sample.get("prompt_tokens", group["prompt_tokens"])),
         reward=sample["reward"],
         rewards=sample["rewards"],
         finish_reason=sample["finish_reason"],

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from areal_lab.agents.workflow import Episode, Row, Turn
 from areal_lab.config.schema import TrainConfig
 from areal_lab.data.problems import PromptSource
-from areal_lab.data.trajectory import Segment
+from areal_lab.data.trajectory import Observation, Segment
 from areal_lab.engines.protocol import Generated
 from areal_lab.pipeline.resume.saved_run import (
     GROUPS_FILE,
@@ -24,7 +25,7 @@ from areal_lab.pipeline.resume.saved_run import (
     read_open_tokens,
     read_saved_run,
 )
-from areal_lab.pipeline.rollout import ScoredGroup
+from areal_lab.pipeline.rollout.scored import SampledTurn, ScoredGroup
 from areal_lab.rewards.service import RewardOutcome
 from tests.pipeline.resume.saved import FRONTIER, PROBLEMS, saved_run
 
@@ -52,8 +53,8 @@ def test_a_saved_run_reads_as_it_was(tmp_path: Path) -> None:
     [
         ("", "cannot be read"),
         ("[]", "cannot be read"),
-        ('{"schema": 9}', "schema 9, but 1"),
-        ('{"schema": 1}', "frontier"),
+        ('{"schema": 9}', "schema 9, but 2"),
+        ('{"schema": 2}', "frontier"),
     ],
 )
 def test_another_file_is_refused_in_one_line(tmp_path: Path, content: str, reason: str) -> None:
@@ -78,16 +79,27 @@ def test_finished_groups_keep_every_digit(logprobs: list[list[float]]) -> None:
         )
         for index, values in enumerate(logprobs)
     )
-    outcomes = tuple(RewardOutcome("ok", 0.1 * i, {"format": 1.0}) for i in range(len(logprobs)))
+    samples = tuple(
+        Episode(
+            rows=(
+                Row(prompt_tokens=(1, 2), parts=one.segments, turn_returns=(0.5,)),
+                Row(prompt_tokens=(3,), parts=(Observation((4, 5)), *one.segments)),
+            ),
+            outcome=RewardOutcome("ok", 0.1 * index, {"format": 1.0}),
+            end="turns",
+            turns=(Turn(tokens=2, tool="calculator", outcome="ok"), Turn(tokens=1, reward=1.0)),
+        )
+        for index, one in enumerate(generated)
+    )
     group = ScoredGroup(
         problem=SOURCE[7],
-        generated=generated,
-        completions=tuple("ab\n\u00e9" for _ in logprobs),
-        outcomes=outcomes,
+        samples=samples,
+        completions=tuple(("ab\n\u00e9", "c") for _ in logprobs),
         prompt_tokens=(1, 2),
         started_s=1.5,
         generated_s=2.5,
         scored_s=3.25,
+        turns=(SampledTurn(sample=0, engine=1, start_s=1.5, end_s=2.0, tokens=3),),
     )
     tokens = OpenTokens({7: group}, {8: {one.request_id: one for one in generated}})
     assert _read(open_tokens_to_bytes(tokens)) == tokens

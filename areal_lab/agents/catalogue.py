@@ -1,0 +1,55 @@
+"""Workflows by name, or your own by `module:class`, with their keyword arguments.
+
+rollout:
+  workflow: {name: tool_use, max_turns: 3}
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from areal_lab.agents.multi_turn import MultiTurn
+from areal_lab.agents.tool_use import ToolUse
+from areal_lab.agents.workflow import Workflow
+from areal_lab.config.functions import load_function
+from areal_lab.config.suggest import nearest
+
+WORKFLOWS: Final[Mapping[str, Callable[..., Workflow]]] = {
+    "multi_turn": MultiTurn,
+    "tool_use": ToolUse,
+}
+
+
+def make_workflow(setting: Mapping[str, Any]) -> Workflow | None:
+    """The workflow of a setting; None of an empty one.
+
+    Raises:
+        ValueError: in one line: the name or a keyword is unknown, or a value is out of its bounds.
+    """
+    if not setting:
+        return None
+    keywords = dict(setting)
+    name = str(keywords.pop("name", ""))
+    make = load_function(name) if ":" in name else WORKFLOWS.get(name)
+    if make is None:
+        known = ", ".join(WORKFLOWS)
+        raise ValueError(
+            f"name is {name!r}, but must be module:class or one of {known}"
+            f"{nearest(name, list(WORKFLOWS))}"
+        )
+    parameters = inspect.signature(make).parameters
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    unknown = [keyword for keyword in keywords if keyword not in parameters]
+    if unknown and not takes_any:
+        raise ValueError(
+            f"{name} has no keyword {unknown[0]!r}; it takes {', '.join(parameters) or 'none'}"
+        )
+    try:
+        made: Workflow = make(**keywords)
+    except TypeError as error:
+        raise ValueError(f"{name}: {error}") from error
+    if not inspect.iscoroutinefunction(getattr(made, "run", None)):
+        raise ValueError(f"{name} has no method `async def run(self, engine, data)`")
+    return made

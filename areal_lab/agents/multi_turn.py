@@ -1,0 +1,80 @@
+"""Ask again: a sample that is wrong gets feedback and another turn.
+
+prompt --> response --(wrong)--> feedback --> response --> ... --> right, or no turn is left
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from areal_lab.agents.workflow import Episode, Row, Turn, WorkflowEngine, ended, room
+from areal_lab.data.trajectory import Observation, SampleEnd, Segment
+
+
+class MultiTurn:
+    """Turns until one is right; a later one is worth less.
+
+    The reward of a sample is that of its last turn times `turn_discount` for each turn before it
+    (AReaL's `MultiTurnWorkflow`).
+
+    Args:
+        max_turns: of a sample.
+        turn_discount: factor of each further turn.
+        feedback: text between a wrong response and the next turn; `{prompt}` and the problem's
+            other fields but the answer may be in it.
+        correct: a turn with at least this reward is the last one.
+
+    Raises:
+        ValueError: a number is out of its bounds.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_turns: int = 2,
+        turn_discount: float = 1.0,
+        feedback: str = "\nThat is wrong. Try again.\n",
+        correct: float = 1.0,
+    ) -> None:
+        if max_turns < 1:
+            raise ValueError(f"max_turns is {max_turns}, but must be >= 1")
+        if not 0 < turn_discount <= 1:
+            raise ValueError(f"turn_discount is {turn_discount}, but must be in (0, 1]")
+        self._max_turns = max_turns
+        self._turn_discount = turn_discount
+        self._feedback = feedback
+        self._correct = correct
+
+    async def run(self, engine: WorkflowEngine, data: Mapping[str, Any]) -> Episode:
+        """See `Workflow.run`."""
+        prompt = engine.encode(str(data["prompt"]), begins=True)
+        shown = {name: value for name, value in data.items() if name != "answer"}
+        context, parts, turns = prompt, list[Segment | Observation](), list[Turn]()
+        end: SampleEnd
+        while True:
+            generated = await engine.turn(context)
+            tokens = tuple(token for part in generated.segments for token in part.tokens)
+            parts.extend(generated.segments)
+            context += tokens
+            outcome = await engine.score(engine.decode(tokens), data)
+            turns.append(Turn(tokens=len(tokens), reward=outcome.reward))
+            end = ended(engine, context, generated)
+            if outcome.status != "ok" or outcome.reward >= self._correct or end == "abort":
+                break
+            if len(turns) == self._max_turns:
+                break
+            feedback = engine.encode(self._feedback.format_map(shown))
+            if room(engine, context + feedback) < 1:
+                end = "context"
+                break
+            parts.append(Observation(feedback))
+            context += feedback
+        discounted = outcome.reward * self._turn_discount ** (len(turns) - 1)
+        return Episode(
+            rows=(Row(prompt_tokens=prompt, parts=tuple(parts)),),
+            outcome=replace(outcome, reward=discounted),
+            end=end,
+            turns=tuple(turns),
+        )

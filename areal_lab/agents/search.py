@@ -1,0 +1,119 @@
+"""Search over a local corpus: BM25, no network. Needs `pip install 'areal_lab[search]'`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from areal_lab.extras import require
+
+require("areal_lab.agents.search", "search")
+
+import bm25s  # noqa: E402
+
+_ON_THE_LOOP: Final = 10_000
+"""Documents up to which a query takes less time than handing it to another thread: 2 ms."""
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """What is searched."""
+
+    text: str
+    title: str = ""
+    """Searched too, where its words count twice, and not shown."""
+
+
+class Search:
+    """The documents that fit best to a query, best first.
+
+    Source of the ranking: Okapi BM25 (Robertson and Zaragoza, 2009), as bm25s computes it.
+
+    Args:
+        corpus: a JSONL file, whose lines are strings, or have a field `text` and perhaps a `title`,
+            whose words count twice and are not shown; or the texts.
+        results: documents of a result, a line each.
+        nothing: what a query gets that fits to none.
+
+    Raises:
+        ValueError: in one line: the file cannot be read, or a number is out of its bounds.
+    """
+
+    name = "search"
+    description = "Search the documents for a query; returns the best ones."
+    parameters: Final[Mapping[str, Any]] = {
+        "type": "object",
+        "properties": {"query": {"type": "string"}},
+        "required": ["query"],
+    }
+
+    def __init__(
+        self,
+        corpus: str | Path | Sequence[str],
+        *,
+        results: int = 1,
+        nothing: str = "nothing found",
+    ) -> None:
+        documents = (
+            read_corpus(Path(corpus))
+            if isinstance(corpus, str | Path)
+            else [Document(text) for text in corpus]
+        )
+        if not documents:
+            raise ValueError("the corpus is empty, but must have at least one document")
+        if results < 1:
+            raise ValueError(f"results is {results}, but must be >= 1")
+        self._texts = [one.text for one in documents]
+        self._results = min(results, len(documents))
+        self._nothing = nothing
+        # No word is left out: in a small corpus a common word may be all of a query.
+        self._tokens = partial(bm25s.tokenize, stopwords=None, show_progress=False)
+        self._index = bm25s.BM25()
+        # A page about a word comes before one that mentions it.
+        searched = [f"{one.title} {one.title} {one.text}" for one in documents]
+        self._index.index(self._tokens(searched), show_progress=False)
+
+    async def call(self, arguments: Mapping[str, Any]) -> str:
+        """The best documents for `query`."""
+        query = str(arguments["query"])
+        if len(self._texts) <= _ON_THE_LOOP:
+            return self.find(query)
+        return await asyncio.to_thread(self.find, query)
+
+    def find(self, query: str) -> str:
+        """The best documents for a query, a line each."""
+        words = self._tokens([query], return_ids=False)
+        if not words[0]:
+            return self._nothing
+        found, scores = self._index.retrieve(words, k=self._results, show_progress=False)
+        pairs = zip(found[0].tolist(), scores[0].tolist(), strict=True)
+        return "\n".join(self._texts[at] for at, score in pairs if score > 0) or self._nothing
+
+
+def read_corpus(path: Path) -> list[Document]:
+    """The documents of a JSONL file.
+
+    Raises:
+        ValueError: naming the file, and the line that cannot be read.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeError) as error:
+        raise ValueError(f"the corpus {path} cannot be read: {error}") from error
+    documents = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            value = json.loads(line)
+            row = value if isinstance(value, dict) else {"text": value}
+            text, title = row["text"], row.get("title", "")
+        except (KeyError, ValueError) as error:
+            raise ValueError(f"line {number} of {path} has no text: {error}") from error
+        if not isinstance(text, str) or not isinstance(title, str):
+            raise ValueError(f"line {number} of {path} has a text or title that is no string")
+        documents.append(Document(text, title))
+    return documents

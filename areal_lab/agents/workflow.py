@@ -1,0 +1,161 @@
+"""Workflows: what a sample does between its prompt and its reward.
+
+    run(engine, data):   turn --> tool --> turn --> ... --> score --> Episode
+
+A workflow is one object for all samples of a run; `run` keeps what belongs to a sample in its own
+variables. Samples of a group run concurrently, on the pipeline's event loop: what computes for long
+belongs into another process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from areal_lab.agents.sampler import TurnSampler
+from areal_lab.data.trajectory import CUT_OFF, Observation, SampleEnd, Segment
+from areal_lab.engines.protocol import Generated
+from areal_lab.rewards.service import RewardOutcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One turn of the model, for logs and readers."""
+
+    tokens: int
+    """That the model chose."""
+    tool: str = ""
+    """Called in this turn; empty if none was."""
+    outcome: str = ""
+    """Of the call: `ok`, or what went wrong."""
+    reward: float | None = None
+    """Of this turn alone, if it has one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """Tokens that are trained on together; see `data.trajectory`."""
+
+    prompt_tokens: tuple[int, ...]
+    parts: tuple[Segment | Observation, ...]
+    turn_returns: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Episode:
+    """What became of one sample."""
+
+    rows: tuple[Row, ...]
+    """Each sampled token is a segment of exactly one row."""
+    outcome: RewardOutcome
+    """Its reward; without one it is not trained on."""
+    end: SampleEnd
+    turns: tuple[Turn, ...] = ()
+    """Empty with one turn, which has nothing to tell."""
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The generated segments of all rows."""
+        return tuple(part for row in self.rows for part in row.parts if isinstance(part, Segment))
+
+    @property
+    def truncated(self) -> bool:
+        """Whether it was cut off: at the maximum length, number of turns or context."""
+        return self.end in CUT_OFF
+
+    @property
+    def tokens(self) -> int:
+        """Number of generated tokens."""
+        return sum(len(segment.tokens) for segment in self.segments)
+
+
+class WorkflowEngine(TurnSampler, Protocol):
+    """What a workflow is given: turns, the tokenizer, and the run's rewards."""
+
+    def encode(self, text: str, *, begins: bool = False) -> tuple[int, ...]:
+        """Tokens of a text.
+
+        Args:
+            text: to encode.
+            begins: whether it begins a sequence, as a prompt does.
+        """
+        ...
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of tokens, without special tokens."""
+        ...
+
+    async def score(self, completion: str, data: Mapping[str, Any]) -> RewardOutcome:
+        """The reward of a completion, by the run's reward function.
+
+        Raises:
+            RewardError: if it failed too often.
+        """
+        ...
+
+
+class Workflow(Protocol):
+    """One sample of one problem."""
+
+    async def run(self, engine: WorkflowEngine, data: Mapping[str, Any]) -> Episode:
+        """Generate and score one sample.
+
+        An exception is an outcome of its own: the group is not trained on, and the run ends if it
+        happens too often (`reward.max_error_rate`).
+
+        Args:
+            engine: of this sample.
+            data: `prompt`, `answer` and the problem's other fields.
+        """
+        ...
+
+
+@runtime_checkable
+class Opens(Protocol):
+    """A workflow that has something running beside its samples, such as a server."""
+
+    async def open(self, model: Path) -> None:
+        """Start it; called once, before the first sample.
+
+        Args:
+            model: folder with the tokenizer of the model that is sampled.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Stop it."""
+        ...
+
+
+@asynccontextmanager
+async def opened(workflow: Workflow | None, model: Path) -> AsyncIterator[Workflow | None]:
+    """The workflow, open until the end of the block."""
+    beside: object = workflow  # which says nothing of `Opens`
+    try:
+        if isinstance(beside, Opens):
+            await beside.open(model)
+        yield workflow
+    finally:
+        if isinstance(beside, Opens):
+            await beside.close()
+
+
+def ended(engine: TurnSampler, context: Sequence[int], generated: Generated) -> SampleEnd:
+    """Why a turn ended: at its length only if the context had room for that.
+
+    Args:
+        engine: of the sample.
+        context: with the tokens of the turn.
+        generated: the turn.
+    """
+    if generated.finish_reason == "length" and room(engine, context) < 1:
+        return "context"
+    return generated.finish_reason
+
+
+def room(engine: TurnSampler, context: Sequence[int]) -> int:
+    """Tokens that a turn may have after these; 0 or less if there is no room."""
+    return min(engine.sampling.max_new_tokens, engine.context_tokens - len(context))

@@ -1,0 +1,105 @@
+"""Chains of pages: each names the next one, and the last one has the answer.
+
+    Start: hand
+    Open: hand
+    Next: milk
+    Open: milk
+    Found: red
+    Answer: red
+    Start: gate
+             <- the prompt ends here; opening as many pages as the chain has finds the color
+
+Words are in one chain only, so that the pages of all chains are one corpus for search.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Final
+
+from areal_lab.data.problems import Problem
+
+COLORS: Final = ("red", "blue", "green", "black", "white", "brown", "gray", "pink")
+_EXAMPLE: Final = ("hand", "milk", "door")
+_CONSONANTS: Final = "bdfgklmnprstvz"
+_VOWELS: Final = "aeiou"
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Words in the order in which they are opened, and what the last page has."""
+
+    words: tuple[str, ...]
+    color: str
+
+    @property
+    def pages(self) -> list[str]:
+        """The text of each word's page."""
+        steps = [f"Next: {word}" for word in self.words[1:]]
+        return [*steps, f"Found: {self.color}"]
+
+
+def chains(count: int, *, depth: int, seed: int = 1) -> list[Chain]:
+    """Chains of `depth` pages, each word of which is in one of them.
+
+    Raises:
+        ValueError: there are not so many words.
+    """
+    words = ["".join(sounds) for sounds in product(*[_CONSONANTS, _VOWELS] * 2, _CONSONANTS)]
+    if count < 1 or depth < 1 or count * depth > len(words):
+        raise ValueError(
+            f"{count} chains of depth {depth} have {count * depth} words, but must have 1 to "
+            f"{len(words)}"
+        )
+    rng = random.Random(f"{seed}/chain/{depth}")
+    rng.shuffle(words)
+    return [
+        Chain(tuple(words[at * depth : (at + 1) * depth]), rng.choice(COLORS))
+        for at in range(count)
+    ]
+
+
+def chain_problem(chain: Chain) -> Problem:
+    """The problem of a chain, after one solved example."""
+    example = Chain(_EXAMPLE, COLORS[0])
+    prompt = f"{_solved(example)}Start: {chain.words[0]}\n"
+    return Problem(prompt=prompt, answer=chain.color, key=chain.words[0])
+
+
+def write_chains(folder: Path, count: int, *, depth: int, seed: int = 1) -> None:
+    """Write problems.jsonl (`dataset.type=jsonl`) and corpus.jsonl (a page a line) into a folder.
+
+    Raises:
+        ValueError: as `chains`.
+    """
+    made = chains(count, depth=depth, seed=seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    problems = [chain_problem(chain) for chain in made]
+    _write(
+        folder / "problems.jsonl",
+        [{"question": one.prompt, "answer": one.answer} for one in problems],
+    )
+    # The word is what a query finds the page by; the model sees what follows it.
+    _write(
+        folder / "corpus.jsonl",
+        [
+            {"text": text, "title": word}
+            for chain in made
+            for word, text in zip(chain.words, chain.pages, strict=True)
+        ],
+    )
+
+
+def _solved(chain: Chain) -> str:
+    steps = zip(chain.words, chain.pages, strict=True)
+    opened = "".join(f"Open: {word}\n{page}\n" for word, page in steps)
+    return f"Start: {chain.words[0]}\n{opened}Answer: {chain.color}\n"
+
+
+def _write(path: Path, rows: Sequence[dict[str, str]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

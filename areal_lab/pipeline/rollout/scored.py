@@ -1,0 +1,88 @@
+"""A group that was generated and scored, and the trajectories that it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from areal_lab.agents.workflow import Episode
+from areal_lab.control.events import EngineId, GroupId
+from areal_lab.data.problems import Problem
+from areal_lab.data.trajectory import Trajectory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledTurn:
+    """One turn of a sample, as an engine performed it."""
+
+    sample: int
+    engine: EngineId
+    start_s: float
+    end_s: float
+    """Seconds since the epoch; waiting for a paused or lost engine is part of it."""
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredGroup:
+    """One group, generated and scored."""
+
+    problem: Problem
+    samples: tuple[Episode, ...]
+    completions: tuple[tuple[str, ...], ...]
+    """Text of each row of each sample: what the model and its environment wrote."""
+    prompt_tokens: tuple[int, ...]
+    started_s: float
+    generated_s: float
+    scored_s: float
+    """Seconds since the epoch."""
+    turns: tuple[SampledTurn, ...] = ()
+    """By their end; empty without a workflow of turns."""
+
+    def trajectories(self, group: GroupId) -> tuple[Trajectory, ...]:
+        """The samples as trajectories; requires that every outcome is ok."""
+        return tuple(
+            Trajectory(
+                group=group,
+                sample=index,
+                row=number,
+                prompt_tokens=row.prompt_tokens,
+                parts=row.parts,
+                finish_reason=sample.end,
+                reward=sample.outcome.reward,
+                rewards=sample.outcome.rewards,
+                turn_returns=row.turn_returns,
+            )
+            for index, sample in enumerate(self.samples)
+            for number, row in enumerate(sample.rows)
+        )
+
+    @property
+    def tokens(self) -> int:
+        """Generated tokens."""
+        return sum(sample.tokens for sample in self.samples)
+
+    @property
+    def failure(self) -> str | None:
+        """Why the group cannot be trained on, or None."""
+        for sample in self.samples:
+            if sample.outcome.status != "ok":
+                return f"reward {sample.outcome.status}"
+            if not sample.segments:
+                return "no token was generated"
+        return None
+
+
+def tool_metrics(groups: Iterable[ScoredGroup]) -> dict[str, float]:
+    """How the samples of a batch used tools; empty without workflows of several turns."""
+    samples = [sample for group in groups for sample in group.samples if sample.turns]
+    if not samples:
+        return {}
+    calls = [turn for sample in samples for turn in sample.turns if turn.tool]
+    return {
+        "tool_calls_mean": len(calls) / len(samples),
+        "tool_user_share": sum(any(t.tool for t in s.turns) for s in samples) / len(samples),
+        "tool_failure_share": (
+            sum(turn.outcome != "ok" for turn in calls) / len(calls) if calls else 0.0
+        ),
+    }

@@ -1,0 +1,151 @@
+"""Workflows, turn by turn: what is trained on, what the model sees, how a sample ends."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from areal_lab.agents.catalogue import make_workflow
+from areal_lab.agents.multi_turn import MultiTurn
+from areal_lab.agents.tool_use import ToolUse
+from areal_lab.agents.workflow import Episode, Turn, Workflow
+from areal_lab.data.trajectory import Observation, SampleEnd, Segment
+from areal_lab.engines.protocol import SamplingParams
+from tests.agents.scripted import CODEC, Scripted
+
+PRODUCT = {"prompt": "Question: 34 * 27\n", "answer": "918"}
+CALL, RESULT, ANSWER = "Tool: 34 * 27\n", "Result: 918\n", "Answer: 918\n"
+
+
+def play(workflow: Workflow, engine: Scripted, data: Any = PRODUCT) -> Episode:
+    """Run one sample, and check what holds for all: what it trains on is what it sampled."""
+    episode = asyncio.run(workflow.run(engine, data))
+    (row,) = episode.rows
+    text = CODEC.decode(row.prompt_tokens)
+    for place, prompt in enumerate(engine.prompts):
+        assert whole(episode).startswith(prompt), "a turn continues exactly what is trained on"
+        assert place or prompt == text
+    assert sum(turn.tokens for turn in episode.turns) == episode.tokens
+    assert len(episode.turns) == len(engine.prompts)
+    return episode
+
+
+def whole(episode: Episode) -> str:
+    (row,) = episode.rows
+    tokens = [*row.prompt_tokens, *(token for part in row.parts for token in part.tokens)]
+    return CODEC.decode(tokens)
+
+
+def trained(episode: Episode) -> str:
+    return CODEC.decode([token for part in episode.segments for token in part.tokens])
+
+
+def test_a_tools_result_is_seen_and_not_trained_on() -> None:
+    engine = Scripted([CALL, ANSWER], {ANSWER: 1.0})
+    episode = play(ToolUse(), engine)
+    assert whole(episode) == PRODUCT["prompt"] + CALL + RESULT + ANSWER
+    assert trained(episode) == CALL + ANSWER
+    assert engine.scored == [ANSWER]
+    assert (episode.outcome.reward, episode.end) == (1.0, "stop")
+    assert episode.turns == (
+        Turn(tokens=len(CALL), tool="calculator", outcome="ok"),
+        Turn(tokens=len(ANSWER)),
+    )
+    (row,) = episode.rows
+    assert [type(part) for part in row.parts] == [Segment, Segment, Observation, Segment, Segment]
+    assert {part.version for part in episode.segments} == {0, 1, 2}
+
+
+def test_an_answer_needs_no_tool() -> None:
+    episode = play(ToolUse(), Scripted([ANSWER], {ANSWER: 1.0}))
+    assert (trained(episode), episode.outcome.reward) == (ANSWER, 1.0)
+
+
+def test_the_model_reads_what_went_wrong() -> None:
+    engine = Scripted(["Tool: 34 *\n", ANSWER])
+    episode = play(ToolUse(), engine)
+    assert engine.prompts[1].endswith(
+        "Tool: 34 *\nResult: error: '34 *' is not an arithmetic expression\n"
+    )
+    assert episode.turns[0].outcome == "error"
+
+
+def limited(*script: str, turn_tokens: int = 100, context_tokens: int = 1000) -> Scripted:
+    return Scripted(
+        script,
+        sampling=SamplingParams(max_new_tokens=turn_tokens),
+        context_tokens=context_tokens,
+    )
+
+
+CALLED = len(PRODUCT["prompt"]) + len(CALL) + len(RESULT)
+NO = MultiTurn(feedback="No.\n")
+
+
+@pytest.mark.parametrize(
+    ("workflow", "engine", "end", "turns"),
+    [
+        (ToolUse(max_turns=2), limited(CALL, CALL), "turns", 2),
+        (ToolUse(), limited(CALL, turn_tokens=5), "length", 1),
+        # The result of the tool leaves no room, or that of one token.
+        (ToolUse(), limited(CALL, context_tokens=CALLED), "context", 1),
+        (ToolUse(), limited(CALL, ANSWER, context_tokens=CALLED + 1), "context", 2),
+        (NO, limited("a\n", "b\n"), "stop", 2),
+        (NO, limited("a\n", context_tokens=len(PRODUCT["prompt"]) + 6), "context", 1),
+        (NO, limited("a\n", "b\n", turn_tokens=1), "length", 2),
+    ],
+)
+def test_how_a_sample_ends(
+    workflow: Workflow, engine: Scripted, end: SampleEnd, turns: int
+) -> None:
+    episode = play(workflow, engine)
+    assert (episode.end, len(episode.turns)) == (end, turns)
+    (row,) = episode.rows
+    assert isinstance(row.parts[-1], Segment), "nothing is put behind the last turn"
+    tokens = len(row.prompt_tokens) + sum(len(part.tokens) for part in row.parts)
+    assert tokens <= engine.context_tokens
+
+
+def test_a_later_turn_is_worth_less() -> None:
+    engine = Scripted(["1\n", "2\n", "918\n"], {"918\n": 1.0})
+    workflow = MultiTurn(max_turns=4, turn_discount=0.5, feedback="{question}? Again.\n")
+    data = {**PRODUCT, "question": "34 * 27"}
+    episode = play(workflow, engine, data)
+    assert whole(episode) == (PRODUCT["prompt"] + "1\n34 * 27? Again.\n2\n34 * 27? Again.\n918\n")
+    assert trained(episode) == "1\n2\n918\n"
+    assert episode.outcome.reward == 0.25
+    assert [turn.reward for turn in episode.turns] == [0.0, 0.0, 1.0]
+    assert (episode.end, engine.scored) == ("stop", ["1\n", "2\n", "918\n"])
+
+
+def test_feedback_cannot_tell_the_answer() -> None:
+    with pytest.raises(KeyError, match="answer"):
+        play(MultiTurn(feedback="It is {answer}.\n"), Scripted(["1\n", "2\n"]))
+
+
+@pytest.mark.parametrize(
+    ("setting", "reason"),
+    [
+        ({"name": "tool_us"}, "did you mean 'tool_use'"),
+        ({"name": "tool_use", "turns": 2}, "no keyword 'turns'; it takes max_turns"),
+        ({"name": "tool_use", "tool": "calculater"}, "did you mean 'calculator'"),
+        ({"name": "tool_use", "tool": {"name": "calculator", "digits": 3}}, "calculator"),
+        ({"name": "tool_use", "tool": {"name": "search", "corpus": "no.jsonl"}}, "no.jsonl cannot"),
+        ({"name": "tool_use", "call": " "}, "call is ' '"),
+        ({"name": "tool_use", "max_turns": 0}, "max_turns is 0"),
+        ({"name": "multi_turn", "turn_discount": 0}, "turn_discount is 0"),
+        ({"name": "tests.agents.scripted:Scripted", "script": []}, "no method `async def run"),
+    ],
+)
+def test_a_workflow_that_cannot_be_made_is_refused(setting: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        make_workflow(setting)
+
+
+def test_workflows_are_made_by_name_and_by_path() -> None:
+    assert make_workflow({}) is None
+    assert isinstance(make_workflow({"name": "tool_use"}), ToolUse)
+    path = f"{MultiTurn.__module__}:{MultiTurn.__name__}"
+    assert isinstance(make_workflow({"name": path, "max_turns": 3}), MultiTurn)
