@@ -149,8 +149,8 @@ class SessionTree:
         """
         system, messages = _without_system(request.messages)
         top = self._top(system, request.tools)
-        node, count = _descend(top, messages)
-        rest = messages[count:]
+        node = _descend(top, messages)
+        rest = messages[node.depth :]
         before = node.answered
         fork, follows = self._cause(node, rest)
         path = node.path()
@@ -280,10 +280,12 @@ class SessionTree:
         return None, before
 
     def _known(self, message: Message, root: _Root) -> _Node | None:
-        found = _matching(self._answers, message)
-        here = [node for node in found if node.root is root]
-        # They are in order of creation.
-        return next(reversed(here or found), None)
+        """The last answer that a message may be: of the same root, else of another one."""
+        return max(
+            (node for node, _ in _matching(self._answers, message)),
+            key=lambda node: (node.root is root, node.turn.number if node.turn else 0),
+            default=None,
+        )
 
 
 def _difference(known: _Node, node: _Node, index: int, rewritten: _Node | None) -> Fork:
@@ -310,26 +312,33 @@ def _contents(messages: Sequence[Message]) -> tuple[str, ...]:
     return tuple(message.content for message in messages)
 
 
-def _descend(top: _Node, messages: Sequence[Message]) -> tuple[_Node, int]:
-    """The deepest node for the beginning of a conversation, and the messages down to it.
+def _descend(top: _Node, messages: Sequence[Message]) -> _Node:
+    """The node from which a conversation continues: the one with most of its sampled answers.
 
-    Answers of the same text are different nodes. Of several at the same depth, it is the one of the
-    last request, and of its first reply.
+    Answers of the same text are different nodes. Of several, what came back exactly is meant before
+    what was stripped, then the last request, and of that its first reply.
     """
-    nodes, count = [top], 0
+    best, reached = top, [(top, 0)]
+    preferred = _preference(top, 0)
     for message in messages:
-        following = [found for node in nodes for found in _matching(node.below, message)]
-        if not following:
+        reached = [
+            (below, stripped + more)
+            for node, stripped in reached
+            for below, more in _matching(node.below, message)
+        ]
+        for node, stripped in reached:
+            if (preference := _preference(node, stripped)) > preferred:
+                best, preferred = node, preference
+        if not reached:
             break
-        nodes, count = following, count + 1
-    return max(nodes, key=_recency), count
+    return best
 
 
-def _recency(node: _Node) -> tuple[int, int]:
+def _preference(node: _Node, stripped: int) -> tuple[int, ...]:
     answer = node.answered
-    return (
-        (-1, 0) if answer is None or answer.turn is None else (answer.request, -answer.turn.number)
-    )
+    if answer is None or answer.turn is None:
+        return (0, -stripped, node.depth)
+    return (answer.depth, -stripped, node.depth, answer.request, -answer.turn.number)
 
 
 def _add(node: _Node, message: Message, turn: Turn | None = None, request: int = -1) -> _Node:
@@ -349,15 +358,17 @@ def _add(node: _Node, message: Message, turn: Turn | None = None, request: int =
     return added
 
 
-def _matching(nodes: dict[_Key, list[_Node]], message: Message) -> list[_Node]:
-    """The nodes that a message stands for: by ids of its calls, else as it is, else stripped."""
+def _matching(nodes: dict[_Key, list[_Node]], message: Message) -> list[tuple[_Node, int]]:
+    """The nodes that a message may stand for, and whether it would have been stripped (0 or 1)."""
     if message.role != "assistant":
-        return nodes.get(_exact(message), [])
-    for key in _keys(message):
-        found = [n for n in nodes.get(key, ()) if n.message and _unchanged(n.message, message)]
-        if found:
-            return found
-    return []
+        return [(node, 0) for node in nodes.get(_exact(message), ())]
+    *ids, exact, loose = (
+        [n for n in nodes.get(key, ()) if n.message and _unchanged(n.message, message)]
+        for key in _keys(message)
+    )
+    if ids and ids[0]:
+        return [(node, 0) for node in ids[0]]
+    return [(node, 0) for node in exact] + [(node, 1) for node in loose if node not in exact]
 
 
 def _unchanged(own: Message, sent: Message) -> bool:
