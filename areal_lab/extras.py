@@ -13,7 +13,8 @@ Extra = Literal["train", "math", "notebooks", "tensorboard", "wandb", "swanlab",
 PACKAGES: Final[dict[Extra, tuple[str, ...]]] = {
     "train": (
         *("torch", "transformers", "tokenizers", "safetensors", "accelerate", "peft", "gguf"),
-        *("datasets", "jaxtyping", "fastapi", "uvicorn", "httpx2", "cloudpickle", "xxhash"),
+        *("datasets", "jaxtyping", "jinja2", "fastapi", "uvicorn", "httpx2", "cloudpickle"),
+        "xxhash",
     ),
     "math": ("math_verify",),
     "notebooks": ("marimo", "altair", "anywidget", "pandas"),

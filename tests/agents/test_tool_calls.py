@@ -115,7 +115,7 @@ def test_llama3(text: str, expected: list[tuple[str, str]]) -> None:
         (
             f'Sure. [TOOL_CALLS][{ADD} , {{"name": "now", "arguments": {{}}, "id": "x"}}] Done',
             [("add", '{"a": 2}'), ("now", "{}")],
-            "Sure.  Done",
+            "Sure. Done",
         ),
         ("No call [TOOL", [], "No call [TOOL"),
     ],
