@@ -23,6 +23,7 @@ from areal_lab.agents.plain import (
     PlainForm,
     plain_messages,
     plain_tools,
+    with_system_in_question,
     with_tools_text,
 )
 from areal_lab.agents.special_text import SpecialText
@@ -30,6 +31,7 @@ from areal_lab.agents.template import ChatTemplate, TemplateRefusal
 from areal_lab.data.tokenize import TextCodec
 
 _SOME_DAY: Final = datetime(2026, 1, 1)
+_SYSTEM: Final = Message(role="system", content="probe_system")
 _USER: Final = Message(role="user", content="What is it?")
 _AGAIN: Final = Message(role="user", content="And this?")
 _ANSWER: Final = Message(role="assistant", content="fine")
@@ -144,6 +146,8 @@ class ChatFormat:
         if tools and not self._form.tools:
             messages = with_tools_text(messages, tools) if self._describe_tools else messages
             tools = ()
+        if not self._form.system:
+            messages = with_system_in_question(messages)
         return self._template.render(
             self._special.plain(plain_messages(messages, self._form)),
             self._special.plain(plain_tools(tools)),
@@ -239,6 +243,7 @@ class ChatFormat:
             self._form,
             several_calls="second_name" in self._tried(_USER, _TWO_CALLS, _RESULT),
             tools=_TOOL.name in self._tried(_USER, tools=(_TOOL,)),
+            system=_SYSTEM.content in self._tried(_SYSTEM, _USER),
         )
 
     def _find_end(self) -> _End | None:

@@ -1,7 +1,7 @@
 """Messages and tools as the plain data that chat templates read.
 
 What a template cannot write becomes text: tools in the system message, calls in the content of the
-assistant, results as a message of the user.
+assistant, results and system messages in those of the user.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, takewhile
 from typing import Any, Final
 
 from areal_lab.agents.messages import Message, Tool, ToolCall
@@ -58,6 +58,10 @@ class PlainForm:
     tools: bool = True
     """Whether it describes tools. Otherwise `TOOLS_TEXT` does, in the system message."""
 
+    system: bool = True
+    """Whether it takes system messages. Otherwise they are the beginning of the first message of
+    the user."""
+
     def writes_calls(self, message: Message) -> bool:
         """Whether the template writes the calls of a message, and there are some."""
         count = len(message.tool_calls)
@@ -103,6 +107,18 @@ def with_tools_text(messages: Sequence[Message], tools: Sequence[Tool]) -> list[
         first = replace(messages[0], content=f"{messages[0].content}\n\n{text}")
         return [first, *messages[1:]]
     return [Message(role="system", content=text), *messages]
+
+
+def with_system_in_question(messages: Sequence[Message]) -> list[Message]:
+    """The messages with the system messages at their beginning in the first one of the user."""
+    system = list(takewhile(lambda message: message.role == "system", messages))
+    others = list(messages[len(system) :])
+    if not system:
+        return others
+    text = "\n\n".join(message.content for message in system)
+    if others and others[0].role == "user":
+        return [replace(others[0], content=f"{text}\n\n{others[0].content}"), *others[1:]]
+    return [Message(role="user", content=text), *others]
 
 
 def _plain_message(message: Message, form: PlainForm) -> Plain:

@@ -19,9 +19,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import takewhile
 from typing import Literal, TypeAlias
 
 from areal_lab.agents.chat_format import ChatFormat
@@ -153,22 +154,12 @@ class SessionTree:
         rest = messages[node.depth :]
         before = node.answered
         fork, follows = self._cause(node, rest)
-        path = node.path()
-        outline = self._text(
-            top.root,
-            (self._form.stand_in(m, turn.number) if turn else m for m, turn in path),
-            rest,
-        )
+        outline = self._outline(node, rest)
         parent = before.turn if before is not None else None
         added = None if parent is None else self._bridge(parent, outline)
         if added is None:
-            text = outline
-            if parent is not None:
-                text = self._text(top.root, (message for message, _ in path), rest)
-                thought = any(turn and turn.message.reasoning is not None for _, turn in path)
-                fork = fork or ("thinking_stripped" if thought else "template_rewrote")
-                parent = None
-            added = self._form.encode(text)
+            fork = fork or _template_cause(node)
+            parent, added = None, self._form.encode(self._text(node, rest))
         prompt = tokens_through(self._turns, None if parent is None else parent.number)
         # Sampled tokens are never replaced: log-probs belong to them.
         assert parent is None or hash(prompt) == parent.key, parent.number
@@ -240,8 +231,20 @@ class SessionTree:
             self._tops[key] = _Node(root=_Root(system, tools), depth=0)
         return self._tops[key]
 
-    def _text(self, root: _Root, path: Iterable[Message], rest: Sequence[Message]) -> str:
-        return self._form.text([*root.system, *path, *rest], root.tools, now=self._now)
+    def _text(self, node: _Node, rest: Sequence[Message]) -> str:
+        """The text of a conversation, with answers as they were shown."""
+        path = (message for message, _ in node.path())
+        messages = [*node.root.system, *path, *rest]
+        return self._form.text(messages, node.root.tools, now=self._now)
+
+    def _outline(self, node: _Node, rest: Sequence[Message]) -> str:
+        """The text of a conversation, with stand-ins for sampled answers."""
+        path = (
+            message if turn is None else self._form.stand_in(message, turn.number)
+            for message, turn in node.path()
+        )
+        messages = [*node.root.system, *path, *rest]
+        return self._form.text(messages, node.root.tools, now=self._now)
 
     def _bridge(self, parent: Turn, outline: str) -> tuple[int, ...] | None:
         """Tokens between an answer and the end of the prompt; None if it cannot be continued."""
@@ -298,14 +301,21 @@ def _difference(known: _Node, node: _Node, index: int, rewritten: _Node | None) 
     return "history_changed" if rewritten is None else "assistant_rewritten"
 
 
+def _template_cause(node: _Node) -> Fork | None:
+    """Why what was sampled before cannot be continued; None if nothing was."""
+    sampled = [message for message, turn in node.path() if turn is not None]
+    if not sampled:
+        return None
+    thought = any(message.reasoning is not None for message in sampled)
+    return "thinking_stripped" if thought else "template_rewrote"
+
+
 def _without_system(
     messages: Sequence[Message],
 ) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
     """The system messages at the beginning, and the others."""
-    count = 0
-    while count < len(messages) and messages[count].role == "system":
-        count += 1
-    return tuple(messages[:count]), tuple(messages[count:])
+    system = tuple(takewhile(lambda message: message.role == "system", messages))
+    return system, tuple(messages[len(system) :])
 
 
 def _contents(messages: Sequence[Message]) -> tuple[str, ...]:

@@ -81,6 +81,10 @@ QWEN_THINKING = (
 )
 """As Qwen3: thinking stays until the user speaks again."""
 
+_SPEAKS = "{{- '<|im_start|>assistant\\n' }}{%- endif %}"
+QWEN_OPENED = QWEN_THINKING.removesuffix(_SPEAKS) + _SPEAKS.replace("n' }}", "n<think>\\n' }}")
+"""As Qwen3 Thinking: the prompt opens the thinking."""
+
 LLAMA = """\
 {{- bos_token + '<|start_header_id|>system<|end_header_id|>\\n\\nToday: ' }}
 {{- strftime_now('%d %b %Y') + '\\n\\n' }}

@@ -50,6 +50,7 @@ def decoded(codec: TextCodec, tokens: tuple[int, ...]) -> str:
         ("CHATML", (True, True), (False, True, True, False), (False, False)),
         ("QWEN", (True, True), (True, True, True, True), (False, False)),
         ("QWEN_THINKING", (True, True), (True, True, True, True), (True, False)),
+        ("QWEN_OPENED", (False, True), (True, True, True, True), (True, False)),
         ("LLAMA", (True, True), (True, False, True, True), (False, False)),
         ("MISTRAL", (True, True), (True, True, True, True), (False, False)),
         ("PLAIN_TEXT", (True, True), (False, True, True, False), (False, False)),
@@ -67,7 +68,7 @@ def test_what_a_template_does_is_found_by_trying(
     assert (facts.bridges_to_user, facts.bridges_to_results) == bridges
     assert (form.calls is not None, form.several_calls, form.results, form.tools) == writes
     assert (facts.thinking, facts.keeps_thinking) == thinking
-    assert not facts.opens_thinking
+    assert facts.opens_thinking == (name == "QWEN_OPENED")
 
 
 @pytest.mark.parametrize(
@@ -306,6 +307,20 @@ def test_results_are_one_message_of_the_user_where_roles_alternate() -> None:
     )
     with pytest.raises(TemplateRefusal, match="must alternate"):
         text("ALTERNATING", user("?"), user("!"))
+
+
+def test_system_messages_are_in_the_question_where_a_template_takes_none() -> None:
+    assert not chat_format("ALTERNATING").facts.form.system
+    assert chat_format("SMOLLM2").facts.form.system
+    assert text("ALTERNATING", system("Be brief."), system("Now."), user("Hi")) == (
+        "<|im_start|>user\nBe brief.\n\nNow.\n\nHi<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert text("ALTERNATING", system("Go."), assistant("a"), user("b")).startswith(
+        "<|im_start|>user\nGo.<|im_end|>\n<|im_start|>assistant\na"
+    )
+    described = text("ALTERNATING", user("Hi"), tools=(ADD,))
+    assert described.startswith("<|im_start|>user\n# Tools\n")
+    assert described.endswith("</tool_call>\n\nHi<|im_end|>\n<|im_start|>assistant\n")
 
 
 def test_calls_that_a_template_refuses_together_are_text() -> None:

@@ -473,6 +473,21 @@ def test_calls_go_on_after_thinking_was_stripped() -> None:
     assert session.tree.forks == {"thinking_stripped": 1}
 
 
+def test_thinking_that_the_prompt_opens_is_continued_by_results() -> None:
+    session = Session("QWEN_OPENED")
+    sampled = f"hm\n</think>\n\n{CALL}"
+    first, turn, answer = session.turn(user("2 + 3?"), sampled=sampled, tools=[ADD])
+    assert session.decode(first.prompt_tokens).endswith("assistant\n<think>\n")
+    assert (answer.reasoning, answer.content) == ("hm", "")
+    sent = replace(answer, reasoning=None)
+    history = [user("2 + 3?"), sent, result("5", answer.tool_calls[0].call_id)]
+    second, _, told = session.turn(*history, sampled="so\n</think>\n\n5", tools=[ADD])
+    assert second.prompt_tokens == first.prompt_tokens + turn.tokens + second.added
+    third = session.ask(*history, told, user("Sure?"), tools=[ADD])
+    assert (third.parent, third.follows, third.fork) == (None, 1, "thinking_stripped")
+    assert session.decode(third.prompt_tokens).count("think") == 1
+
+
 def test_a_template_that_rewrites_its_beginning_is_never_continued() -> None:
     session = Session()
     template = ChatTemplate("{{ messages | length }} messages\n" + templates.CHATML)
