@@ -148,12 +148,14 @@ class ChatFormat:
             tools = ()
         if not self._form.system:
             messages = with_system_in_question(messages)
-        return self._template.render(
-            self._special.plain(plain_messages(messages, self._form)),
-            self._special.plain(plain_tools(tools)),
-            now=now,
-            speaks_next=speaks_next,
-        )
+        try:
+            plain = self._special.plain(plain_messages(messages, self._form))
+            described = self._special.plain(plain_tools(tools))
+        except RecursionError as error:
+            raise TemplateRefusal(
+                "a message or a tool has JSON that is nested too deeply"
+            ) from error
+        return self._template.render(plain, described, now=now, speaks_next=speaks_next)
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Tokens of a whole conversation that `text` made."""

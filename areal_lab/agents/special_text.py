@@ -31,7 +31,7 @@ class SpecialText:
     def plain(self, value: Any) -> Any:
         """A message, or any plain data, with every text cut where it spells a special token."""
         if isinstance(value, str):
-            text = value.replace(_CUT, "")
+            text = _encodable(value).replace(_CUT, "")
             # Cutting one may leave a shorter one inside.
             while self._spelled.search(text):
                 text = self._spelled.sub(lambda found: found[0][0] + _CUT + found[0][1:], text)
@@ -73,6 +73,15 @@ class SpecialText:
 
     def _is_one_token(self, text: str) -> bool:
         return self._codec.encode_all([text], begins=False)[0] == (self._codec.token(text),)
+
+
+def _encodable(text: str) -> str:
+    """The text with halves of surrogate pairs, which JSON can bring, joined or replaced."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
 
 
 def _one_of(texts: Sequence[str]) -> re.Pattern[str]:

@@ -192,4 +192,8 @@ def chat_format(name: str) -> ChatFormat:
     return ChatFormat(ChatTemplate(globals()[name], tokens=tokens), codec)
 
 
-NAMES = ("SMOLLM2", "CHATML", "QWEN", "QWEN_THINKING", "LLAMA", "MISTRAL", "PLAIN_TEXT")
+NAMES = (
+    *("SMOLLM2", "CHATML", "QWEN", "QWEN_THINKING", "LLAMA", "MISTRAL", "PLAIN_TEXT"),
+    "ALTERNATING",
+)
+"""Templates that leave what was said before as it is, at least where nothing was thought."""

@@ -256,6 +256,21 @@ def test_a_special_token_inside_another_one_is_cut_too() -> None:
     assert not {form.codec.token(text) for text in special} & set(tokens)
 
 
+def test_halves_of_characters_can_be_encoded() -> None:
+    form = chat_format("CHATML")
+    tokens = form.encode(form.text([user("a\ud83d\ude00b\ud83dc\x00")], now=NOW))
+    assert "a😀b\N{REPLACEMENT CHARACTER}c\x00<|im_end|>" in decoded(form.codec, tokens)
+
+
+def test_json_that_is_nested_too_deeply_is_refused() -> None:
+    arguments: dict[str, object] = {}
+    for _ in range(2000):
+        arguments = {"a": arguments}
+    tool = Tool(name="add", parameters=arguments)
+    with pytest.raises(TemplateRefusal, match="nested too deeply"):
+        text("QWEN", user("Hi"), tools=(tool,))
+
+
 # --- tools where the template knows none ----------------------------------------------------------
 
 
