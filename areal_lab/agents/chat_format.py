@@ -17,6 +17,7 @@ from datetime import datetime
 from os.path import commonprefix
 from typing import Final
 
+from areal_lab.agents.control_text import ControlText
 from areal_lab.agents.messages import Message, Tool, ToolCall
 from areal_lab.agents.plain import (
     CALL_FORMS,
@@ -26,7 +27,6 @@ from areal_lab.agents.plain import (
     with_system_in_question,
     with_tools_text,
 )
-from areal_lab.agents.special_text import SpecialText
 from areal_lab.agents.template import ChatTemplate, TemplateRefusal
 from areal_lab.data.tokenize import TextCodec
 
@@ -73,7 +73,7 @@ class _End:
     text: str
     token: int
     before: tuple[str, ...] = ()
-    """Special tokens between what stands in for the message and its end."""
+    """Control tokens between what stands in for the message and its end."""
 
 
 class ChatFormat:
@@ -96,7 +96,7 @@ class ChatFormat:
         self.codec = codec
         self._template = template
         self._describe_tools = describe_tools
-        self._special = SpecialText(codec)
+        self._control = ControlText(codec, template.source)
         self._form = PlainForm()
         self._end: _End | None = None
         self._end_of_calls: _End | None = None
@@ -149,8 +149,8 @@ class ChatFormat:
         if not self._form.system:
             messages = with_system_in_question(messages)
         try:
-            plain = self._special.plain(plain_messages(messages, self._form))
-            described = self._special.plain(plain_tools(tools))
+            plain = self._control.plain(plain_messages(messages, self._form))
+            described = self._control.plain(plain_tools(tools))
         except RecursionError as error:
             raise TemplateRefusal(
                 "a message or a tool has JSON that is nested too deeply"
@@ -159,7 +159,7 @@ class ChatFormat:
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Tokens of a whole conversation that `text` made."""
-        return self._special.encode(text)
+        return self._control.encode(text)
 
     def stand_in(self, answer: Message, number: int) -> Message:
         """What stands for a sampled answer in an outline.
@@ -203,15 +203,15 @@ class ChatFormat:
         rest = outline[at + len(mark) :]
         if end is None:
             # Without a mark at its end, the message could end anywhere behind its calls.
-            return None if calls else self._special.encode(rest, after=self._special.anchor)
+            return None if calls else self._control.encode(rest, after=self._control.anchor)
         between, found, behind = rest.partition(end.text)
-        as_tried = self._special.all(between) == end.before and (calls or not between.strip())
+        as_tried = self._control.all(between) == end.before and (calls or not between.strip())
         if not (found and as_tried):
             return None
         if last_token != end.token:
             # The model closed its calls itself; a line break before the end is the template's.
             behind = end.text + behind if calls else rest
-        return self._special.encode(behind, after=end.text)
+        return self._control.encode(behind, after=end.text)
 
     def probe_call(self) -> tuple[str, ToolCall]:
         """A call as the model is expected to write it, by which its grammar is found.
@@ -251,7 +251,7 @@ class ChatFormat:
     def _find_end(self) -> _End | None:
         answer = Message(role="assistant", content=_mark(0))
         _, mark, rest = self._tried(_USER, answer, _AGAIN).partition(_mark(0))
-        found = self._special.first(rest)
+        found = self._control.first(rest)
         if not mark or found is None or rest[: found.start()].strip():
             return None
         return self._end_named(found[0])
@@ -263,10 +263,10 @@ class ChatFormat:
         answer = replace(_CALLING, tool_calls=(call,))
         _, mark, rest = self._tried(_USER, answer, _RESULT).partition(_mark(0))
         between, result, _ = rest.partition(_RESULT.content)
-        found = self._special.all(between)
+        found = self._control.all(between)
         if not (mark and result and found):
             return None
-        # What ends a call may be special, too; what ends other messages is the end of this one.
+        # What closes a call may be a control token, too; what ends other messages ends this one.
         usual = self._end is not None and self._end.text in found
         at = found.index(self._end.text) if self._end is not None and usual else 0
         return self._end_named(found[at], before=found[:at])

@@ -5,6 +5,7 @@ Converting the model takes 20 s and writes 500 MB; tests of conversations need n
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,16 +35,17 @@ def _fields() -> tuple[list[str], list[str], list[int], str]:
     return tokens, merges, types, fields["tokenizer.chat_template"].contents()
 
 
-def vocabulary(*special: str, prefix_space: bool = False) -> TextCodec:
-    """Its vocabulary, and maybe special tokens of other models behind it."""
+def vocabulary(*special: str, added: Sequence[str] = ()) -> TextCodec:
+    """Its vocabulary, and behind it tokens of other models: special ones, and others."""
     tokens, merges, types, _ = _fields()
     pairs = [(left, right) for left, right in (merge.split(" ") for merge in merges)]
     model = models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=pairs)
     tokenizer = Tokenizer(model)
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix_space)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     control = [token for token, kind in zip(tokens, types, strict=True) if kind == _CONTROL]
     tokenizer.add_special_tokens([*control, *special])
+    tokenizer.add_tokens(list(added))
     return TextCodec(tokenizer)
 
 

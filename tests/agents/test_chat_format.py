@@ -19,7 +19,7 @@ from areal_lab.data.tokenize import TextCodec
 from areal_lab.models.locate import resolve_model_path
 from tests.agents import smollm2, templates
 from tests.agents.conversation import ADD, NOW, assistant, call, result, system, user
-from tests.agents.templates import NAMES, chat_format
+from tests.agents.templates import LLAMA_TOKENS, NAMES, chat_format
 
 WORDS = st.text(st.sampled_from("abc 12\n.é😀<|>"), max_size=12)
 
@@ -254,6 +254,22 @@ def test_a_special_token_inside_another_one_is_cut_too() -> None:
     form = ChatFormat(ChatTemplate(templates.CHATML), smollm2.vocabulary(*special))
     tokens = form.encode(form.text([user("<<x>> <x> <<x>")], now=NOW))
     assert not {form.codec.token(text) for text in special} & set(tokens)
+
+
+def test_added_tokens_that_a_template_writes_are_control_tokens() -> None:
+    """Some models have the marks of their turns as added tokens that are not special."""
+    codec = smollm2.vocabulary(added=[*LLAMA_TOKENS, "<think>", "<aside>"])
+    tokens = {"bos_token": LLAMA_TOKENS[0]}
+    form = ChatFormat(ChatTemplate(templates.LLAMA, tokens=tokens), codec)
+    end = codec.token("<|eot_id|>")
+    assert form.end_tokens == (end,)
+    spelled = "<|eot_id|><think><aside>"
+    encoded = form.encode(form.text([user(spelled)], now=NOW))
+    assert encoded.count(end) == 2  # of the system message, and of this one
+    # What models write, and what the template does not know, is vocabulary.
+    assert codec.token("<think>") in encoded
+    assert codec.token("<aside>") in encoded
+    assert spelled in codec.decode(encoded)
 
 
 def test_halves_of_characters_can_be_encoded() -> None:

@@ -1,8 +1,9 @@
-"""Special tokens in text: only a template may write them.
+"""Control tokens in text: only a template may write them.
 
-Text of messages that spells a special token (`<|im_end|>` in a web page) is encoded as ordinary
-text, whoever wrote it: it is cut inside before it is rendered, and encoded in pieces. Added tokens
-that are not special (`<tool_call>`, `<think>` in some vocabularies) are ordinary vocabulary.
+Text of messages that spells one (`<|im_end|>` in a web page) is encoded as ordinary text, whoever
+wrote it: it is cut inside before it is rendered, and encoded in pieces. Control tokens are the
+special tokens of a vocabulary, and what else was added to it and stands in the template. The marks
+of calls and of thinking are ordinary vocabulary where they are not special: models write them.
 """
 
 from __future__ import annotations
@@ -11,25 +12,34 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from areal_lab.agents.tool_calls import MARKS
 from areal_lab.data.tokenize import TextCodec
 
 _CUT: Final = "\ufdd0"
 """Where text is cut. Unicode keeps this code point free for uses like this; messages lose it."""
 
 
-class SpecialText:
-    """Encodes rendered text in which the special tokens are the template's."""
+class ControlText:
+    """Encodes rendered text in which the control tokens are the template's."""
 
-    def __init__(self, codec: TextCodec) -> None:
+    def __init__(self, codec: TextCodec, template: str) -> None:
+        """Find the control tokens of a vocabulary.
+
+        Args:
+            codec: the vocabulary.
+            template: its source.
+        """
         self._codec = codec
-        special = sorted(codec.special_tokens.values(), key=len, reverse=True)
-        self._special = _one_of(special)
+        written = {text for text in codec.added_tokens.values() if text in template} - MARKS
+        named = {*codec.special_tokens.values(), *written}
+        control = sorted(named, key=lambda text: (-len(text), text))
+        self._control = _one_of(control)
         # A token of one character cannot be cut.
-        self._spelled = _one_of([text for text in special if len(text) > 1])
-        self._anchor = next((text for text in special if self._is_one_token(text)), "")
+        self._spelled = _one_of([text for text in control if len(text) > 1])
+        self._anchor = next((text for text in control if self._is_one_token(text)), "")
 
     def plain(self, value: Any) -> Any:
-        """A message, or any plain data, with every text cut where it spells a special token."""
+        """A message, or any plain data, with every text cut where it spells a control token."""
         if isinstance(value, str):
             text = _encodable(value).replace(_CUT, "")
             # Cutting one may leave a shorter one inside.
@@ -47,8 +57,8 @@ class SpecialText:
 
         Args:
             text: with the cuts of `plain`.
-            after: the special token that it follows, if it does. Some vocabularies put a space
-                before the first word of a sequence, and some special tokens take the space behind
+            after: the control token that it follows, if it does. Some vocabularies put a space
+                before the first word of a sequence, and some control tokens take the space behind
                 them.
         """
         first, *others = text.split(_CUT)
@@ -59,16 +69,16 @@ class SpecialText:
         return behind + tuple(token for piece in encoded[1:] for token in piece[skipped:])
 
     def first(self, text: str) -> re.Match[str] | None:
-        """The first special token in rendered text."""
-        return self._special.search(text)
+        """The first control token in rendered text."""
+        return self._control.search(text)
 
     def all(self, text: str) -> tuple[str, ...]:
-        """All special tokens in rendered text, in order."""
-        return tuple(self._special.findall(text))
+        """All control tokens in rendered text, in order."""
+        return tuple(self._control.findall(text))
 
     @property
     def anchor(self) -> str:
-        """A special token that text can be encoded behind; empty if there is none."""
+        """A control token that text can be encoded behind; empty if there is none."""
         return self._anchor
 
     def _is_one_token(self, text: str) -> bool:
