@@ -141,7 +141,7 @@ def test_a_cut_off_answer_is_ended_by_the_bridge_and_the_end_is_not_trained(
 ) -> None:
     session = Session()
     first = session.ask(HI)
-    turn, reply = session.answer(first, ids("Hel"), finish=finish)
+    turn, reply = session.answer(first, ids("Hello"), finish=finish)
     second = session.ask(HI, reply.message, user("And?"))
     assert second.added[0] == END
     assert second.prompt_tokens == first.prompt_tokens + turn.tokens + second.added
