@@ -92,3 +92,7 @@ class ChatReply:
     shown: tuple[tuple[str, float], ...] = ()
     """Text and log-prob of each token that the message was made from, in order; a token inside a
     character has no text of its own."""
+    malformed_calls: int = 0
+    """Texts that begin like a call of a tool and are none; they are content."""
+    unknown_calls: int = 0
+    """Calls of tools that the request does not have; they are content."""

@@ -79,6 +79,12 @@ class TextCodec:
         added = self._tokenizer.get_added_tokens_decoder()
         return {int(token): added[token].content for token in added if added[token].special}
 
+    @property
+    def added_tokens(self) -> dict[int, str]:
+        """Names of all tokens that were added to the vocabulary, special ones among them, by id."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return {int(token): added[token].content for token in added}
+
     def characters(self, tokens: Sequence[int], text: str) -> tuple[int, ...] | None:
         """How many characters of its text each token adds; their sum is the text's length.
 

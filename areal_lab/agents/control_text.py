@@ -1,0 +1,99 @@
+"""Control tokens in text: only a template may write them.
+
+Text of messages that spells one (`<|im_end|>` in a web page) is encoded as ordinary text, whoever
+wrote it: it is cut inside before it is rendered, and encoded in pieces. Control tokens are the
+special tokens of a vocabulary, and what else was added to it and stands in the template. The marks
+of calls and of thinking are ordinary vocabulary where they are not special: models write them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from areal_lab.agents.tool_calls import MARKS
+from areal_lab.data.tokenize import TextCodec
+
+_CUT: Final = "\ufdd0"
+"""Where text is cut. Unicode keeps this code point free for uses like this; messages lose it."""
+
+
+class ControlText:
+    """Encodes rendered text in which the control tokens are the template's."""
+
+    def __init__(self, codec: TextCodec, template: str) -> None:
+        """Find the control tokens of a vocabulary.
+
+        Args:
+            codec: the vocabulary.
+            template: its source.
+        """
+        self._codec = codec
+        written = {text for text in codec.added_tokens.values() if text in template} - MARKS
+        named = {*codec.special_tokens.values(), *written}
+        control = sorted(named, key=lambda text: (-len(text), text))
+        self._control = _one_of(control)
+        # A token of one character cannot be cut.
+        self._spelled = _one_of([text for text in control if len(text) > 1])
+        self._anchor = next((text for text in control if self._is_one_token(text)), "")
+
+    def plain(self, value: Any) -> Any:
+        """A message, or any plain data, with every text cut where it spells a control token."""
+        if isinstance(value, str):
+            text = _encodable(value).replace(_CUT, "")
+            # Cutting one may leave a shorter one inside.
+            while self._spelled.search(text):
+                text = self._spelled.sub(lambda found: found[0][0] + _CUT + found[0][1:], text)
+            return text
+        if isinstance(value, Mapping):
+            return {self.plain(key): self.plain(one) for key, one in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.plain(one) for one in value]
+        return value
+
+    def encode(self, text: str, *, after: str = "") -> tuple[int, ...]:
+        """Tokens of rendered text. No begin-of-text token is added: templates write their own.
+
+        Args:
+            text: with the cuts of `plain`.
+            after: the control token that it follows, if it does. Some vocabularies put a space
+                before the first word of a sequence, and some control tokens take the space behind
+                them.
+        """
+        first, *others = text.split(_CUT)
+        anchored = [self._anchor + piece for piece in others]
+        encoded = self._codec.encode_all([after + first, *anchored], begins=False)
+        skipped = 1 if self._anchor else 0
+        behind = encoded[0][1 if after else 0 :]
+        return behind + tuple(token for piece in encoded[1:] for token in piece[skipped:])
+
+    def first(self, text: str) -> re.Match[str] | None:
+        """The first control token in rendered text."""
+        return self._control.search(text)
+
+    def all(self, text: str) -> tuple[str, ...]:
+        """All control tokens in rendered text, in order."""
+        return tuple(self._control.findall(text))
+
+    @property
+    def anchor(self) -> str:
+        """A control token that text can be encoded behind; empty if there is none."""
+        return self._anchor
+
+    def _is_one_token(self, text: str) -> bool:
+        return self._codec.encode_all([text], begins=False)[0] == (self._codec.token(text),)
+
+
+def _encodable(text: str) -> str:
+    """The text with halves of surrogate pairs, which JSON can bring, joined or replaced."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+def _one_of(texts: Sequence[str]) -> re.Pattern[str]:
+    """Finds any of the texts, longer ones first."""
+    return re.compile("|".join(map(re.escape, texts)) or "(?!)")
