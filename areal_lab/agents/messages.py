@@ -92,3 +92,5 @@ class ChatReply:
     shown: tuple[tuple[str, float], ...] = ()
     """Text and log-prob of each token that the message was made from, in order; a token inside a
     character has no text of its own."""
+    stop: str | None = None
+    """The stop string that ended it, if one did."""
