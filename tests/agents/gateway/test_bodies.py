@@ -37,20 +37,24 @@ SCALARS = st.one_of(
     st.sampled_from(["user", "assistant", "tool", "text", "function", "message", "auto", "f"]),
 )
 NAMES = st.sampled_from(
-    "role content type text name id call_id tool_calls function arguments input output "
-    "tool_use_id tool_call_id parameters input_schema thinking summary reasoning_content".split()
+    [
+        *("role", "content", "type", "text", "name", "id", "call_id", "tool_calls", "function"),
+        *("arguments", "input", "output", "tool_use_id", "tool_call_id", "parameters"),
+        *("input_schema", "thinking", "summary", "reasoning_content"),
+    ]
 )
 JSON = st.recursive(
     SCALARS,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=4),
     max_leaves=12,
 )
-FIELDS = (
-    "model messages input instructions system tools tool_choice functions max_tokens "
-    "max_completion_tokens max_output_tokens stop stop_sequences n temperature top_p seed stream "
-    "stream_options logprobs top_logprobs thread previous_response_id store include metadata "
-    "top_k response_format reasoning"
-).split()
+FIELDS = [
+    *("model", "messages", "input", "instructions", "system", "tools", "tool_choice", "functions"),
+    *("max_tokens", "max_completion_tokens", "max_output_tokens", "stop", "stop_sequences", "n"),
+    *("temperature", "top_p", "seed", "stream", "stream_options", "logprobs", "top_logprobs"),
+    *("thread", "previous_response_id", "store", "include", "metadata", "top_k"),
+    *("response_format", "reasoning"),
+]
 BODIES = st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=6)
 GOOD: dict[str, Any] = {
     "messages": [{"role": "user", "content": "x"}],
@@ -66,13 +70,12 @@ def test_any_body_is_a_call_or_an_error_of_the_client(
     dialect: Dialect, body: dict[str, Any], raw: bool
 ) -> None:
     whole = body if raw else {**GOOD, **body}
-    try:
-        call = dialect.parse(parse_json(json.dumps(whole).encode()))
-    except ApiError as error:
-        assert error.status == 400
-        assert error.param is not None
-        assert "\n" not in error.message
-        json.dumps(dialect.error(error)).encode("ascii")
+    call = _parsed(dialect, whole)
+    if isinstance(call, ApiError):
+        assert call.status == 400
+        assert call.param is not None
+        assert "\n" not in call.message
+        json.dumps(dialect.error(call)).encode("ascii")
         return
     request = prompt(call)
     assert request.messages
@@ -81,6 +84,13 @@ def test_any_body_is_a_call_or_an_error_of_the_client(
         assert hash(message) == hash(message)
     body_digest(dialect.name, whole)
     _reads(dialect, call, made(Message(role="assistant", content="x")))
+
+
+def _parsed(dialect: Dialect, body: dict[str, Any]) -> Call | ApiError:
+    try:
+        return dialect.parse(parse_json(json.dumps(body).encode()))
+    except ApiError as error:
+        return error
 
 
 TEXT = st.text(st.characters(), max_size=80)
@@ -148,8 +158,6 @@ def _reads(dialect: Dialect, call: Call, each: ChatReply) -> None:
                 assert choice["logprobs"] is None
             else:
                 assert choice["logprobs"] == expected["logprobs"]
-    # Nothing that is shown was lost or added on the way.
-    assert each.message.content in json.loads(json.dumps([each.message.content]))
 
 
 @given(st.dictionaries(st.text(max_size=5), JSON, max_size=6), st.randoms())
