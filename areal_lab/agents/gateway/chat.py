@@ -102,9 +102,9 @@ def events(call: Call, answer: Answer) -> Iterator[bytes]:
         head["usage"] = None
     for index, each in enumerate(answer.replies):
         for delta, shown in _deltas(each):
-            if delta.get("content") == "" and "role" not in delta and not call.logprobs:
-                continue
             logprobs = _logprobs(shown) if call.logprobs and shown else None
+            if not delta and logprobs is None:
+                continue
             yield event({**head, "choices": [_choice(index, delta, logprobs)]})
         yield event({**head, "choices": [_choice(index, {}, None, _FINISH[each.finish])]})
     if call.stream_usage:
@@ -231,7 +231,8 @@ def _deltas(each: ChatReply) -> Iterator[tuple[dict[str, Any], Shown]]:
     for piece in text_pieces(message.reasoning or ""):
         yield {"reasoning_content": piece}, ()
     for piece, shown in content_pieces(each):
-        yield {"content": piece}, shown
+        # Without text there are only log-probs, of tokens that are not shown.
+        yield ({"content": piece} if piece else {}), shown
     for index, call in enumerate(message.tool_calls):
         function = {"name": call.name, "arguments": ""}
         start = {"index": index, "id": call.call_id, "type": "function", "function": function}
