@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -22,8 +22,9 @@ from areal_lab.agents.gateway.errors import ApiError
 from areal_lab.agents.gateway.exchanges import Exchange
 from areal_lab.agents.gateway.stream import chunks
 
-_NOTE = "x-areal-lab-note"
-_INTERACTION = "x-areal-lab-interaction-id"
+_PART_BYTES: Final = 65_536
+_NOTE: Final = "x-areal-lab-note"
+_INTERACTION: Final = "x-areal-lab-interaction-id"
 
 
 class JsonReply(Response):
@@ -71,24 +72,28 @@ class Delivery(Response):
             else:
                 await asyncio.wait((self._exchange.task, gone), return_when=asyncio.FIRST_COMPLETED)
                 if not gone.done():
-                    delivered = await self._whole(scope, receive, send) and not gone.done()
+                    delivered = await self._whole(gone, scope, receive, send)
         finally:
             gone.cancel()
             self._exchange.left(delivered=delivered)
 
-    async def _whole(self, scope: Scope, receive: Receive, send: Send) -> bool:
-        """Send the answer as one object, or the error; returns whether it was an answer."""
+    async def _whole(
+        self, gone: asyncio.Future[None], scope: Scope, receive: Receive, send: Send
+    ) -> bool:
+        """Send the answer as one object, or the error; returns whether an answer was sent."""
         outcome = _outcome(self._exchange.task)
         if isinstance(outcome, ApiError):
             await error_reply(self._dialect, outcome)(scope, receive, send)
             return False
         body = self._dialect.reply(self._call, outcome)
-        await JsonReply(body, headers=self._headers(outcome))(scope, receive, send)
-        return True
+        whole = JsonReply(body, headers=self._headers(outcome))
+        await send({"type": "http.response.start", "status": 200, "headers": whole.raw_headers})
+        return await _write_all(send, gone, _parts(bytes(whole.body)))
 
     async def _stream(
         self, gone: asyncio.Future[None], scope: Scope, receive: Receive, send: Send
     ) -> bool:
+        """Send the answer as events, or the error; returns whether an answer was sent."""
         task = self._exchange.task
         begun = False
         while not await self._something_happens(gone):
@@ -100,18 +105,14 @@ class Delivery(Response):
             return False
         outcome = _outcome(task)
         if isinstance(outcome, ApiError):
-            if not begun:
-                return await self._whole(scope, receive, send)
-            await _write(send, self._dialect.error_event(outcome), last=True)
+            if begun:
+                await _write(send, self._dialect.error_event(outcome), last=True)
+            else:
+                await error_reply(self._dialect, outcome)(scope, receive, send)
             return False
         if not begun:
             await self._begin(send, self._headers(outcome))
-        for chunk in chunks(self._dialect.events(self._call, outcome)):
-            if gone.done():
-                return False
-            await _write(send, chunk)
-        await _write(send, b"", last=True)
-        return True
+        return await _write_all(send, gone, chunks(self._dialect.events(self._call, outcome)))
 
     async def _something_happens(self, gone: asyncio.Future[None]) -> bool:
         """Wait for the answer or for the client to hang up; False if neither has happened yet."""
@@ -145,6 +146,24 @@ def _outcome(task: asyncio.Task[Answer]) -> Answer | ApiError:
     if isinstance(error, ApiError):
         return error
     raise error
+
+
+def _parts(body: bytes) -> Iterator[bytes]:
+    """A body in writes that a slow reader can hold up one by one."""
+    for start in range(0, len(body), _PART_BYTES):
+        yield body[start : start + _PART_BYTES]
+
+
+async def _write_all(send: Send, gone: asyncio.Future[None], parts: Iterator[bytes]) -> bool:
+    """Send a body; returns False once the client has hung up."""
+    for part in parts:
+        await _write(send, part)
+        # To a client that has hung up, everything is sent at once, and `gone` would never run.
+        await asyncio.sleep(0)
+        if gone.done():
+            return False
+    await _write(send, b"", last=True)
+    return True
 
 
 async def _write(send: Send, body: bytes, *, last: bool = False) -> None:

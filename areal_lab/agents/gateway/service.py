@@ -111,7 +111,8 @@ class Service:
         while (left_s := self.sessions.unsettled_s(session, self._clock())) is not None:
             session.changed.clear()
             try:
-                async with asyncio.timeout(left_s if left_s < math.inf else None):
+                # At least a little, so that a time rounded down is not waited for in vain.
+                async with asyncio.timeout(max(left_s, 0.001) if left_s < math.inf else None):
                     await session.changed.wait()
             except TimeoutError:
                 pass  # the time is over, which the condition above sees

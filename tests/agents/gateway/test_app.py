@@ -1,4 +1,4 @@
-"""The gateway over HTTP, in virtual time: keys, limits, retries, sessions, errors in each dialect."""
+"""The gateway over HTTP, in virtual time: keys, limits, retries, sessions, errors."""
 
 from __future__ import annotations
 
