@@ -139,6 +139,14 @@ async def test_a_body_may_not_be_too_large() -> None:
 
 
 @virtually
+async def test_a_result_of_a_tool_may_be_a_megabyte() -> None:
+    async with gateway() as lab:
+        agent = await lab.start()
+        assert (await agent.chat("x" * 1_000_000)).status_code == 200
+        assert len(lab.conversations[0].requests[0].messages[0].content) == 1_000_000
+
+
+@virtually
 async def test_unknown_paths_are_errors_of_the_dialect() -> None:
     async with gateway() as lab:
         agent = await lab.start()
@@ -456,6 +464,17 @@ async def test_equal_calls_that_are_no_retries_are_samples_of_their_own() -> Non
         replies = await asyncio.gather(*[agent.chat() for _ in range(3)])
         assert {text_of(each) for each in replies} == {"reply 0", "reply 1", "reply 2"}
         assert text_of(await agent.chat()) == "reply 3"
+
+
+@virtually
+async def test_different_calls_at_once_are_sampled_at_once() -> None:
+    loop = asyncio.get_running_loop()
+    async with gateway() as lab:
+        agent = await lab.start()
+        replies = await asyncio.gather(agent.chat("a"), agent.chat("b"), agent.chat("c", n=2))
+        assert loop.time() == pytest.approx(1)
+        assert len({each.json()["id"] for each in replies}) == 3
+        assert [each.messages[0].content for each in lab.conversations[0].requests] == [*"abc"]
 
 
 @virtually
