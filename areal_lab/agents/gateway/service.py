@@ -237,12 +237,17 @@ class Service:
         }
 
     async def close(self) -> None:
-        """Cancel what samples and refuse everything new; conversations record what they have."""
+        """Cancel what samples, end all sessions, and refuse everything new.
+
+        Conversations record what they have sampled; sessions can still be exported.
+        """
         self._closed = True
         tasks = [each.task for known in self._exchanges.values() for each in known]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for session in self.sessions.end_all(self._clock()):
+            session.changed.set()
 
     def _require_open(self) -> None:
         if self._closed:

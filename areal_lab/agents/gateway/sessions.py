@@ -153,10 +153,10 @@ class Sessions:
         """Start without sessions.
 
         Raises:
-            ValueError: the admin key is empty.
+            ValueError: the admin key cannot be sent in a header.
         """
-        if not admin_key:
-            raise ValueError("the admin key is empty; it must have at least one character")
+        if not _sendable(admin_key):
+            raise ValueError("the admin key must be of printable ASCII characters without spaces")
         self.limits = limits
         self.capacity = limits.capacity
         """Sessions that may still be started; None is not counted."""
@@ -262,8 +262,12 @@ class Sessions:
         self.check_capacity(now_s)
         chosen = secrets.token_urlsafe(32) if key is None else key
         digest = _digest(chosen)
-        if not chosen.strip():
-            raise invalid("api_key is empty; leave it out to get a new one", "api_key")
+        if not _sendable(chosen):
+            raise invalid(
+                "api_key must be of printable ASCII characters without spaces; leave it out to get "
+                "a new one",
+                "api_key",
+            )
         if hmac.compare_digest(digest, self._admin):
             raise invalid("api_key is the admin key, but each session needs its own", "api_key")
         earlier = self._by_key.get(digest)
@@ -310,6 +314,13 @@ class Sessions:
         if session.ended_s is None:
             session.ended_s, session.ended_by = now_s, by
             self.counts[f"ended_by_{by}"] += 1
+
+    def end_all(self, now_s: float) -> list[Session]:
+        """End every open session since the gateway closes, and return them."""
+        found = [each for each in self._by_id.values() if each.ended_s is None]
+        for session in found:
+            self.end(session, now_s, "gateway")
+        return found
 
     def expire(self, now_s: float) -> list[Session]:
         """End sessions that are not used; forget exported ones and those that nobody exports.
@@ -528,6 +539,10 @@ class Sessions:
 
 def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
+
+
+def _sendable(key: str) -> bool:
+    return bool(key) and key.isascii() and key.isprintable() and " " not in key
 
 
 def _no_key() -> ApiError:

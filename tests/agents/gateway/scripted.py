@@ -22,7 +22,7 @@ from areal_lab.data.trajectory import Segment
 from areal_lab.engines.protocol import Generated
 from tests.simulator.run.virtual_loop import run_virtually
 
-ADMIN = "the admin's key"
+ADMIN = "the-admins-key"
 MODEL = "tiny"
 P = ParamSpec("P")
 

@@ -387,8 +387,10 @@ async def test_closing_answers_what_waits_and_refuses_what_comes() -> None:
         await lab.service.close()
         assert (await waiting).status_code == 503
         assert lab.conversations[0].canceled == 1
-        assert (await agent.chat()).status_code == 503
+        assert (await agent.chat()).status_code == 410
         assert (await lab.admin("/rl/start_session")).status_code == 503
+        found = await lab.export(agent)
+        assert (found["ended_by"], found["outcome"]) == ("gateway", "no_interactions")
 
 
 # --- limits ---

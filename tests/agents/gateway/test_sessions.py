@@ -65,21 +65,23 @@ def test_who_may_do_what() -> None:
     assert status(known.of_key, ["wrong"], 0.0) == 401
     assert status(known.of_key, [ADMIN], 0.0) == 403
     assert status(known.of_key, ["\ud800"], 0.0) == 401
-    with pytest.raises(ValueError, match="admin key is empty"):
-        Sessions("", Limits())
+    for admin_key in ("", "two words", "\xe9", "a\n"):
+        with pytest.raises(ValueError, match="admin key must be of printable ASCII"):
+            Sessions(admin_key, Limits())
 
 
 def test_a_key_is_used_by_one_open_session_at_a_time() -> None:
     known = sessions()
-    first, key = known.start("task", Scripted(), 0.0, "agents own key")
-    assert key == "agents own key"
+    first, key = known.start("task", Scripted(), 0.0, "agents-own-key")
+    assert key == "agents-own-key"
     assert status(known.start, "task", Scripted(), 0.0, key) == 409
     known.end(first, 1.0)
     second, _ = known.start("task", Scripted(), 1.0, key)
     assert known.open_of_key([key], 1.0) is second
     assert known.of_id(first.session_id, 1.0) is first
     assert status(known.start, "task", Scripted(), 1.0, ADMIN) == 400
-    assert status(known.start, "task", Scripted(), 1.0, " ") == 400
+    for unfit in ("", " ", "two words", "\xe9", "a\n"):
+        assert status(known.start, "task", Scripted(), 1.0, unfit) == 400
 
 
 def test_capacity_is_granted_one_by_one() -> None:
