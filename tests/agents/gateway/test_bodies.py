@@ -93,7 +93,7 @@ def _parsed(dialect: Dialect, body: dict[str, Any]) -> Call | ApiError:
         return error
 
 
-TEXT = st.text(st.characters(), max_size=80)
+TEXT = st.text(max_size=80)
 CALLS = st.builds(
     ToolCall,
     call_id=st.text(min_size=1, max_size=5),
