@@ -85,6 +85,7 @@ def events(call: Call, answer: Answer) -> Iterator[bytes]:
         "usage": {**_usage(answer), "output_tokens": 0},
     }
     yield _event("message_start", message=begun)
+    empty: dict[str, Any]
     for index, block in enumerate(_blocks(each)):
         match block["type"]:
             case "thinking":

@@ -86,7 +86,7 @@ class Delivery(Response):
             await error_reply(self._dialect, outcome)(scope, receive, send)
             return False
         body = self._dialect.reply(self._call, outcome)
-        whole = JsonReply(body, headers=self._headers(outcome))
+        whole = JsonReply(body, headers=self._answer_headers(outcome))
         await send({"type": "http.response.start", "status": 200, "headers": whole.raw_headers})
         return await _write_all(send, gone, _parts(bytes(whole.body)))
 
@@ -111,7 +111,7 @@ class Delivery(Response):
                 await error_reply(self._dialect, outcome)(scope, receive, send)
             return False
         if not begun:
-            await self._begin(send, self._headers(outcome))
+            await self._begin(send, self._answer_headers(outcome))
         return await _write_all(send, gone, chunks(self._dialect.events(self._call, outcome)))
 
     async def _something_happens(self, gone: asyncio.Future[None]) -> bool:
@@ -130,7 +130,7 @@ class Delivery(Response):
         raw = [(name, value) for name, value in start.raw_headers if name != b"content-length"]
         await send({"type": "http.response.start", "status": 200, "headers": raw})
 
-    def _headers(self, answer: Answer) -> dict[str, str]:
+    def _answer_headers(self, answer: Answer) -> dict[str, str]:
         headers = {_INTERACTION: answer.interaction_id}
         if self._call.notes:
             headers[_NOTE] = "; ".join(self._call.notes)

@@ -213,7 +213,8 @@ def part_text(part: object, where: str) -> str:
         return part
     found = record(part, where)
     kind = found.get("type")
-    if isinstance(kind, str) and kind in _NOT_TEXT:
+    kind = kind if isinstance(kind, str) else None
+    if kind in _NOT_TEXT:
         raise invalid(f"{where} is a part of type {kind}, but this model reads text only", where)
     if kind == "refusal":
         return text(found, "refusal", f"{where}.") or ""
@@ -257,7 +258,7 @@ def function_tool(function: object, where: str, *, schema: str = "parameters") -
 def tool_choice(body: Body) -> ToolChoice:
     """`none`, `auto`, `required` (`any`), or a named tool, in the forms of all three dialects."""
     value = body.get("tool_choice")
-    kind = value.get("type") if isinstance(value, dict) else value
+    kind = value.get("type", value) if isinstance(value, dict) else value
     match kind:
         case None | "auto" | "allowed_tools":
             return "auto"

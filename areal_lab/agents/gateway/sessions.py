@@ -332,7 +332,7 @@ class Sessions:
 
     def _expire_one(self, session: Session, now_s: float) -> bool:
         limits = self.limits
-        if session.in_flight:
+        if session.in_flight or session.session_id not in self._by_id:
             return False
         if session.ended_s is None:
             if now_s - session.used_s < limits.session_timeout_s:
