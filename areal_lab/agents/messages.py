@@ -96,3 +96,5 @@ class ChatReply:
     """Texts that begin like a call of a tool and are none; they are content."""
     unknown_calls: int = 0
     """Calls of tools that the request does not have; they are content."""
+    stop: str | None = None
+    """The stop string that ended it, if one did."""

@@ -62,8 +62,9 @@ class ReplyReader:
             tokens.pop()
         pieces = self._pieces(tokens)
         text = "".join(pieces)
-        stops = [at for stop in request.stop if stop and (at := text.find(stop)) >= 0]
-        text = text[: min(stops, default=len(text))]
+        stops = [(at, stop) for stop in request.stop if stop and (at := text.find(stop)) >= 0]
+        end, stopped_by = min(stops, default=(len(text), None))
+        text = text[:end]
         facts = self._form.facts
         thought, said = None, text
         if facts.thinking:
@@ -95,6 +96,7 @@ class ReplyReader:
             generated=generated,
             prompt_tokens=prompt_tokens,
             shown=_shown(pieces, logprobs, len(text)),
+            stop=stopped_by,
             malformed_calls=parsed.malformed,
             unknown_calls=parsed.unknown,
         )

@@ -220,6 +220,11 @@ class SessionTree:
             self._answers.setdefault(key, []).append(node)
         return turn
 
+    def prompt_of(self, number: int) -> tuple[int, ...]:
+        """The tokens that a turn was sampled after."""
+        turn = self._turns[number]
+        return tokens_through(self._turns, turn.parent) + turn.added
+
     def rows(self) -> tuple[Row, ...]:
         """Rows that train each sampled token once."""
         return rows(self._turns)

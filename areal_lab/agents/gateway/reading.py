@@ -1,0 +1,336 @@
+"""Fields of a request's body, checked by hand.
+
+A record for the whole history of messages would cost more than all of the rest of a request.
+Unknown fields are ignored; a known one of a wrong type is an error that names it. `null` is the
+same as leaving a field out.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from areal_lab.agents.gateway.errors import invalid
+from areal_lab.agents.messages import Tool, ToolCall, ToolChoice
+
+Body = Mapping[str, Any]
+
+_TEXT_PARTS: Final = frozenset({"text", "input_text", "output_text", "summary_text"})
+_NOT_TEXT: Final = frozenset(
+    {"image_url", "image", "input_image", "input_audio", "audio", "file", "input_file", "document"}
+)
+_SHOWN: Final = 60
+"""Characters of a wrong value in a message."""
+_IGNORED_SAMPLING: Final[Mapping[str, Any]] = {
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+    "repetition_penalty": 1,
+    "logit_bias": {},
+    "top_k": -1,
+    "min_p": 0,
+    "response_format": {"type": "text"},
+}
+"""Fields that are not served, with the values that change nothing. The others would change what is
+sampled, and training assumes that nothing but temperature and top_p does."""
+_MOST_SEED: Final = 2**63 - 1
+_MOST_NESTED: Final = 100
+"""Far deeper than schemas of tools are, and far from Python's limit for recursive functions."""
+
+
+def parse_json(raw: bytes) -> dict[str, Any]:
+    """The object that a body is.
+
+    Halves of surrogate pairs, which JSON can hold and UTF-8 cannot, become replacement characters.
+
+    Raises:
+        ApiError: the body is not JSON, or not an object.
+    """
+    try:
+        body = parse_value(raw.decode("utf-8-sig"))
+    except ValueError as error:
+        raise invalid(f"the body is not JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise invalid("the body must be a JSON object")
+    # Only escapes can bring surrogates; most bodies have none of these.
+    return _encodable(body) if b"\\ud" in raw or b"\\uD" in raw else body
+
+
+def parse_value(text: str) -> Any:
+    """The value of JSON text; infinities, NaN and nesting beyond reason are errors.
+
+    Raises:
+        ValueError: the text is not such JSON.
+    """
+    try:
+        value = _DECODER.decode(text)
+    except RecursionError:
+        value = None
+        nested = True
+    else:
+        nested = _nested(value)
+    if nested:
+        raise ValueError(f"it is nested more than {_MOST_NESTED} levels deep")
+    return value
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:_SHOWN]} is not a finite number")
+    return value
+
+
+_DECODER: Final = json.JSONDecoder(parse_float=_finite, parse_constant=_finite)
+"""Replies repeat fields of requests; with NaN or infinities they would not be JSON."""
+
+
+def _nested(value: Any) -> bool:
+    level = [value]
+    for _ in range(_MOST_NESTED):
+        level = [
+            child
+            for each in level
+            if isinstance(each, dict | list)
+            for child in (each.values() if isinstance(each, dict) else each)
+        ]
+        if not level:
+            return False
+    return True
+
+
+def _encodable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, list):
+        return [_encodable(each) for each in value]
+    if isinstance(value, dict):
+        return {_encodable(key): _encodable(each) for key, each in value.items()}
+    return value
+
+
+def shown(value: object) -> str:
+    """A value as messages name it, cut."""
+    text = json.dumps(value, default=repr)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def record(value: object, where: str) -> Body:
+    """A JSON object."""
+    if not isinstance(value, dict):
+        raise invalid(f"{where} is {shown(value)}, but must be an object", where)
+    return value
+
+
+def text(body: Body, name: str, where: str = "") -> str | None:
+    """A string; None if it is absent."""
+    value = body.get(name)
+    if value is not None and not isinstance(value, str):
+        raise invalid(f"{where}{name} is {shown(value)}, but must be a string", f"{where}{name}")
+    return value
+
+
+def required(body: Body, name: str, where: str = "") -> str:
+    """A string that is not empty."""
+    value = text(body, name, where)
+    if not value:
+        raise invalid(f"{where}{name} is missing", f"{where}{name}")
+    return value
+
+
+def flag(body: Body, name: str) -> bool:
+    """A boolean; False if it is absent."""
+    value = body.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise invalid(f"{name} is {shown(value)}, but must be true or false", name)
+    return bool(value)
+
+
+def integer(body: Body, name: str, *, least: int, most: int | None = None) -> int | None:
+    """A whole number; None if it is absent."""
+    value = body.get(name)
+    if value is None:
+        return None
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise invalid(f"{name} is {shown(value)}, but must be a whole number", name)
+    if value < least or (most is not None and value > most):
+        bound = f"at least {least}" if most is None else f"from {least} to {most}"
+        raise invalid(f"{name} is {shown(value)}, but must be {bound}", name)
+    return value
+
+
+def number(body: Body, name: str) -> float | None:
+    """A finite number; None if it is absent."""
+    value = body.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise invalid(f"{name} is {shown(value)}, but must be a number", name)
+    try:
+        value = float(value)
+    except OverflowError:
+        value = math.inf
+    if not math.isfinite(value):
+        raise invalid(f"{name} is not finite", name)
+    return value
+
+
+def items(body: Body, name: str, where: str = "") -> list[Any]:
+    """A list; empty if it is absent."""
+    value = body.get(name)
+    if value is not None and not isinstance(value, list):
+        raise invalid(f"{where}{name} is {shown(value)}, but must be a list", f"{where}{name}")
+    return value or []
+
+
+def strings(body: Body, name: str) -> tuple[str, ...]:
+    """A string or a list of them, without empty ones."""
+    value = body.get(name)
+    found = [value] if isinstance(value, str) else items(body, name)
+    for each in found:
+        if not isinstance(each, str):
+            raise invalid(f"{name} has {shown(each)}, but must have strings only", name)
+    return tuple(each for each in found if each)
+
+
+def content_text(content: object, where: str) -> str:
+    """The text of a message's content: a string, nothing, or a list of parts, which are joined."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise invalid(f"{where} is {shown(content)}, but must be a string or a list", where)
+    return "".join([part_text(part, f"{where}[{index}]") for index, part in enumerate(content)])
+
+
+def part_text(part: object, where: str) -> str:
+    """The text of one part; a part that is shown to nobody has none."""
+    if isinstance(part, str):
+        return part
+    found = record(part, where)
+    kind = found.get("type")
+    kind = kind if isinstance(kind, str) else None
+    if kind in _NOT_TEXT:
+        raise invalid(f"{where} is a part of type {kind}, but this model reads text only", where)
+    if kind == "refusal":
+        return text(found, "refusal", f"{where}.") or ""
+    if kind is None or kind in _TEXT_PARTS or "text" in found:
+        return text(found, "text", f"{where}.") or ""
+    return ""
+
+
+def arguments_text(value: object, where: str) -> str:
+    """Arguments of a call as JSON text, which some clients send as an object."""
+    if value is None:
+        return "{}"
+    if isinstance(value, str):
+        return value
+    if isinstance(value, dict):
+        return json.dumps(value, ensure_ascii=False)
+    raise invalid(f"{where} is {shown(value)}, but must be JSON text", where)
+
+
+def function_call(function: object, call_id: str, where: str) -> ToolCall:
+    """A call of a function `{name, arguments}`."""
+    found = record(function, where)
+    return ToolCall(
+        call_id=call_id,
+        name=required(found, "name", f"{where}."),
+        arguments=arguments_text(found.get("arguments"), f"{where}.arguments"),
+    )
+
+
+def function_tool(function: object, where: str, *, schema: str = "parameters") -> Tool:
+    """A tool `{name, description, parameters}`."""
+    found = record(function, where)
+    parameters = found.get(schema)
+    return Tool(
+        name=required(found, "name", f"{where}."),
+        description=text(found, "description", f"{where}.") or "",
+        parameters={} if parameters is None else record(parameters, f"{where}.{schema}"),
+    )
+
+
+def tool_choice(body: Body) -> ToolChoice:
+    """`none`, `auto`, `required` (`any`), or a named tool, in the forms of all three dialects."""
+    value = body.get("tool_choice")
+    kind = value.get("type", value) if isinstance(value, dict) else value
+    match kind:
+        case None | "auto" | "allowed_tools":
+            return "auto"
+        case "none":
+            return "none"
+        case "required" | "any":
+            return "required"
+        case "function" | "tool" | "custom":
+            return "named"
+        case _:
+            raise invalid(
+                f"tool_choice is {shown(value)}, but must be auto, none, required or a function",
+                "tool_choice",
+            )
+
+
+def temperature(body: Body) -> float | None:
+    """The temperature; None leaves it to the session."""
+    value = number(body, "temperature")
+    if value is not None and value < 0:
+        raise invalid(f"temperature is {value:g}, but must be at least 0", "temperature")
+    return value
+
+
+def top_p(body: Body) -> float | None:
+    """The share of probability to sample from; None leaves it to the session."""
+    value = number(body, "top_p")
+    if value is not None and not 0 < value <= 1:
+        raise invalid(f"top_p is {value:g}, but must be above 0 and at most 1", "top_p")
+    return value
+
+
+def seed(body: Body) -> int | None:
+    """A seed; None if it is absent."""
+    value = integer(body, "seed", least=-(2**127), most=2**127)
+    return None if value is None else value & _MOST_SEED
+
+
+def most_tokens(body: Body, *names: str) -> int | None:
+    """The limit of a reply, in tokens: the first of these fields that is present."""
+    found = [value for name in names if (value := integer(body, name, least=1)) is not None]
+    return found[0] if found else None
+
+
+def sampling_notes(body: Body, choice: ToolChoice) -> tuple[str, ...]:
+    """What this request asks for and does not get; it is served without."""
+    notes = [
+        f"{name} is ignored"
+        for name, default in _IGNORED_SAMPLING.items()
+        if body.get(name) not in (None, default)
+    ]
+    if choice in ("required", "named"):
+        notes.append(f"tool_choice {choice} is not enforced")
+    return tuple(notes)
+
+
+def tools_of(
+    found: Sequence[Any], tool: Any, where: str = "tools"
+) -> tuple[tuple[Tool, ...], tuple[str, ...]]:
+    """Tools that the client runs, and notes about those that the server would have to run.
+
+    Args:
+        found: the list in the body.
+        tool: makes a `Tool` of an entry, or None of one that the server would have to run.
+        where: name of the list.
+    """
+    tools: list[Tool] = []
+    notes: list[str] = []
+    for index, each in enumerate(found):
+        one = tool(record(each, f"{where}[{index}]"), f"{where}[{index}]")
+        if one is not None:
+            tools.append(one)
+        else:
+            notes.append("tools that the server runs are ignored")
+    return tuple(tools), tuple(dict.fromkeys(notes))

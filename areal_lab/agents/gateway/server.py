@@ -1,0 +1,106 @@
+"""Serve a gateway inside of somebody else's event loop.
+
+listener = bind()
+group.create_task(serve(Service(...), listener))   # agents use base_url(listener)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Final
+
+import uvicorn
+
+from areal_lab.agents.gateway.app import create_app
+from areal_lab.agents.gateway.service import Service
+
+HOST: Final = "127.0.0.1"
+_BACKLOG: Final = 4096
+"""Connections that may wait to be accepted: a thousand agents connect at once."""
+_DESCRIPTORS: Final = 8192
+"""One connection takes one; 1,024, which is usual, are too few."""
+_KEEP_ALIVE_S: Final = 3600
+"""Longer than any client keeps an idle connection, so that none is closed just when a request is
+sent on it."""
+_SWEEP_S: Final = 5.0
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to the program that it runs in."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def bind(port: int = 0) -> socket.socket:
+    """A socket that listens on this port of the loopback address; 0 takes a free one.
+
+    Raises:
+        ValueError: the port is not available.
+    """
+    try:
+        return socket.create_server((HOST, port), backlog=_BACKLOG)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ValueError(f"port {port} is not available for the gateway: {reason}") from error
+
+
+def base_url(listener: socket.socket) -> str:
+    """Where agents find a gateway that serves on this socket; `/v1` may follow."""
+    host, port = listener.getsockname()[:2]
+    return f"http://{host}:{port}"
+
+
+async def serve(service: Service, listener: socket.socket) -> None:
+    """Serve until this is canceled; then cancel what samples, and close everything.
+
+    Args:
+        service: what is served.
+        listener: a bound socket, as `bind` makes it. Clients may connect before this runs.
+    """
+    _allow_connections()
+    listener.listen(_BACKLOG)
+    server = _Server(
+        uvicorn.Config(
+            create_app(service),
+            access_log=False,
+            log_level="warning",
+            log_config=None,  # logging is the program's
+            lifespan="off",
+            backlog=_BACKLOG,
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            timeout_graceful_shutdown=1,
+        )
+    )
+    sweeping = asyncio.create_task(_sweep(service))
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        done, _ = await asyncio.wait((sweeping, serving), return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()  # neither ends by itself
+    finally:
+        sweeping.cancel()
+        # First, so that calls are answered, if only with an error, before connections are closed.
+        await service.close()
+        server.should_exit = True
+        await asyncio.wait((serving,))
+
+
+async def _sweep(service: Service) -> None:
+    while True:
+        await asyncio.sleep(_SWEEP_S)
+        service.sweep()
+
+
+def _allow_connections() -> None:
+    """Raise this process's limit of open files as far as it may and needs to."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(_DESCRIPTORS, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -1,0 +1,89 @@
+"""Server-sent events, and text in pieces of a few tokens.
+
+Everything is ASCII: no client can meet half a character, or split lines at a character that JSON
+allows and its line reader takes for a line's end.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, Final, TypeAlias
+
+from areal_lab.agents.messages import ChatReply
+
+Shown: TypeAlias = tuple[tuple[str, float], ...]
+"""Text and log-prob of tokens."""
+
+PIECE_TOKENS: Final = 8
+"""An event costs a gateway about 50 microseconds; one for each token would be most of its work."""
+_PIECE_CHARACTERS: Final = 32
+
+COMMENT: Final = b": waiting\n\n"
+"""An event that every reader of such streams has to ignore."""
+DONE: Final = b"data: [DONE]\n\n"
+
+
+def event(data: object, name: str = "") -> bytes:
+    """One event with JSON data."""
+    line = json.dumps(data, separators=(",", ":")).encode("ascii")
+    head = f"event: {name}\n".encode("ascii") if name else b""
+    return b"%bdata: %b\n\n" % (head, line)
+
+
+def text_pieces(text: str) -> Iterator[str]:
+    """Text in pieces, for what has no tokens of its own, such as arguments."""
+    for start in range(0, len(text), _PIECE_CHARACTERS):
+        yield text[start : start + _PIECE_CHARACTERS]
+
+
+def content_pieces(reply: ChatReply) -> list[tuple[str, Shown]]:
+    """The content of a reply in pieces, each with its tokens.
+
+    Pieces follow the tokens if the content is exactly their text. It is not if the message was
+    parsed: into calls, or with spaces or thinking taken off. Then all tokens belong to the first
+    piece.
+    """
+    content, shown = reply.message.content, reply.shown
+    if "".join([text for text, _ in shown]) != content:
+        pieces: list[tuple[str, Shown]] = [(piece, ()) for piece in text_pieces(content)]
+        if pieces and shown:
+            pieces[0] = (pieces[0][0], shown)
+        return pieces or ([("", shown)] if shown else [])
+    found: list[tuple[str, Shown]] = []
+    start, text = 0, ""
+    for end, (more, _) in enumerate(shown, 1):
+        text += more
+        # A token inside a character has no text: its piece goes on until the character is whole.
+        if end - start >= PIECE_TOKENS and text:
+            found.append((text, shown[start:end]))
+            start, text = end, ""
+    if text or not found:
+        return [*found, (text, shown[start:])] if shown else found
+    last, tokens = found[-1]
+    return [*found[:-1], (last, tokens + shown[start:])]
+
+
+def chunks(events: Iterator[bytes], *, most_bytes: int = 16_384) -> Iterator[bytes]:
+    """Events joined to writes of about this size; the answer is complete, so none has to wait."""
+    parts: list[bytes] = []
+    size = 0
+    for each in events:
+        parts.append(each)
+        size += len(each)
+        if size >= most_bytes:
+            yield b"".join(parts)
+            parts, size = [], 0
+    if parts:
+        yield b"".join(parts)
+
+
+def logprob_entries(shown: Shown, *, with_bytes: bool = True) -> list[dict[str, Any]]:
+    """Log-probs as both of OpenAI's protocols have them; only those of the sampled tokens."""
+    entries: list[dict[str, Any]] = []
+    for text, logprob in shown:
+        entry: dict[str, Any] = {"token": text, "logprob": logprob, "top_logprobs": []}
+        if with_bytes:
+            entry["bytes"] = list(text.encode("utf-8", "replace"))
+        entries.append(entry)
+    return entries

@@ -1,0 +1,169 @@
+"""Fields of bodies: what is taken, and how a wrong one is named."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from areal_lab.agents.gateway import reading
+from areal_lab.agents.gateway.errors import ApiError
+
+
+def refused(message: str, parse: Any, *args: Any, **kwargs: Any) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        parse(*args, **kwargs)
+    assert caught.value.status == 400
+    assert message in caught.value.message
+    assert "\n" not in caught.value.message
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (b"{'", "the body is not JSON: Expecting"),
+        (b"[1]", "must be a JSON object"),
+        (b"3", "must be a JSON object"),
+        (b"\xff{}", "the body is not JSON"),
+        (b'{"a": NaN}', "NaN is not a finite number"),
+        (b'{"a": 1e999}', "1e999 is not a finite number"),
+        (b'{"a":' * 200 + b"1" + b"}" * 200, "nested more than 100 levels deep"),
+        (b"[" * 100_000, "nested more than 100 levels deep"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "the body is not JSON"),
+    ],
+)
+def test_a_body_that_is_no_object_is_refused(raw: bytes, message: str) -> None:
+    refused(message, reading.parse_json, raw)
+
+
+def test_a_body_may_be_nested_like_a_schema() -> None:
+    body: Any = 1
+    for _ in range(90):
+        body = {"a": body}
+    assert reading.parse_json(json.dumps(body).encode()) == body
+
+
+def test_half_surrogate_pairs_become_replacement_characters() -> None:
+    raw = rb'{"\ud800": ["a\udc00b", "\ud83d\ude00", {"c": "\ud83d"}, "\uD83DX"], "d": "\u00e9"}'
+    assert reading.parse_json(raw) == {
+        "\ufffd": ["a\ufffdb", "\U0001f600", {"c": "\ufffd"}, "\ufffdX"],
+        "d": "\xe9",
+    }
+    json.dumps(reading.parse_json(raw), ensure_ascii=False).encode()
+
+
+def test_a_byte_order_mark_is_no_part_of_the_body() -> None:
+    assert reading.parse_json(b'\xef\xbb\xbf{"a": 1}') == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (None, ""),
+        ("plain", "plain"),
+        ([], ""),
+        ([{"type": "text", "text": "one "}, {"type": "text", "text": "two"}], "one two"),
+        ([{"type": "input_text", "text": "in"}, {"type": "output_text", "text": "out"}], "inout"),
+        (["bare", {"text": " untyped"}], "bare untyped"),
+        ([{"type": "refusal", "refusal": "no"}], "no"),
+        ([{"type": "text", "text": None}, {"type": "text"}], ""),
+        ([{"type": "reasoning_text", "text": "hm"}, {"type": "tool_reference"}], "hm"),
+        ([{"type": ["odd"], "text": "kept"}], "kept"),
+    ],
+)
+def test_content_is_a_string_nothing_or_parts(content: Any, text: str) -> None:
+    assert reading.content_text(content, "c") == text
+
+
+@pytest.mark.parametrize(
+    ("content", "param"),
+    [
+        (3, "c"),
+        ({"text": "x"}, "c"),
+        ([3], "c[0]"),
+        (["a", {"type": "text", "text": 4}], "c[1].text"),
+        ([{"type": "image_url", "image_url": {"url": "data:"}}], "c[0]"),
+        ([{"type": "document", "source": {}}], "c[0]"),
+    ],
+)
+def test_other_content_is_named_by_its_place(content: Any, param: str) -> None:
+    assert refused(param, reading.content_text, content, "c").param == param
+
+
+def test_numbers_are_numbers_within_their_bounds() -> None:
+    assert reading.integer({}, "n", least=1) is None
+    assert reading.integer({"n": None}, "n", least=1) is None
+    assert reading.integer({"n": 3.0}, "n", least=1) == 3
+    assert reading.number({"x": 1}, "x") == 1.0
+    assert reading.temperature({"temperature": 0}) == 0.0
+    assert reading.top_p({"top_p": 1}) == 1.0
+    assert reading.seed({"seed": -1}) == 2**63 - 1
+    assert reading.most_tokens({"a": None, "b": 5}, "a", "b") == 5
+    refused("n is true", reading.integer, {"n": True}, "n", least=1)
+    refused("n is 2.5", reading.integer, {"n": 2.5}, "n", least=1)
+    refused("n is 0, but must be at least 1", reading.integer, {"n": 0}, "n", least=1)
+    refused("from 1 to 4", reading.integer, {"n": 5}, "n", least=1, most=4)
+    refused('x is "1"', reading.number, {"x": "1"}, "x")
+    refused("x is not finite", reading.number, {"x": 10**400}, "x")
+    refused("temperature is -1", reading.temperature, {"temperature": -1})
+    refused("top_p is 0", reading.top_p, {"top_p": 0})
+    refused('stream is "yes"', reading.flag, {"stream": "yes"}, "stream")
+
+
+def test_stop_is_a_string_or_a_list_and_empty_ones_stop_nothing() -> None:
+    assert reading.strings({"stop": "x"}, "stop") == ("x",)
+    assert reading.strings({"stop": ["x", "", "y"]}, "stop") == ("x", "y")
+    assert reading.strings({"stop": None}, "stop") == ()
+    refused("stop has 3", reading.strings, {"stop": ["x", 3]}, "stop")
+    refused("must be a list", reading.strings, {"stop": {"x": 1}}, "stop")
+
+
+@pytest.mark.parametrize(
+    ("value", "choice"),
+    [
+        (None, "auto"),
+        ("auto", "auto"),
+        ("none", "none"),
+        ("required", "required"),
+        ({"type": "function", "function": {"name": "f"}}, "named"),
+        ({"type": "function", "name": "f"}, "named"),
+        ({"type": "any", "disable_parallel_tool_use": True}, "required"),
+        ({"type": "auto"}, "auto"),
+        ({"type": "none"}, "none"),
+        ({"type": "tool", "name": "f"}, "named"),
+    ],
+)
+def test_tool_choice_has_one_meaning_in_all_dialects(value: Any, choice: str) -> None:
+    assert reading.tool_choice({"tool_choice": value}) == choice
+
+
+@pytest.mark.parametrize("value", ["maybe", 3, [], {}, {"type": ["auto"]}])
+def test_another_tool_choice_is_refused(value: Any) -> None:
+    refused("tool_choice is", reading.tool_choice, {"tool_choice": value})
+
+
+def test_what_is_not_served_is_noted_if_it_would_change_something() -> None:
+    neutral = {
+        "presence_penalty": 0,
+        "frequency_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "logit_bias": {},
+        "top_k": -1,
+        "min_p": 0,
+        "response_format": {"type": "text"},
+    }
+    assert reading.sampling_notes(neutral, "auto") == ()
+    assert reading.sampling_notes({"top_k": 5, "presence_penalty": 1}, "required") == (
+        "presence_penalty is ignored",
+        "top_k is ignored",
+        "tool_choice required is not enforced",
+    )
+
+
+def test_arguments_are_json_text_whatever_form_they_come_in() -> None:
+    assert reading.arguments_text('{ "a":2}', "a") == '{ "a":2}'
+    assert reading.arguments_text({"a": "\xe9"}, "a") == '{"a": "\xe9"}'
+    assert reading.arguments_text(None, "a") == "{}"
+    refused("must be JSON text", reading.arguments_text, 3, "a")

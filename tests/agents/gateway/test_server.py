@@ -1,0 +1,229 @@
+"""The gateway on a real socket: clients that hang up, do not read, send too much, or are many."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx2
+import pytest
+
+from areal_lab.agents.gateway.server import base_url, bind, serve
+from areal_lab.agents.gateway.service import Service
+from areal_lab.agents.gateway.sessions import Limits, Session
+from tests.agents.gateway.scripted import ADMIN, MODEL, Agent, Lab, Scripted, says, virtually
+
+
+def really(scenario: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+    """A test in real time; one that hangs fails."""
+
+    def run() -> None:
+        async def bounded() -> None:
+            async with asyncio.timeout(60):
+                await scenario()
+
+        asyncio.run(bounded())
+
+    run.__name__, run.__doc__ = scenario.__name__, scenario.__doc__
+    return run
+
+
+@asynccontextmanager
+async def served(
+    conversation: Callable[[], Scripted] = Scripted, **limits: Any
+) -> AsyncIterator[Lab]:
+    """A gateway on a free port."""
+    conversations: list[Scripted] = []
+
+    def opened(_task_id: str) -> Scripted:
+        conversations.append(conversation())
+        return conversations[-1]
+
+    service = Service(opened, admin_key=ADMIN, model=MODEL, limits=Limits(**limits))
+    listener = bind()
+    url = base_url(listener)
+    serving = asyncio.create_task(serve(service, listener))
+    pool = httpx2.Limits(max_connections=None)
+    async with httpx2.AsyncClient(base_url=url, limits=pool, timeout=60, trust_env=False) as http:
+        yield Lab(service, http, conversations)
+    serving.cancel()
+    await asyncio.wait([serving])
+    assert serving.cancelled()
+
+
+async def until(true: Callable[[], bool]) -> None:
+    """Let other tasks run until something is so."""
+    while not true():
+        await asyncio.sleep(0.001)
+
+
+async def raw_call(
+    lab: Lab, agent: Agent, **fields: Any
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Send a chat completion on a connection of its own, and read nothing."""
+    port = lab.http.base_url.port
+    assert port is not None
+    plain = socket.socket()
+    plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER_BYTES)
+    plain.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(plain, ("127.0.0.1", port))
+    reader, writer = await asyncio.open_connection(sock=plain, limit=1024)
+    body = json.dumps({"messages": [{"role": "user", "content": "hello"}], **fields}).encode()
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {agent.key}\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    )
+    writer.write(head.encode() + body)
+    await writer.drain()
+    return reader, writer
+
+
+def session_of(lab: Lab, agent: Agent) -> Session:
+    return lab.service.session_by_id(agent.session_id)
+
+
+@really
+async def test_a_client_that_hangs_up_while_it_waits_gets_the_same_reply_later() -> None:
+    gate = asyncio.Event()
+    async with served(lambda: Scripted(gate=gate)) as lab:
+        agent = await lab.start()
+        _, writer = await raw_call(lab, agent)
+        await until(lambda: bool(lab.conversations[0].requests))
+        (exchange,) = lab.service._exchanges[session_of(lab, agent)]
+        writer.close()
+        await until(lambda: exchange.clients == 0)
+        gate.set()
+        await until(lambda: exchange.done_s is not None)
+        assert not exchange.delivered
+        body = {"messages": [{"role": "user", "content": "hello"}]}
+        reply = await agent.post("/chat/completions", body)
+        assert reply.json()["choices"][0]["message"]["content"] == "reply 0"
+        assert exchange.delivered
+        assert len(lab.conversations[0].requests) == 1
+
+
+LARGE = "x" * 12_000_000
+"""More than the kernel takes off us for a client that does not read."""
+SMALL_BUFFER_BYTES = 4096
+
+
+@really
+async def test_slow_readers_hold_nobody_up_and_hang_up_undelivered() -> None:
+    contents = [LARGE, LARGE[:2_000_000], "small"]  # events are eight times as long as their text
+
+    def script(_request: Any, number: int) -> Any:
+        return says(contents[number], texts=["x"], request_id=f"r{number}")
+
+    async with served(lambda: Scripted(delay_s=0, script=script), session_requests=1) as lab:
+        agent = await lab.start()
+        connections = []
+        for stream in (False, True):
+            connections.append(await raw_call(lab, agent, stream=stream))
+            await until(lambda: len(lab.conversations[0].requests) == len(connections))
+            await until(lambda: lab.service.in_flight == 0)
+        for reader, _ in connections:
+            assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+        reply = await agent.chat()
+        assert reply.json()["choices"][0]["message"]["content"] == "small"
+        exchanges = lab.service._exchanges[session_of(lab, agent)]
+        assert [(each.clients, each.delivered) for each in exchanges] == [
+            (1, False),
+            (1, False),
+            (0, True),
+        ]
+        for _, writer in connections:
+            writer.transport.abort()
+        await until(lambda: not any(each.clients for each in exchanges))
+        assert [each.delivered for each in exchanges] == [False, False, True]
+
+
+@really
+async def test_a_body_that_is_too_large_is_read_and_refused() -> None:
+    async with served(body_bytes=100_000) as lab:
+        agent = await lab.start()
+        reply = await agent.chat("x" * 5_000_000)
+        assert reply.status_code == 413
+        assert reply.json()["error"]["type"] == "request_too_large"
+        assert (await agent.chat("x" * 50_000)).status_code == 200
+
+
+@really
+async def test_an_export_for_a_client_that_has_hung_up_is_not_made() -> None:
+    async with served() as lab:
+        agent = await lab.start()
+        await agent.chat()
+        waiters = session_of(lab, agent).changed._waiters  # type: ignore[attr-defined]
+        exporting = asyncio.create_task(lab.export(agent))
+        await until(lambda: bool(waiters))
+        exporting.cancel()
+        await until(lambda: not waiters)
+        await agent.post("/rl/set_reward", {"reward": 1})
+        await agent.post("/rl/end_session")
+        assert (await lab.export(agent))["reward"] == 1.0
+        assert len(lab.conversations[0].scores) == 1
+
+
+@really
+async def test_many_agents_at_once_are_all_answered() -> None:
+    async with served(lambda: Scripted(delay_s=0.5)) as lab:
+        agents = [await lab.start() for _ in range(100)]
+        replies = await asyncio.gather(
+            *[each.chat(stream=i % 2 == 1) for i, each in enumerate(agents)]
+        )
+        assert [each.status_code for each in replies] == [200] * 100
+        assert lab.service.statistics()["requests_in_flight"] == 0
+
+
+@really
+async def test_the_end_of_serving_answers_calls_and_frees_the_port() -> None:
+    service = Service(lambda _: Scripted(delay_s=60), admin_key=ADMIN, model=MODEL)
+    listener = bind()
+    url, port = base_url(listener), listener.getsockname()[1]
+    handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
+    serving = asyncio.create_task(serve(service, listener))
+    async with httpx2.AsyncClient(base_url=url, trust_env=False) as http:
+        session, key = service.start_session("task")
+        calling = asyncio.create_task(Agent(http, session.session_id, key).chat())
+        await until(lambda: service.in_flight == 1)
+        assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == handlers
+        serving.cancel()
+        reply = await calling
+        assert reply.status_code == 503
+        assert reply.json()["error"]["code"] == "closing"
+    await asyncio.wait([serving])
+    assert serving.cancelled()
+    bind(port).close()
+
+
+def test_a_port_that_is_in_use_is_named() -> None:
+    with bind() as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(ValueError, match=f"port {port} is not available for the gateway"):
+            bind(port)
+    with pytest.raises(ValueError, match="port 70000 is not available"):
+        bind(70_000)
+
+
+@virtually
+async def test_sessions_are_swept_while_it_serves() -> None:
+    """The sweep alone, in virtual time; the rest of `serve` needs real sockets."""
+    from areal_lab.agents.gateway.server import _sweep
+
+    loop = asyncio.get_running_loop()
+    service = Service(
+        lambda _: Scripted(),
+        admin_key=ADMIN,
+        model=MODEL,
+        limits=Limits(session_timeout_s=60),
+        clock=loop.time,
+    )
+    session, _ = service.start_session("task")
+    sweeping = asyncio.create_task(_sweep(service))
+    await asyncio.sleep(66)
+    assert session.ended_by == "timeout"
+    sweeping.cancel()
