@@ -16,7 +16,15 @@ from areal_lab.agents.workflow import Workflow
 from areal_lab.config.functions import load_function
 from areal_lab.config.suggest import nearest
 
+
+def _agent(**keywords: Any) -> Workflow:
+    from areal_lab.agents.agent import Agent  # its server takes a while to import
+
+    return Agent(**keywords)
+
+
 WORKFLOWS: Final[Mapping[str, Callable[..., Workflow]]] = {
+    "agent": _agent,
     "multi_turn": MultiTurn,
     "tool_use": ToolUse,
 }

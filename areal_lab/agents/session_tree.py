@@ -155,11 +155,9 @@ class SessionTree:
         before = node.answered
         fork, follows = self._cause(node, rest)
         outline = self._outline(node, rest)
-        parent = before.turn if before is not None else None
-        added = None if parent is None else self._bridge(parent, outline)
-        if added is None:
+        parent, added = self._continued(node, rest, outline)
+        if parent is None:
             fork = fork or _template_cause(node)
-            parent, added = None, self._form.encode(self._text(node, rest))
         prompt = tokens_through(self._turns, None if parent is None else parent.number)
         # Sampled tokens are never replaced: log-probs belong to them.
         assert parent is None or hash(prompt) == parent.key, parent.number
@@ -186,6 +184,20 @@ class SessionTree:
             outline=Outline(characters=len(outline), digest=_digest(outline)),
             at=node,
             session=self._session,
+        )
+
+    def count(self, request: ChatRequest) -> int:
+        """Tokens of the prompt that a request would have; nothing is planned.
+
+        Raises:
+            ValueError: as `prompt`.
+        """
+        system, messages = _without_system(request.messages)
+        node = _descend(self._top(system, request.tools), messages)
+        rest = messages[node.depth :]
+        parent, added = self._continued(node, rest, self._outline(node, rest))
+        return len(added) + len(
+            tokens_through(self._turns, None if parent is None else parent.number)
         )
 
     def record(self, planned: PlannedTurn, generated: Generated, message: Message) -> Turn:
@@ -250,6 +262,16 @@ class SessionTree:
         )
         messages = [*node.root.system, *path, *rest]
         return self._form.text(messages, node.root.tools, now=self._now)
+
+    def _continued(
+        self, node: _Node, rest: Sequence[Message], outline: str
+    ) -> tuple[Turn | None, tuple[int, ...]]:
+        """The turn whose tokens a prompt continues, and what it adds; else the whole prompt."""
+        parent = node.answered.turn if node.answered is not None else None
+        added = None if parent is None else self._bridge(parent, outline)
+        if added is None:
+            return None, self._form.encode(self._text(node, rest))
+        return parent, added
 
     def _bridge(self, parent: Turn, outline: str) -> tuple[int, ...] | None:
         """Tokens between an answer and the end of the prompt; None if it cannot be continued."""
