@@ -92,7 +92,8 @@ class RolloutConfig(Record):
     """Inference engine: `embedded` (included), `sglang` or `vllm` (`areal-lab engine install`).
     Sizes may follow, as in `sglang:d2t1`: 2 servers of 1 GPU each."""
     engine_args: list[str] = Field(default_factory=list)
-    """Extra command-line arguments for each SGLang or vLLM server."""
+    """Extra command-line arguments for each SGLang or vLLM server. No keys: each server gets a
+    random one, which is not in its command line."""
     schedule: ScheduleName = "asynchronous"
     """How generation and training interleave."""
     max_head_offpolicyness: Annotated[
@@ -143,7 +144,8 @@ class RolloutConfig(Record):
     """HTTP port of the first engine, the others follow; 0 takes free ports."""
     addresses: list[str] = Field(default_factory=list)
     """Running servers to use instead of starting engines, as `http://host:port`. They get our
-    weights and are never stopped."""
+    weights and are never stopped. Their key is that of the environment variable
+    `AREAL_LAB_ENGINE_KEY`; that of `areal-lab engine serve` on this machine is found without it."""
     ready_timeout_s: Positive = 300.0
     """Timeout for a server to start, or for an address to respond."""
     health_interval_s: Positive = 2.0

@@ -28,6 +28,7 @@ from areal_lab.data.tokenize import TextCodec
 from areal_lab.engines.client.addresses import CannotAttach, check_addresses
 from areal_lab.engines.launch.backends import (
     adapter_refusal,
+    arguments_refusal,
     backend_of,
     transfer_refusal,
     truncation_refusal,
@@ -132,7 +133,7 @@ def check_settings(config: TrainConfig) -> None:
     engines = list(check_engines(config))
     found += engines
     if not engines:
-        for one in (check_transfer, check_sampling, check_servers, check_ports):
+        for one in (check_transfer, check_sampling, check_arguments, check_servers, check_ports):
             found += one(config)
     _refuse([*found, *check_run_folder(config)])
 
@@ -409,6 +410,13 @@ def check_sampling(config: TrainConfig) -> Iterator[Problem]:
     refusal = truncation_refusal(backend, top_p=sampling.top_p, top_k=sampling.top_k)
     if refusal is not None:
         yield _wrong("gconfig", refusal)
+
+
+def check_arguments(config: TrainConfig) -> Iterator[Problem]:
+    """Check that no extra argument of the engines gives away or bypasses their keys."""
+    backend = backend_of(engine_plan(config).backend)
+    if (refusal := arguments_refusal(backend, config.rollout.engine_args)) is not None:
+        yield _wrong("rollout.engine_args", refusal)
 
 
 def check_servers(config: TrainConfig) -> Iterator[Problem]:

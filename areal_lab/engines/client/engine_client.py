@@ -57,6 +57,7 @@ class EngineClient:
         stream_interval: int = STREAM_INTERVAL,
         request_timeout_s: float | None = None,
         control_timeout_s: float | None = None,
+        key: str = "",
         transport: httpx2.AsyncBaseTransport | None = None,
     ) -> None:
         """Create a client; nothing is sent yet.
@@ -72,11 +73,14 @@ class EngineClient:
                 the last sample has ended.
             control_timeout_s: longest wait for any other reply, such as after loading weights.
                 `None` is `request_timeout_s`, or ten minutes.
+            key: the server's key; empty if it has none.
             transport: replaces the network in tests.
         """
         self.api = api
         timeout_s = control_timeout_s or request_timeout_s or _CONTROL_TIMEOUT_S
-        self._connection = Connection(base_url, timeout_s=timeout_s, transport=transport)
+        self.key = key
+        """The server's key; never to be printed."""
+        self._connection = Connection(base_url, timeout_s=timeout_s, key=key, transport=transport)
         self._held = HeldWeights()
         self._timeouts = RequestTimeouts(request_timeout_s)
         self._requests = RunningRequests(

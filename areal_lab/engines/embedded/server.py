@@ -2,6 +2,7 @@
 
     python -m areal_lab.engines.embedded.server --model-path FOLDER --port 30000
 
+With the environment variable AREAL_LAB_ENGINE_KEY, every request needs this key (`engines.keys`).
 Its HTTP interface, a subset of SGLang's protocol, is in `app`.
 """
 
@@ -14,6 +15,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from areal_lab.engines.keys import App, KeyGuard, take_key
 from areal_lab.host.processes import heavy_imports, watch_parent
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ sent on it."""
 def main(arguments: list[str] | None = None) -> None:
     """Serve until terminated."""
     watch_parent()
+    key = take_key()
     options = _parser().parse_args(arguments)
     _require_model_folder(Path(options.model_path))
     if options.socket_fd is not None:
@@ -48,9 +51,10 @@ def main(arguments: list[str] | None = None) -> None:
 
     scheduler = Scheduler(lambda: load_batcher(options), threads=options.threads)
     scheduler.start()
+    app: App = create_app(scheduler, model_path=options.model_path)
     uvicorn.Server(
         uvicorn.Config(
-            create_app(scheduler, model_path=options.model_path),
+            KeyGuard(app, key) if key else app,
             access_log=False,
             log_level="warning",
             timeout_keep_alive=_KEEP_ALIVE_S,

@@ -8,11 +8,12 @@ Each of the three speaks one of two dialects, and one client speaks both.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
+from areal_lab.engines.keys import KEY_VARIABLE
 from areal_lab.engines.protocol import ALL_LINEAR, LoraShape, PauseMode
 from areal_lab.engines.weights.records import Transfer
 
@@ -120,6 +121,8 @@ class Backend:
     """Builds that can give back the memory of weights and cache, and take it again."""
     releases_reason: str = ""
     """Why the other builds cannot."""
+    unguarded: tuple[str, ...] = ()
+    """Arguments with which it also serves by other means than HTTP, where its key does not hold."""
     lora_ranks: tuple[int, ...] = ()
     """Maximum LoRA ranks that a server can be started with; empty allows any."""
     lora_targets: tuple[str, ...] = ()
@@ -328,6 +331,7 @@ SGLANG: Final = Backend(
     tensor_parallel=True,
     releases_memory=("gpu",),
     releases_reason="its CPU build lacks torch_memory_saver, which frees memory of GPUs only",
+    unguarded=("--grpc-port", "--grpc-mode", "--smg-grpc-mode"),
     lora_targets=_SGLANG_LORA_TARGETS,
     lora_needs=_SGLANG_LORA_NEEDS,
     arguments=_sglang_arguments,
@@ -429,6 +433,26 @@ def lora_refusal(backend: Backend, lora: LoraShape) -> str | None:
                 f"{backend.name} fuses these layers; add {' and '.join(missing)}, {fix}"
             )
     return None
+
+
+def arguments_refusal(backend: Backend, extra: Sequence[str]) -> str | None:
+    """Why a server is not started with these extra arguments; None if it is."""
+    names = [one.partition("=")[0] for one in extra]
+    if key := next((one for one in names if one in _KEY_ARGUMENTS), None):
+        return (
+            f"rollout.engine_args has {key}, which every user of this machine can read in the "
+            f"process list; leave it out: a server gets a random key, or that of {KEY_VARIABLE} "
+            "with areal-lab engine serve"
+        )
+    if open_ := next((one for one in names if one in backend.unguarded), None):
+        return (
+            f"rollout.engine_args has {open_}, but {backend.name} replies there to requests "
+            "without its key; leave it out"
+        )
+    return None
+
+
+_KEY_ARGUMENTS: Final = ("--api-key", "--admin-api-key")
 
 
 def truncation_refusal(backend: Backend, *, top_p: float, top_k: int) -> str | None:
