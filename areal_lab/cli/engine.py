@@ -206,7 +206,7 @@ def serve(
             max_running_requests=max_running_requests,
             context_length=context_length,
             tensor_parallel=tensor_parallel,
-            tokenizer=any(model.glob("tokenizer*")),
+            tokenizer=model if any(model.glob("tokenizer*")) else None,
             lora=_lora(backend, model, lora_rank),
             extra=tuple(arguments or ()),
         ),

@@ -82,7 +82,10 @@ class GenerationConfig(Record):
     top_k: Annotated[Literal[-1] | Count, About(hint="-1 is the whole vocabulary")] = -1
     """Sample from this many most likely tokens; -1 is the whole vocabulary."""
     stop: list[str] = Field(default_factory=list)
-    """Strings that end a response. Each must be one token of the model's vocabulary."""
+    """What ends a response, in addition to the model's end token. A string that is one token of the
+    model's vocabulary ends it at exactly this token: with `"\\n"`, a token for two line breaks does
+    not. Any other string ends it at the token that completes it in the decoded text. That token is
+    part of the response, with any text behind the string."""
 
 
 class RolloutConfig(Record):

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from areal_lab.config.schema import GenerationConfig
 from areal_lab.control.events import EngineId, GroupId, StartGroup
 from areal_lab.data.problems import Problem, PromptSource
 from areal_lab.data.seeds import sample_seed
@@ -117,6 +118,19 @@ class ScoredGroup:
         return None
 
 
+def sampling_params(generation: GenerationConfig, codec: TextCodec) -> SamplingParams:
+    """How responses are sampled, by the settings; each sample gets its own seed later."""
+    stops = codec.stops(generation.stop)
+    return SamplingParams(
+        max_new_tokens=generation.max_new_tokens,
+        temperature=generation.temperature,
+        top_p=generation.top_p,
+        top_k=generation.top_k,
+        stop_token_ids=stops.token_ids,
+        stop=stops.strings,
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
     """Generates and scores groups, for training and evaluation."""
@@ -209,7 +223,7 @@ class Rollout:
         if self.response_tokens is None:
             return sampling
         tokens = self.response_tokens(group, sample)
-        return replace(sampling, max_new_tokens=tokens, ignore_eos=True, stop_token_ids=())
+        return replace(sampling, max_new_tokens=tokens, ignore_eos=True, stop_token_ids=(), stop=())
 
     async def training_group(
         self,

@@ -24,6 +24,7 @@ from areal_lab.config.schema import TrainConfig
 from areal_lab.config.suggest import nearest
 from areal_lab.data.problems import ProblemSet
 from areal_lab.data.sources import load_problems
+from areal_lab.data.stop_strings import check_stop_strings
 from areal_lab.data.tokenize import TextCodec
 from areal_lab.engines.client.addresses import CannotAttach, check_addresses
 from areal_lab.engines.launch.backends import (
@@ -533,12 +534,12 @@ def _check_model(setting: str, path: str) -> Iterator[Problem]:
 def check_tokens(
     config: TrainConfig, prompts: Sequence[str], folder: Path, facts: ModelFacts
 ) -> Iterator[Problem]:
-    """Check that stop strings are tokens, and that every prompt and response fits the context."""
+    """Check that every prompt and response fits the context, and the stop strings."""
     try:
         codec = TextCodec.load(folder)
-        codec.stop_token_ids(config.gconfig.stop)
+        check_stop_strings(codec.stops(config.gconfig.stop).strings)
     except ValueError as error:
-        yield _wrong("gconfig.stop", str(error))
+        yield _wrong("gconfig.stop", f"gconfig.stop: {error}")
         return
     if facts.context_tokens is None:
         return

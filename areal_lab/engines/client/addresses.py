@@ -49,6 +49,10 @@ def _host_and_port(address: str) -> tuple[str, int]:
     try:
         parts = urlsplit(address)
         host, port = parts.hostname or "", parts.port
+        if parts.username is not None:
+            raise ValueError(
+                f"it has a key; set {KEY_VARIABLE} to it, which nothing writes to a file"
+            )
         if fault := _fault(parts, host, port):
             raise ValueError(fault)
     except ValueError as error:
@@ -68,8 +72,6 @@ def _fault(parts: SplitResult, host: str, port: int | None) -> str:
         return "it has no host"
     if not port:
         return "it has no port" if port is None else "nothing listens on port 0"
-    if parts.username is not None:
-        return f"it has a key; set {KEY_VARIABLE} to it, which nothing writes to a file"
     if parts.path.strip("/") or parts.query or parts.fragment:
         return "it has more than a host and a port"
     try:

@@ -12,6 +12,8 @@ import argparse
 import os
 import socket
 import sys
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +21,7 @@ from areal_lab.engines.keys import App, KeyGuard, take_key
 from areal_lab.host.processes import heavy_imports, watch_parent
 
 if TYPE_CHECKING:
+    from areal_lab.data.tokenize import TextCodec
     from areal_lab.engines.embedded.batcher import Batcher
 
 _KEEP_ALIVE_S = 3600
@@ -86,9 +89,17 @@ def load_batcher(options: argparse.Namespace) -> Batcher:
     return Batcher(
         load_model(folder, compute_dtype(options.dtype, options.device), options.device),
         version=version,
+        codec=_codec(Path(options.tokenizer_path or folder)),
         max_running_requests=options.max_running_requests,
         context_length=options.context_length,
     )
+
+
+def _codec(folder: Path) -> Callable[[], TextCodec] | None:
+    """Loads the tokenizer of a folder at its first use; None if there is none."""
+    from areal_lab.data.tokenize import TOKENIZER_FILE, TextCodec
+
+    return cache(partial(TextCodec.load, folder)) if (folder / TOKENIZER_FILE).is_file() else None
 
 
 def _require_model_folder(folder: Path) -> None:
@@ -104,6 +115,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--model-path", required=True, help="Hugging Face model folder")
+    parser.add_argument("--tokenizer-path", help="default: the model folder, if it has a tokenizer")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=30000, help="0 uses a free port")
     parser.add_argument(

@@ -58,8 +58,9 @@ class ServerOptions:
     """`auto`, `cpu` or `cuda`, see `device.engine_device`."""
     build: Build = "cpu"
     """`gpu` for a server that computes on one."""
-    tokenizer: bool = False
-    """Whether to serve text as well as tokens; a run's weight folders have no tokenizer."""
+    tokenizer: Path | None = None
+    """Folder of a tokenizer, to serve text as well as tokens and to find stop strings; a run's
+    weight folders have none. The embedded engine takes that of the model, if there is one."""
     lora: LoraShape | None = None
     """Shape of the LoRA adapters it will get; None if it gets none."""
     releases_memory: bool = False
@@ -149,6 +150,7 @@ def _embedded_arguments(options: ServerOptions) -> list[str]:
         *("--device", "cuda" if options.build == "gpu" else "cpu"),
         *("--max-running-requests", str(options.max_running_requests)),
         *_length("--context-length", options),
+        *_tokenizer("--tokenizer-path", options),
         *options.extra,
     ]
 
@@ -162,7 +164,7 @@ def _sglang_arguments(options: ServerOptions) -> list[str]:
         *("--dtype", options.dtype),
         *("--max-running-requests", str(options.max_running_requests)),
         *_length("--context-length", options),
-        *(() if options.tokenizer else ("--skip-tokenizer-init",)),
+        *(_tokenizer("--tokenizer-path", options) or ("--skip-tokenizer-init",)),
         # Otherwise an idle scheduler polls for work and takes three quarters of a core, which the
         # trainer could use.
         "--sleep-on-idle",
@@ -215,7 +217,7 @@ def _vllm_arguments(options: ServerOptions) -> list[str]:
         *_length("--max-model-len", options),
         *("--tensor-parallel-size", str(options.tensor_parallel)),
         *_vllm_lora(options.lora),
-        *(() if options.tokenizer else ("--skip-tokenizer-init",)),
+        *(_tokenizer("--tokenizer", options) or ("--skip-tokenizer-init",)),
         # Required by the endpoint that takes and returns tokens.
         "--enable-scale-out",
         # Log-probs after the temperature; the default is before it. They are then also after top-k
@@ -250,6 +252,10 @@ def _vllm_lora(lora: LoraShape | None) -> tuple[str, ...]:
 
 def _length(flag: str, options: ServerOptions) -> tuple[str, ...]:
     return () if options.context_length is None else (flag, str(options.context_length))
+
+
+def _tokenizer(flag: str, options: ServerOptions) -> tuple[str, ...]:
+    return () if options.tokenizer is None else (flag, str(options.tokenizer))
 
 
 def _embedded_environment(options: ServerOptions) -> dict[str, str]:

@@ -12,7 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from areal_lab.engines.launch.backends import Backend, ServerOptions, arguments_refusal, lora_refusal
+from areal_lab.engines.launch.backends import (
+    Backend,
+    ServerOptions,
+    arguments_refusal,
+    lora_refusal,
+)
 from areal_lab.engines.launch.device import engine_device
 from areal_lab.engines.launch.environments import environment
 from areal_lab.host.gpus import share_of, visible_gpus

@@ -202,6 +202,8 @@ async def _start_once(start: Start, options: ServerOptions) -> EngineProcess:
                 raise _taken(name, options.port) from error
             raise
     engine.client.note_model(options.model)
+    if options.tokenizer is not None:
+        engine.client.note_tokenizer(options.tokenizer)
     if options.lora is not None:
         engine.client.use_adapters(int(options.version))
     return engine

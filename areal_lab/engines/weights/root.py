@@ -29,8 +29,8 @@ def choose_weights_root(run_dir: Path, size_bytes: int, *, sets: float = ROOM_FA
     """Make a folder for weights of this size: in shared memory if `sets` of them fit, else in the
     run folder.
 
-    Only this user can read it. It is removed when this process ends normally. Folders of killed processes are removed here, by
-    the next run.
+    Only this user can read it. It is removed when this process ends normally. Folders of killed
+    processes are removed here, by the next run.
     """
     if in_memory(SHARED_MEMORY):
         remove_abandoned_folders(SHARED_MEMORY)
