@@ -16,9 +16,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from areal_lab.data.tokenize import TextCodec
 
-_CONTEXT_TOKENS = 4
-"""Tokens decoded before those of a stop string. What is left of a character of at most four bytes,
-and a leading space that some vocabularies drop at the beginning of a text, fall among them."""
+_HALF_BYTES = 3
+"""Bytes of a character that is not complete, at most."""
+_CONTEXT_TOKENS = _HALF_BYTES + 1
+"""Tokens decoded before those of a stop string: the rest of a character, and a token whose leading
+space some vocabularies drop at the beginning of a text."""
+_HALF = "\ufffd"
+"""What bytes that are no character are decoded to."""
 
 
 class StopScanner:
@@ -44,10 +48,21 @@ class StopScanner:
             if not self._codec.has(token):
                 continue  # it has no text, and would take a place in the window
             self._window.append(token)
-            text = self._codec.decode_all(self._window)
-            if any(stop in text for stop in self._stops):
+            if self._is_complete():
                 return index
         return None
+
+    def _is_complete(self) -> bool:
+        """Whether a stop string is in the text of the window."""
+        tokens = list(self._window)
+        for start in range(_HALF_BYTES + 1):
+            text = self._codec.decode_all(tokens[start:])
+            if any(stop in text for stop in self._stops):
+                return True
+            # With byte fallback (Llama 2), the rest of a character spoils all bytes behind it.
+            if not text.startswith(_HALF):
+                return False
+        return False
 
 
 def check_stop_strings(stops: Sequence[str]) -> None:
@@ -59,7 +74,7 @@ def check_stop_strings(stops: Sequence[str]) -> None:
     for stop in stops:
         if not stop:
             raise ValueError("a stop string is empty, but must have a character")
-        if "\ufffd" in stop:
+        if _HALF in stop:
             raise ValueError(
                 f"the stop string {stop!r} has a replacement character (U+FFFD), which stands for "
                 "characters that are not complete; leave it out"

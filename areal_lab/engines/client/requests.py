@@ -152,9 +152,9 @@ class RunningRequests:
         unsent tokens of a waiting request with its abort, and breaks the reply to all requests of
         the same call. These are sent again; if the server is really gone, that fails.
         """
+        await self._prepare_stops(requests)
         if not self.may_send.is_set():
             return await self._generate_later(requests)
-        await self._prepare_stops(requests)
         pauses = self._abort_pauses
         sent_to = self.held.version if self.held.adapter is None else None
         streams = [
