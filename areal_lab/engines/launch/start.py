@@ -98,6 +98,7 @@ async def launch_engine(
     log_path: Path,
     ready_timeout_s: float = 300.0,
     request_timeout_s: float | None = None,
+    key: str = "",
 ) -> EngineProcess:
     """Start an engine and wait until it is ready.
 
@@ -107,6 +108,7 @@ async def launch_engine(
             taken meanwhile.
         index: number of the engine, which selects its name and GPUs.
         request_timeout_s: timeout of one `generate` call.
+        key: of the server; empty takes a random one.
 
     Raises:
         ValueError: if the engine is unknown or not installed, the port is in use, or the server
@@ -125,6 +127,7 @@ async def launch_engine(
         log_path=log_path,
         ready_timeout_s=ready_timeout_s,
         request_timeout_s=request_timeout_s,
+        key=key,
     )
     return await start_server(start, options)
 
