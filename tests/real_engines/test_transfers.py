@@ -21,8 +21,8 @@ import httpx2
 import pytest
 import torch
 
-from areal_lab.engines.keys import authorization
 from areal_lab.config.load import load_config
+from areal_lab.engines.keys import authorization
 from areal_lab.engines.launch.backends import BACKENDS
 from areal_lab.engines.launch.start import EngineProcess
 from areal_lab.engines.protocol import Generated, PauseMode

@@ -42,9 +42,9 @@ import httpx2
 import pytest
 import torch
 
-from areal_lab.engines.keys import authorization
 from areal_lab.engines.client.engine_client import EngineClient, EngineError, VersionMismatch
 from areal_lab.engines.client.sglang import SGLANG
+from areal_lab.engines.keys import authorization
 from areal_lab.engines.protocol import Generated, PauseMode
 from areal_lab.engines.weights.folder import deduplicated_state
 from areal_lab.engines.weights.push import Pusher
