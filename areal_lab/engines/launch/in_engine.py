@@ -6,9 +6,9 @@ The engine's environment has no `areal_lab`, so three light modules of it are im
 need psutil, which every engine requires anyway. `-P` keeps this folder off the module path, where
 its files would shadow others.
 
-The key guards the whole HTTP application from outside. The engines' own options do not: vLLM's
-`--api-key` covers the paths below /v1 only, and SGLang's leaves /health, /ready, /metrics and
-WebSockets open and is printed into the log.
+The key guards the whole HTTP application from outside. The engines' own options do not: SGLang's
+`--api-key` leaves /health, /ready, /metrics and WebSockets open and is printed into the log, and
+vLLM's leaves /health open and, in older releases, every path outside of /v1.
 """
 
 from __future__ import annotations
