@@ -63,7 +63,8 @@ class Connection:
         """Send a request; returns its reply, or `{}` if that is not JSON.
 
         Raises:
-            EngineUnreachable: if there is no reply in time, or it is malformed JSON.
+            EngineUnreachable: if there is no reply in time, it is malformed JSON, or the server has
+                another key.
             EngineError: if the reply is an error.
         """
         self._check_open(call)
@@ -82,8 +83,8 @@ class Connection:
         """Send a request and yield the messages of its reply; the caller applies the timeout.
 
         Raises:
-            EngineUnreachable: if the connection is lost, the server says that it is broken, or
-                sends malformed JSON.
+            EngineUnreachable: if the connection is lost, the server says that it is broken, has
+                another key, or sends malformed JSON.
             EngineError: if the reply is another error.
         """
         self._check_open(call)
@@ -163,7 +164,9 @@ class Connection:
             ) from error
 
     def _refused(self, call: Call, reply: httpx2.Response) -> EngineError:
-        return EngineError(
+        # A server that has another key now was started anew; ours is gone.
+        is_other = reply.status_code == httpx2.codes.UNAUTHORIZED
+        return (EngineUnreachable if is_other else EngineError)(
             f"engine {self.base_url} refused {call.method} {call.path} "
             f"({reply.status_code}): {_reason(reply)}"
         )

@@ -118,6 +118,8 @@ def test_every_request_has_the_key_and_no_error_tells_it(tmp_path: Path) -> None
         transport = httpx2.MockTransport(answer)
         client = EngineClient("http://a", key="s3cret", transport=transport)
         said = []
+        with pytest.raises(EngineUnreachable, match=r"refused GET /model_info \(401\)"):
+            await client.version()  # whatever has another key is another server
         for call in (
             client.version(),
             client.generate([request("a", [5])]),
