@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import httpx2
@@ -53,6 +53,8 @@ class Lab:
     loop: asyncio.AbstractEventLoop
     engine: EngineProcess
     root: Path
+    whole: list[tuple[GenerateRequest, list[int]]] = field(default_factory=list)
+    """Responses of version 0 that only their length ended."""
 
     @property
     def client(self) -> EngineClient:
@@ -77,11 +79,17 @@ class Lab:
         return write_weights(model, self.root, version, dtype=torch.float32), model
 
 
-async def launch(weights: WeightsFolder, log_path: Path, *, port: int = 0) -> EngineProcess:
+async def launch(
+    weights: WeightsFolder, log_path: Path, *, port: int = 0, tokenizer: Path | None = None
+) -> EngineProcess:
     return await launch_engine(
         "embedded",
         ServerOptions(
-            model=weights.path, version=str(weights.version), port=port, max_running_requests=4
+            model=weights.path,
+            version=str(weights.version),
+            port=port,
+            max_running_requests=4,
+            tokenizer=tokenizer,
         ),
         log_path=log_path,
     )
@@ -91,9 +99,9 @@ async def launch(weights: WeightsFolder, log_path: Path, *, port: int = 0) -> En
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     folder = tmp_path_factory.mktemp("engine")
     weights = write_weights(tiny_model(seed=0), folder, 0, dtype=torch.float32)
-    save_byte_tokenizer(weights.path)
+    save_byte_tokenizer(folder / "tokenizer")
     with asyncio.Runner() as runner:
-        engine = runner.run(launch(weights, folder / "engine.log"))
+        engine = runner.run(launch(weights, folder / "engine.log", tokenizer=folder / "tokenizer"))
         yield Lab(runner.get_loop(), engine, folder)
         runner.run(engine.stop())
 
@@ -424,9 +432,11 @@ CODEC = TextCodec(byte_tokenizer())
 async def stopping_after(lab: Lab, start: int) -> tuple[GenerateRequest, list[int]]:
     """A request with a stop string that appears after `start` tokens, and its tokens: those of the
     response without it, up to where decoding every prefix finds it."""
-    free = [request(f"free{seed}", [5, 6, 7], LONG, seed=seed) for seed in range(16)]
-    for one, sample in zip(free, await lab.client.generate(free), strict=True):
-        tokens = [token for segment in sample.segments for token in segment.tokens]
+    if not lab.whole:
+        asked = [request(f"whole{seed}", [5, 6, 7], LONG, seed=seed) for seed in range(16)]
+        for one, sample in zip(asked, await lab.client.generate(asked), strict=True):
+            lab.whole.append((one, [t for segment in sample.segments for t in segment.tokens]))
+    for one, tokens in lab.whole:
         stop = CODEC.decode_all(tokens[start : start + 4])
         end = decoding_everything(CODEC, [stop], tokens)
         if start < end and END_TOKEN not in tokens[:end] and "\ufffd" not in stop:

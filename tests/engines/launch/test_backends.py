@@ -254,12 +254,6 @@ def test_arguments_that_give_the_key_away_or_bypass_it_are_refused(
         fit_to_machine(BACKENDS["embedded"], options)
 
 
-def test_no_command_line_has_a_key() -> None:
-    for backend in BACKENDS.values():
-        command = server_command(backend, PYTHON, replace(OPTIONS, tokenizer=Path("/m")))
-        assert not [one for one in command if "key" in one]
-
-
 def test_an_unknown_engine_is_named_with_the_nearest() -> None:
     with pytest.raises(ValueError, match=f"known are {', '.join(BACKENDS)}; did you mean 'vllm'"):
         backend_of("vlm")
