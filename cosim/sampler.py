@@ -30,10 +30,13 @@ class Sampler:
         """Load the model of a Hugging Face folder; `hold` gives it weights."""
         model = load_model(folder, compute_dtype(config.rollout.dtype))
         self._batcher = Batcher(
-            model, version="", max_running_requests=config.rollout.max_running_requests
+            model,
+            version="",
+            max_running_requests=config.rollout.max_running_requests,
+            codec=lambda: codec,
         )
         self._sampling = config.gconfig
-        self._stops = codec.stop_token_ids(config.gconfig.stop)
+        self._stops = codec.stops(config.gconfig.stop)
         self.version: Version | None = None
         """Version of the weights it holds."""
 
@@ -57,6 +60,7 @@ class Sampler:
                 request_id=str(number),
                 prompt_tokens=(*row.prompt_tokens, *row.tokens),
                 sampling=self._params(row),
+                continued_tokens=len(row.tokens),
             )
             self._batcher.check(request)
             samples.append(self._batcher.add(request))
@@ -75,6 +79,7 @@ class Sampler:
             temperature=numbers.temperature,
             top_p=numbers.top_p,
             top_k=numbers.top_k,
-            stop_token_ids=self._stops,
+            stop_token_ids=self._stops.token_ids,
+            stop=self._stops.strings,
             seed=row.seed,
         )

@@ -141,6 +141,7 @@ class Agent:
         )
         session, key = self._service.start_session(name, conversation=conversation)
         given = {**data, "base_url": f"{self._url}/v1", "api_key": key}
+        rewards: Mapping[str, float] = {}
         try:
             outcome, rewards = await self._reward(given)
             for reply, reward in rewards.items():

@@ -151,7 +151,7 @@ class TreeConversation:
 
     def _sampling(self, request: ChatRequest) -> SamplingParams:
         base = self._sampler.sampling
-        asked = {
+        asked: dict[str, Any] = {
             name: value
             for name, value in (("temperature", request.temperature), ("top_p", request.top_p))
             if value is not None and value != getattr(base, name)

@@ -170,10 +170,15 @@ def serve(
         typer.Argument(metavar="-- ARGUMENTS", help="Extra arguments for the server."),
     ] = None,
 ) -> None:
-    """Serve a model until Ctrl-C and print its address."""
+    """Serve a model until Ctrl-C and print its address.
+
+    The server replies only to requests with its key: AREAL_LAB_ENGINE_KEY, else a random one in a
+    file that only you can read. Runs on this machine find the file.
+    """
     require("areal-lab engine serve", "train")
     import asyncio
 
+    from areal_lab.engines.keys import take_key
     from areal_lab.engines.launch.backends import ServerOptions, backend_of
     from areal_lab.engines.launch.environments import engine_version, python_of
     from areal_lab.engines.launch.options import fit_to_machine
@@ -201,13 +206,14 @@ def serve(
             max_running_requests=max_running_requests,
             context_length=context_length,
             tensor_parallel=tensor_parallel,
-            tokenizer=any(model.glob("tokenizer*")),
+            tokenizer=model if any(model.glob("tokenizer*")) else None,
             lora=_lora(backend, model, lora_rank),
             extra=tuple(arguments or ()),
         ),
     )
     log = log or Path(tempfile.mkdtemp(prefix="areal_lab-log-")) / f"{engine}.log"
     typer.echo(f"starting {engine} with {model}; log: {log}", err=True)
+    key = take_key()
     start = Start(
         backend=backend,
         python=python,
@@ -216,9 +222,12 @@ def serve(
         log_path=log,
         ready_timeout_s=ready_timeout_s,
         request_timeout_s=None,
+        key=key,
     )
     try:
-        asyncio.run(_serve_until_stopped(lambda: start_server(start, options), model_path))
+        asyncio.run(
+            _serve_until_stopped(lambda: start_server(start, options), model_path, bool(key))
+        )
     except (ValueError, PortTaken, ChildDied, TimeoutError) as error:
         raise error_exit(str(error), FAILED) from error
 
@@ -249,10 +258,17 @@ def _lora(backend: Backend, model: Path, rank: int) -> LoraShape | None:
 
 
 async def _serve_until_stopped(
-    launch: Callable[[], Coroutine[None, None, EngineProcess]], model: str
+    launch: Callable[[], Coroutine[None, None, EngineProcess]], model: str, own_key: bool = False
 ) -> None:
-    """Start the server, print its address, wait for Ctrl-C or the server's exit."""
+    """Start the server, print its address, wait for Ctrl-C or the server's exit.
+
+    Args:
+        own_key: whether the user has chosen its key; otherwise it is in a file meanwhile.
+    """
     import asyncio
+
+    from areal_lab.engines.client.addresses import port_of
+    from areal_lab.engines.keys import remove_key_file, write_key_file
 
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -272,22 +288,30 @@ async def _serve_until_stopped(
         await asyncio.wait({starting})
         return
     server = starting.result()
+    port, key = port_of(server.base_url), server.client.key
     try:
-        _announce(server, model)
+        _announce(server, model, None if own_key else write_key_file(port, key))
         died = asyncio.create_task(server.child.died())
         await asyncio.wait({died, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if died.done():
             raise died.result()
         died.cancel()
     finally:
+        remove_key_file(port, key)
         await server.stop()
     typer.echo("stopped", err=True)
 
 
-def _announce(server: EngineProcess, model: str) -> None:
+def _announce(server: EngineProcess, model: str, key_file: Path | None) -> None:
     typer.echo(f"{server.backend} {server.version} serves {model} on {server.base_url}")
     typer.echo(
         f"""attach a run: areal-lab train CONFIG 'rollout.addresses=["{server.base_url}"]'"""
+    )
+    typer.echo(
+        "its key is that of AREAL_LAB_ENGINE_KEY, which runs need, too"
+        if key_file is None
+        else f"its key is in {key_file}, where runs on this machine find it; for others, set "
+        "AREAL_LAB_ENGINE_KEY to it"
     )
     typer.echo("press Ctrl-C to stop")
     sys.stdout.flush()

@@ -100,7 +100,10 @@ class GenerationConfig(Record):
     top_k: Annotated[Literal[-1] | Count, About(hint="-1 is the whole vocabulary")] = -1
     """Sample from this many most likely tokens; -1 is the whole vocabulary."""
     stop: list[str] = Field(default_factory=list)
-    """Strings that end a response. Each must be one token of the model's vocabulary."""
+    """What ends a response, in addition to the model's end token. A string that is one token of the
+    model's vocabulary ends it at exactly this token: with `"\\n"`, a token for two line breaks does
+    not. Any other string ends it at the token that completes it in the decoded text. That token is
+    part of the response, with any text behind the string."""
 
 
 class RolloutConfig(Record):
@@ -110,7 +113,8 @@ class RolloutConfig(Record):
     """Inference engine: `embedded` (included), `sglang` or `vllm` (`areal-lab engine install`).
     Sizes may follow, as in `sglang:d2t1`: 2 servers of 1 GPU each."""
     engine_args: list[str] = Field(default_factory=list)
-    """Extra command-line arguments for each SGLang or vLLM server."""
+    """Extra command-line arguments for each SGLang or vLLM server. No keys: each server gets a
+    random one, which is not in its command line."""
     schedule: ScheduleName = "asynchronous"
     """How generation and training interleave."""
     max_head_offpolicyness: Annotated[
@@ -165,7 +169,8 @@ class RolloutConfig(Record):
     """HTTP port of the first engine, the others follow; 0 takes free ports."""
     addresses: list[str] = Field(default_factory=list)
     """Running servers to use instead of starting engines, as `http://host:port`. They get our
-    weights and are never stopped."""
+    weights and are never stopped. Their key is that of the environment variable
+    `AREAL_LAB_ENGINE_KEY`; that of `areal-lab engine serve` on this machine is found without it."""
     ready_timeout_s: Positive = 300.0
     """Timeout for a server to start, or for an address to respond."""
     health_interval_s: Positive = 2.0

@@ -6,9 +6,10 @@ seconds and hundreds of MB) into a process that does no tensor math.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
@@ -16,6 +17,13 @@ from tokenizers.decoders import DecodeStream
 TOKENIZER_FILE = "tokenizer.json"
 _MOST_PREFIXES = 2000
 """Tokens of a response up to which every prefix of it may be decoded: half a second."""
+
+
+class Stops(NamedTuple):
+    """What ends a response, in addition to the model's end tokens."""
+
+    token_ids: tuple[int, ...]
+    strings: tuple[str, ...]
 
 
 class TextCodec:
@@ -73,6 +81,14 @@ class TextCodec:
         """Text of a completion, without special tokens such as end-of-text."""
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
 
+    def decode_all(self, tokens: Iterable[int]) -> str:
+        """Text of tokens, special ones by their names."""
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=False))
+
+    def has(self, token: int) -> bool:
+        """Whether a token has a text. A model's output layer may have more rows than that."""
+        return self._tokenizer.id_to_token(token) is not None
+
     @property
     def special_tokens(self) -> dict[int, str]:
         """Names of the special tokens, which `decode` leaves out, by id."""
@@ -125,25 +141,21 @@ class TextCodec:
         ends.append(len(text))
         return tuple(end - start for start, end in pairwise(ends))
 
-    def stop_token_ids(self, stops: Sequence[str]) -> tuple[int, ...]:
-        """The single token of each stop string.
+    def stops(self, texts: Sequence[str]) -> Stops:
+        """Stop texts as tokens where they are one token in this vocabulary, otherwise as strings.
 
         Generation ends at exactly this token: with `"\\n"`, a token for two line breaks does not
-        end it.
-
-        Raises:
-            ValueError: naming the string and its tokens if they are not exactly one.
+        end it. A string ends it with the token that completes it in the decoded text, whatever the
+        tokens are.
         """
-        ids = []
-        for stop in stops:
-            encoding = self._tokenizer.encode(stop, add_special_tokens=False)
-            if len(encoding.ids) != 1:
-                raise ValueError(
-                    f"gconfig.stop has {stop!r}, which is {len(encoding.ids)} tokens in this "
-                    f"vocabulary ({', '.join(map(repr, encoding.tokens))}), but must be one token"
-                )
-            ids.append(int(encoding.ids[0]))
-        return tuple(ids)
+        ids, strings = [], []
+        for text in texts:
+            encoding = self._tokenizer.encode(text, add_special_tokens=False)
+            if len(encoding.ids) == 1:
+                ids.append(int(encoding.ids[0]))
+            else:
+                strings.append(text)
+        return Stops(tuple(ids), tuple(strings))
 
 
 def _common_characters(left: str, right: str) -> int:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from areal_lab.control.events import Version
+from areal_lab.data.stop_strings import check_stop_strings
 from areal_lab.data.trajectory import FinishReason, Segment
 
 
@@ -52,9 +53,12 @@ class SamplingParams:
     """-1 is the whole vocabulary."""
     stop_token_ids: tuple[int, ...] = ()
     """In addition to the model's end-of-sequence token; the stop token is part of the output."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a response as soon as they appear in its decoded text, special tokens by
+    their names. The token that completes one is part of the output, with any text behind it."""
     ignore_eos: bool = False
-    """Only the length ends a response. Not together with `stop_token_ids`, which engines then treat
-    in different ways."""
+    """Only the length ends a response. Not together with `stop_token_ids` or `stop`, which engines
+    then treat in different ways."""
     seed: int = 0
     """Random numbers of a request depend on this and the position only, not on its batch."""
 
@@ -67,11 +71,13 @@ class SamplingParams:
             raise ValueError(f"top_p is {self.top_p}, but must be in (0, 1]")
         if self.top_k != -1 and self.top_k < 1:
             raise ValueError(f"top_k is {self.top_k}, but must be -1 (all) or >= 1")
-        if self.ignore_eos and self.stop_token_ids:
-            raise ValueError(
-                f"stop_token_ids is {self.stop_token_ids}, but with ignore_eos nothing but the "
-                "length ends a response; set only one of the two"
-            )
+        check_stop_strings(self.stop)
+        for name, stops in (("stop_token_ids", self.stop_token_ids), ("stop", self.stop)):
+            if self.ignore_eos and stops:
+                raise ValueError(
+                    f"{name} is {stops}, but with ignore_eos nothing but the length ends a "
+                    "response; set only one of the two"
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,12 +88,25 @@ class GenerateRequest:
     prompt_tokens: tuple[int, ...]
     """At least one: SGLang's server dies of an empty prompt in a batch."""
     sampling: SamplingParams
+    continued_tokens: int = 0
+    """The last tokens of the prompt that are part of the response, which this request continues: a
+    stop string may begin in them."""
 
     def __post_init__(self) -> None:
         if not self.prompt_tokens:
             raise ValueError(
                 f"request {self.request_id} has an empty prompt, but needs at least one token"
             )
+        if not 0 <= self.continued_tokens <= len(self.prompt_tokens):
+            raise ValueError(
+                f"request {self.request_id} continues {self.continued_tokens} tokens, but its "
+                f"prompt has {len(self.prompt_tokens)}"
+            )
+
+    @property
+    def response_so_far(self) -> tuple[int, ...]:
+        """The part of the prompt that is the beginning of the response."""
+        return self.prompt_tokens[len(self.prompt_tokens) - self.continued_tokens :]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

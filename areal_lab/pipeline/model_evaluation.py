@@ -25,12 +25,12 @@ from areal_lab.data.problems import Problem
 from areal_lab.data.sources import load_problems
 from areal_lab.data.tokenize import TextCodec
 from areal_lab.engines.client.engine_client import EngineClient
-from areal_lab.engines.protocol import PauseMode, SamplingParams, WeightsFolder
+from areal_lab.engines.protocol import PauseMode, WeightsFolder
 from areal_lab.models.folder import read_model_facts
 from areal_lab.pipeline.evaluation_results import SampleResult, results, sample_lines, samples_of
 from areal_lab.pipeline.fleet import Fleet, first_error
 from areal_lab.pipeline.progress import Display
-from areal_lab.pipeline.rollout.groups import Rollout, context_tokens
+from areal_lab.pipeline.rollout.groups import Rollout, context_tokens, sampling_params
 from areal_lab.pipeline.rollout.scored import ScoredGroup
 from areal_lab.pipeline.rollout.turns import TurnRouter
 from areal_lab.pipeline.servers.health import HealthLimits
@@ -205,7 +205,9 @@ async def _start(
     first.set_result(LaunchModel(evaluation.model))
     threads = rollout.threads or max(1, len(os.sched_getaffinity(0)) // servers)
     pool = ServerPool(
-        sources=engine_sources(config, folder, first, evaluation.model, threads),
+        sources=engine_sources(
+            config, folder, first, model_path=evaluation.model, codec=codec, threads=threads
+        ),
         health=HealthLimits(
             interval_s=rollout.health_interval_s,
             timeout_s=rollout.health_timeout_s,
@@ -231,20 +233,12 @@ async def _start(
             log_folder=folder.path / "logs",
         )
     )
-    generation = config.gconfig
-    sampling = SamplingParams(
-        max_new_tokens=generation.max_new_tokens,
-        temperature=generation.temperature,
-        top_p=generation.top_p,
-        top_k=generation.top_k,
-        stop_token_ids=codec.stop_token_ids(generation.stop),
-    )
     return (
         Rollout(
             engines=pool,
             codec=codec,
             rewards=rewards,
-            sampling=sampling,
+            sampling=sampling_params(config.gconfig, codec),
             run_seed=config.seed,
             running_samples=rollout.max_running_requests,
             workflow=await fleet.stack.enter_async_context(

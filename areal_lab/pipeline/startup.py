@@ -27,7 +27,7 @@ from areal_lab.data.problems import ProblemSet, PromptSource
 from areal_lab.data.tokenize import TextCodec
 from areal_lab.engines.client.engine_client import EngineClient
 from areal_lab.engines.launch.start import EngineProcess
-from areal_lab.engines.protocol import PauseMode, SamplingParams
+from areal_lab.engines.protocol import PauseMode
 from areal_lab.engines.weights.records import WeightsInMemory
 from areal_lab.engines.weights.root import remove_weights_root
 from areal_lab.models.locate import resolve_model_path
@@ -40,7 +40,7 @@ from areal_lab.pipeline.requests import Desk
 from areal_lab.pipeline.resume.recovery import Recovery
 from areal_lab.pipeline.resume.saved_run import OpenTokens, SavedRun
 from areal_lab.pipeline.resume.writer import CheckpointWriter
-from areal_lab.pipeline.rollout.groups import Rollout, context_tokens
+from areal_lab.pipeline.rollout.groups import Rollout, context_tokens, sampling_params
 from areal_lab.pipeline.rollout.turns import TurnRouter
 from areal_lab.pipeline.servers.health import HealthLimits
 from areal_lab.pipeline.servers.pool import EngineSource, ServerPool
@@ -142,7 +142,9 @@ async def start_run(context: RunContext) -> RunPerformer:
     known = known_before_trainer(config, checkpoint or model_path, context.first_version)
     if known is not None:
         first.set_result(known)
-    sources = engine_sources(config, folder, first, model_path, threads.engine)
+    sources = engine_sources(
+        config, folder, first, model_path=model_path, codec=codec, threads=threads.engine
+    )
     trainer, rewards, sources = await _start_processes(context, settings, first, sources)
     context.inputs.trainer = trainer
     start_folder, weights = trainer.ready.weights, trainer.ready.exported
@@ -194,7 +196,7 @@ async def start_run(context: RunContext) -> RunPerformer:
         engines=servers,
         codec=codec,
         rewards=rewards,
-        sampling=_sampling(config, codec),
+        sampling=sampling_params(config.gconfig, codec),
         run_seed=config.seed,
         response_tokens=context.response_tokens,
         running_samples=config.rollout.max_running_requests,
@@ -335,17 +337,6 @@ def _pickled(loss: Callable[..., HasLoss] | None, folder: RunFolder) -> str:
     file = folder.path / "loss.pickle"
     file.write_bytes(pickle_function(loss))
     return str(file)
-
-
-def _sampling(config: TrainConfig, codec: TextCodec) -> SamplingParams:
-    generation = config.gconfig
-    return SamplingParams(
-        max_new_tokens=generation.max_new_tokens,
-        temperature=generation.temperature,
-        top_p=generation.top_p,
-        top_k=generation.top_k,
-        stop_token_ids=codec.stop_token_ids(generation.stop),
-    )
 
 
 def _evaluated(rollout: Rollout, temperature: float | None) -> Rollout:

@@ -24,10 +24,12 @@ from areal_lab.config.schema import TrainConfig
 from areal_lab.config.suggest import nearest
 from areal_lab.data.problems import ProblemSet
 from areal_lab.data.sources import load_problems
+from areal_lab.data.stop_strings import check_stop_strings
 from areal_lab.data.tokenize import TextCodec
 from areal_lab.engines.client.addresses import CannotAttach, check_addresses
 from areal_lab.engines.launch.backends import (
     adapter_refusal,
+    arguments_refusal,
     backend_of,
     transfer_refusal,
     truncation_refusal,
@@ -132,7 +134,7 @@ def check_settings(config: TrainConfig) -> None:
     engines = list(check_engines(config))
     found += engines
     if not engines:
-        for one in (check_transfer, check_sampling, check_servers, check_ports):
+        for one in (check_transfer, check_sampling, check_arguments, check_servers, check_ports):
             found += one(config)
     _refuse([*found, *check_run_folder(config)])
 
@@ -411,6 +413,13 @@ def check_sampling(config: TrainConfig) -> Iterator[Problem]:
         yield _wrong("gconfig", refusal)
 
 
+def check_arguments(config: TrainConfig) -> Iterator[Problem]:
+    """Check that no extra argument of the engines gives away or bypasses their keys."""
+    backend = backend_of(engine_plan(config).backend)
+    if (refusal := arguments_refusal(backend, config.rollout.engine_args)) is not None:
+        yield _wrong("rollout.engine_args", refusal)
+
+
 def check_servers(config: TrainConfig) -> Iterator[Problem]:
     """Check that servers respond at the given addresses."""
     try:
@@ -525,12 +534,12 @@ def _check_model(setting: str, path: str) -> Iterator[Problem]:
 def check_tokens(
     config: TrainConfig, prompts: Sequence[str], folder: Path, facts: ModelFacts
 ) -> Iterator[Problem]:
-    """Check that stop strings are tokens, and that every prompt and response fits the context."""
+    """Check that every prompt and response fits the context, and the stop strings."""
     try:
         codec = TextCodec.load(folder)
-        codec.stop_token_ids(config.gconfig.stop)
+        check_stop_strings(codec.stops(config.gconfig.stop).strings)
     except ValueError as error:
-        yield _wrong("gconfig.stop", str(error))
+        yield _wrong("gconfig.stop", f"gconfig.stop: {error}")
         return
     if facts.context_tokens is None:
         return

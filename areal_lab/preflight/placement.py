@@ -13,6 +13,7 @@ from typing import Final
 
 from areal_lab.config.problem import refusal
 from areal_lab.config.schema import TrainConfig
+from areal_lab.engines.client.addresses import without_key
 from areal_lab.engines.launch.backends import BACKENDS
 from areal_lab.engines.launch.device import Device, engine_device
 from areal_lab.engines.launch.environments import Environment, environment, own_torch_cuda
@@ -185,7 +186,7 @@ def explain(config: TrainConfig, machine: Machine) -> list[str]:
     """
     plan = check_placement(config, machine)
     if config.rollout.addresses:
-        urls = config.rollout.addresses
+        urls = [without_key(address) for address in config.rollout.addresses]
         lines = _each(len(urls), lambda i: f"attaches to {urls[i]}; starts no engine")
     else:
         found = machine.engines[plan.backend]

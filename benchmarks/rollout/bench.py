@@ -263,7 +263,12 @@ class Bench:
 
     @asynccontextmanager
     async def _client(self, interval: int) -> AsyncIterator[EngineClient]:
-        client = EngineClient(self._server.base_url, api=self._api, stream_interval=interval)
+        client = EngineClient(
+            self._server.base_url,
+            api=self._api,
+            stream_interval=interval,
+            key=self._server.client.key,
+        )
         try:
             yield client
         finally:

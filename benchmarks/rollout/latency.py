@@ -138,7 +138,7 @@ class Ways:
             outcome = await asyncio.to_thread(
                 self._pushers[transfer].push,
                 version,
-                [EngineTarget(client.base_url)],
+                [EngineTarget(client.base_url, key=client.key)],
                 flush_cache=mode is not PauseMode.IN_PLACE,
             )
             for failure in outcome.failures:

@@ -23,10 +23,13 @@ from areal_lab.cli import doctor
 from areal_lab.cli.doctor import Status
 from areal_lab.config.load import load_config
 from areal_lab.config.problem import ConfigError
+from areal_lab.engines.client.addresses import port_of
+from areal_lab.engines.keys import KEY_VARIABLE, authorization, key_file, key_for
 from areal_lab.engines.launch.backends import INSTALLABLE, Build
 from areal_lab.engines.launch.environments import Condition, Environment
 from areal_lab.engines.weights.folder import write_weights
 from areal_lab.pipeline.run import prepare
+from areal_lab.pipeline.servers.attach import attach
 from areal_lab.preflight import check as preflight
 from areal_lab.preflight import placement
 from tests.engines.tiny import tiny_model
@@ -130,7 +133,17 @@ def test_the_home_folder_of_an_unknown_user_is_one_line(
     )
 
 
-def test_serve_runs_until_ctrl_c(tmp_path: Path) -> None:
+async def key_of_attached(address: str, model: Path) -> str:
+    """The key that a run attached to this server would send."""
+    client = await attach(address, model, request_timeout_s=BOUND_S, ready_timeout_s=BOUND_S)
+    await client.close()
+    return client.key
+
+
+def test_serve_runs_until_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its key is in a file that only its user can read, as long as it runs, and nowhere else."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
     model = write_weights(tiny_model(), tmp_path, 0, dtype=torch.float32).path
     arguments = ["serve", "embedded", "--model-path", str(model), "--port", "0"]
     with subprocess.Popen(
@@ -145,8 +158,19 @@ def test_serve_runs_until_ctrl_c(tmp_path: Path) -> None:
         address = re.search(r"http://127\.0\.0\.1:\d+", first)
         assert address is not None, serving.stderr.read()
         assert f"'rollout.addresses=[\"{address.group()}\"]'" in serving.stdout.readline()
-        info = httpx2.get(f"{address.group()}/model_info", trust_env=False).json()
-        assert info["weight_version"] == "5"
+        file = key_file(port_of(address.group()))
+        assert f"its key is in {file}, where runs on this machine find it" in (
+            serving.stdout.readline()
+        )
+        assert file.stat().st_mode & 0o777 == 0o600
+        key = key_for(port_of(address.group()))
+        info = httpx2.get(
+            f"{address.group()}/model_info", headers=authorization(key), trust_env=False
+        )
+        assert info.json()["weight_version"] == "5"
+        assert asyncio.run(key_of_attached(address.group(), model)) == key
+        for process in (serving.pid, int(child_of(serving.pid))):
+            assert key.encode() not in Path(f"/proc/{process}/cmdline").read_bytes()
         pidfd = os.pidfd_open(int(child_of(serving.pid)))
         serving.send_signal(signal.SIGINT)
         poll = select.poll()
@@ -154,7 +178,12 @@ def test_serve_runs_until_ctrl_c(tmp_path: Path) -> None:
         assert poll.poll(BOUND_S * 1000)
         os.close(pidfd)
         assert serving.wait(BOUND_S) == 0
-        assert serving.stderr.read().endswith("stopped\n")
+        said = serving.stderr.read()
+        assert said.endswith("stopped\n")
+        log = re.search(r"log: (\S+)", said)
+        assert log is not None
+        assert key not in said + first + serving.stdout.read() + Path(log.group(1)).read_text()
+    assert not file.exists()
 
 
 def test_adapters_need_a_server_that_supports_them(tmp_path: Path) -> None:

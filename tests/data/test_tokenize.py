@@ -1,4 +1,4 @@
-"""Text to tokens and back, and stop strings as single tokens."""
+"""Text to tokens and back, and stop strings as tokens."""
 
 from __future__ import annotations
 
@@ -121,17 +121,17 @@ def test_truncation_and_padding_of_a_saved_tokenizer_are_dropped() -> None:
     assert len(TextCodec(tokenizer).encode("2 + 3 =")) == 7
 
 
-def test_stop_strings_become_their_token() -> None:
+def test_a_stop_string_that_is_one_token_becomes_it() -> None:
     codec = TextCodec(byte_tokenizer(begins=True))
-    assert codec.stop_token_ids(["\n", "<end>"]) == (*codec.encode("\n")[1:], END)
+    line_break = codec.encode("\n")[1:]
+    assert codec.stops(["\n", "<end>"]) == ((*line_break, END), ())
+    assert codec.stops(["ab", "\n", "é"]) == (line_break, ("ab", "é"))
 
 
-@pytest.mark.parametrize("stop", ["ab", ""])
-def test_a_stop_string_of_several_tokens_is_refused_with_its_tokens(stop: str) -> None:
-    with pytest.raises(
-        ValueError, match=rf"gconfig.stop has '{stop}', which is {len(stop)} tokens"
-    ):
-        TextCodec(byte_tokenizer()).stop_token_ids(["\n", stop])
+def test_special_tokens_have_names_where_nothing_is_left_out() -> None:
+    codec = TextCodec(byte_tokenizer())
+    assert codec.decode_all((*codec.encode("a"), END, *codec.encode("b"))) == "a<end>b"
+    assert [codec.has(token) for token in (0, END, END + 1)] == [True, True, False]
 
 
 def test_a_folder_gives_its_tokenizer(tmp_path: Path) -> None:

@@ -62,7 +62,8 @@ def request(
     name: str, prompt: Sequence[int], max_new_tokens: int = 8, seed: int = 0, **sampling: object
 ) -> GenerateRequest:
     """A request that ends only at its length, unless set otherwise."""
-    values = {"ignore_eos": not sampling.get("stop_token_ids"), **sampling}
+    stops = sampling.get("stop_token_ids") or sampling.get("stop")
+    values = {"ignore_eos": not stops, **sampling}
     return GenerateRequest(
         request_id=name,
         prompt_tokens=tuple(prompt),

@@ -209,7 +209,9 @@ def other_weights(lab: FaultLab) -> Seconds:
         async def load() -> None:
             assert lab.victim is not None
             lab.signal_victim(signal.SIGCONT)
-            stranger = EngineClient(lab.victim_address, api=lab.victim.client.api)
+            stranger = EngineClient(
+                lab.victim_address, api=lab.victim.client.api, key=lab.victim.client.key
+            )
             servers = case.servers
             try:
                 while not servers.counts["engine_losses"]:

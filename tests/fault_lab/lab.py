@@ -16,7 +16,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -28,6 +28,7 @@ from areal_lab.control.events import EngineId, Event, RunStarted
 from areal_lab.data.problems import Problem, PromptSource
 from areal_lab.data.tokenize import TextCodec
 from areal_lab.engines.client.engine_client import EngineClient
+from areal_lab.engines.keys import KEY_VARIABLE, new_key
 from areal_lab.engines.launch.backends import ServerOptions
 from areal_lab.engines.launch.start import EngineProcess, launch_engine
 from areal_lab.engines.protocol import PauseMode, SamplingParams, WeightsFolder
@@ -111,6 +112,8 @@ class FaultLab:
     """The weights that servers are started with."""
     runner: asyncio.Runner
     cases: int = 0
+    key: str = field(default_factory=new_key)
+    """Of both servers: runs that attach to them take it from the environment."""
     _survivor: EngineProcess | None = None
     victim: EngineProcess | None = None
     """None before it is started, and after a case that borrowed it."""
@@ -120,6 +123,7 @@ class FaultLab:
 
     async def open(self) -> None:
         """Start both servers, if they do not run."""
+        os.environ[KEY_VARIABLE] = self.key
 
         async def survivor() -> None:
             self._survivor = self._survivor or await self.launch(0, "embedded")
@@ -135,6 +139,7 @@ class FaultLab:
 
     async def close(self) -> None:
         """Stop both."""
+        os.environ.pop(KEY_VARIABLE, None)
         for engine in (self._survivor, self.victim):
             if engine is not None:
                 await engine.stop()
@@ -232,6 +237,7 @@ class FaultLab:
             log_path=self.root / f"case-{self.cases}-engine-{index}.log",
             ready_timeout_s=START_BOUND_S,
             request_timeout_s=BOUND_S,
+            key=self.key,
         )
 
     def _attacher(self, address: str) -> EngineSource:

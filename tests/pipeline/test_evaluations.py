@@ -82,7 +82,7 @@ def greedy_reward(config: TrainConfig, folder: Path, checkpoint: Path) -> float:
     problems = prepare(config).held_out[: config.evaluation.max_problems]
     model: Any = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     codec = TextCodec.load(config.actor.path)
-    stops = set(codec.stop_token_ids(config.gconfig.stop))
+    stops = set(codec.stops(config.gconfig.stop).token_ids)
     rewards = []
     for problem in problems:
         tokens, response = list(codec.encode(problem.prompt)), list[int]()

@@ -20,6 +20,7 @@ from omegaconf import OmegaConf
 from transformers import AutoModelForCausalLM
 
 import areal_lab
+from areal_lab.data.tokenize import TextCodec
 from areal_lab.host.processes import ChildDied
 from areal_lab.host.shared_memory import SHARED_MEMORY
 from areal_lab.pipeline.progress import Silent
@@ -27,6 +28,7 @@ from areal_lab.pipeline.run import prepare, run
 from areal_lab.pipeline.state import RunState, StopSignal
 from areal_lab.pipeline.step_report import StepReport
 from areal_lab.runlog.folder import RunFolder
+from tests.pipeline.kept_keys import keep_keys
 from tests.pipeline.rewards import even_digits
 from tests.pipeline.tiny_run import (
     checkpoints,
@@ -180,7 +182,11 @@ def test_the_run_folder_holds_what_is_promised(
     AutoModelForCausalLM.from_pretrained(folder / "model")
 
 
-def test_adapters_are_merged_for_engines_and_checkpoints(tmp_path: Path) -> None:
+def test_adapters_are_merged_for_engines_and_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trainer sends weights to the engine; so it has its key, too, which nothing else tells."""
+    keys = keep_keys(monkeypatch)
     config = tiny_config(
         tmp_path,
         "total_train_steps=4",
@@ -190,9 +196,12 @@ def test_adapters_are_merged_for_engines_and_checkpoints(tmp_path: Path) -> None
         "actor.lora_rank=4",
         "actor.optimizer.lr=5e-3",
     )
-    result = do_run(config, response_tokens=long_tail, reward_fn=even_digits)
+    result = do_run(config, response_tokens=long_tail, reward_fn=even_digits, on_step=keys.look)
     assert result.summary["status"] == "complete"
     assert result.summary["version_mismatches"] == 0
+    assert len(keys.made) == 1
+    assert keys.command_lines > 4
+    keys.assert_not_in(result.folder)
     models = checkpoints(result.folder)
     samples = [sample for step in trained_samples(result.folder) for sample in step]
     rescored = [rescored_difference(models, sample) for sample in samples]
@@ -226,9 +235,38 @@ def test_eta_zero_trains_what_the_synchronous_schedule_trains(tmp_path: Path) ->
     assert min(values[0]) > 0.01  # every step moved the weights, so equal losses mean something
 
 
+def test_responses_end_at_stop_strings_of_several_tokens(tmp_path: Path) -> None:
+    stops = [f"{first}{second}" for first in "12" for second in "0123456789"]
+    config = tiny_config(
+        tmp_path,
+        f"gconfig.stop={json.dumps(stops)}",
+        "gconfig.max_new_tokens=40",
+        "total_train_steps=2",
+    )
+    codec = TextCodec.load(config.actor.path)
+    samples = [
+        sample
+        for step in trained_samples(do_run(config, reward_fn=even_digits).folder)
+        for sample in step
+    ]
+    texts = [
+        codec.decode_all([token for part in sample["parts"] for token in part["tokens"]])
+        for sample in samples
+    ]
+    stopped = [any(stop in text for stop in stops) for text in texts]
+    assert sum(stopped) > 3
+    assert not [text for text in texts if any(stop in text[:-1] for stop in stops)]
+    for sample, text, has_one in zip(samples, texts, stopped, strict=True):
+        ended = has_one or text.endswith("<end>")
+        assert sample["finish_reason"] == ("stop" if ended else "length")
+
+
 @pytest.mark.parametrize("victim", ["engine 0", "trainer"])
-def test_the_death_of_a_process_ends_the_run_with_its_name(tmp_path: Path, victim: str) -> None:
+def test_the_death_of_a_process_ends_the_run_with_its_name(
+    tmp_path: Path, victim: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An engine may come back once: it does, with the weights of the day, and dies again."""
+    keys = keep_keys(monkeypatch)
     state = RunState()
     killed: set[int] = set()
 
@@ -246,7 +284,7 @@ def test_the_death_of_a_process_ends_the_run_with_its_name(tmp_path: Path, victi
             killed.add(child.pid)
             os.kill(child.pid, signal.SIGKILL)
 
-    with pytest.raises(ChildDied, match=f"{victim} .*SIGKILL"):
+    with pytest.raises(ChildDied, match=f"{victim} .*SIGKILL") as ended:
         do_run(
             tiny_config(tmp_path, "total_train_steps=50", "rollout.max_engine_restarts=1"),
             on_step=kill,
@@ -254,6 +292,7 @@ def test_the_death_of_a_process_ends_the_run_with_its_name(tmp_path: Path, victi
             reward_fn=even_digits,
         )
     assert all(child.process.returncode is not None for child in state.children)
+    assert not [key for key in keys.made if key in str(ended.value)]
     (folder,) = (tmp_path / "runs").iterdir()
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["status"] == "failed"
@@ -269,6 +308,8 @@ def test_the_death_of_a_process_ends_the_run_with_its_name(tmp_path: Path, victi
     assert 0 <= summary["multi_version_share"] <= 1
     lives = 2 if victim == "engine 0" else 1
     assert len(killed) == lives
+    assert len(set(keys.made)) == lives, "an engine that comes back has another key"
+    keys.assert_not_in(folder)
     assert summary["engine_losses"] == (lives if lives > 1 else 0)
     assert summary["engine_restarts"] == lives - 1
     assert summary["version_mismatches"] == 0

@@ -37,6 +37,7 @@ from areal_lab.preflight.check import (
     notes,
 )
 from areal_lab.preflight.memory import estimate
+from areal_lab.preflight.placement import explain
 from simulator.config.schema import RolloutConfig as SimulatedRollout
 from simulator.config.schema import ScheduleConfig
 from tests.model_folder import save_model_folder
@@ -86,7 +87,9 @@ def test_a_good_configuration_passes_and_leaves_nothing(
         ("gconfig.n_samples=0", "gconfig.n_samples is 0, but must be an integer >= 2"),
         ("gconfig.max_new_tokens=128", "max_new_tokens is 128, but the model's context is 128"),
         ("gconfig.max_new_tokens=90", "a prompt has 48 tokens ('"),
-        ("gconfig.stop=[ab]", "gconfig.stop has 'ab', which is 2 tokens"),
+        ("gconfig.stop=['']", "gconfig.stop: a stop string is empty, but must have a character"),
+        ('gconfig.stop=["a\ufffd"]', "gconfig.stop: the stop string 'a\ufffd' has a replacement"),
+        ("rollout.engine_args=[--api-key, s3cret]", "rollout.engine_args has --api-key, which ev"),
         ("actor.optimizer.lr=0", "actor.optimizer.lr is 0, but must be a finite number > 0"),
         ("actor.optimizer.lr=nan", "actor.optimizer.lr is 'nan'"),
         ("actor.optimizer.warmup_steps=-1", "warmup_steps is -1, but must be an integer >= 0"),
@@ -322,7 +325,6 @@ def test_a_port_in_use_is_refused(configured: Configured) -> None:
         ("http://host:abc", "port could not be cast to integer value as 'abc'"),
         ("http://host:80/v1", "it has more than a host and a port"),
         ("http://host:80?a=b", "it has more than a host and a port"),
-        ("http://me@host:80", "it has more than a host and a port"),
         ("http://.:80", "no host is named '.'"),
         pytest.param(f"http://{'a' * 64}:80", f"no host is named '{'a' * 64}'", id="64 letters"),
     ],
@@ -342,6 +344,19 @@ def test_malformed_addresses_are_refused_before_any_is_tried(
         f"rollout.addresses has {address!r}, but an address is http://HOST:PORT, as in "
         f"http://127.0.0.1:30000: {wrong}"
     )
+
+
+@pytest.mark.parametrize("before", [":s3cret@", "s3cret@", "me:s3cret@"])
+def test_a_key_in_an_address_is_refused_without_telling_it(
+    configured: Configured, before: str
+) -> None:
+    for address in (f"http://{before}host:80", f"http://{before}host", f"{before}host:80"):
+        config = configured(f"rollout.addresses=['{address}']")
+        message = refused(config)
+        assert "rollout.addresses has 'http://host" in message or "'host:80'" in message
+        assert not [text for text in (message, *explain(config, machine())) if "s3cret" in text]
+    whole = refused(configured(f"rollout.addresses=['http://{before}host:80']"))
+    assert "it has a key; set AREAL_LAB_ENGINE_KEY to it, which nothing writes to a file" in whole
 
 
 @pytest.mark.parametrize("end", ["", "/"])

@@ -59,7 +59,12 @@ def announce(request: pytest.FixtureRequest) -> Announce:
 
 
 async def start(
-    name: str, weights: WeightsFolder, log_path: Path, announce: Announce
+    name: str,
+    weights: WeightsFolder,
+    log_path: Path,
+    announce: Announce,
+    *,
+    tokenizer: Path | None = None,
 ) -> EngineProcess:
     """Start a server of an engine, or fail with the last lines of its log and the fix."""
     announce(f"waiting for the {name} server (log: {log_path}) ... ")
@@ -73,6 +78,7 @@ async def start(
                 max_running_requests=8,
                 context_length=CONTEXT,
                 lora=weights.adapter,
+                tokenizer=tokenizer,
             ),
             log_path=log_path,
             ready_timeout_s=READY_TIMEOUT_S,

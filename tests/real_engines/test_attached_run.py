@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from areal_lab.engines.keys import KEY_VARIABLE
 from areal_lab.engines.launch.backends import ServerOptions
 from areal_lab.engines.launch.start import EngineProcess, launch_engine
 from areal_lab.engines.protocol import LoraShape, WeightsFolder
@@ -29,6 +30,19 @@ from tests.pipeline.tiny_run import (
 )
 
 pytestmark = pytest.mark.sglang
+KEY = "of-the-attached-server"
+
+
+@pytest.fixture(autouse=True)
+def key_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a run looks for it."""
+    monkeypatch.setenv(KEY_VARIABLE, KEY)
+
+
+def assert_key_is_not_written(folder: Path) -> None:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert "config.yaml" in [path.name for path in files]
+    assert not [path for path in files if KEY.encode() in path.read_bytes()]
 
 
 async def started(engine: str, weights: WeightsFolder, folder: Path) -> EngineProcess:
@@ -42,6 +56,7 @@ async def started(engine: str, weights: WeightsFolder, folder: Path) -> EnginePr
             max_running_requests=16,
         ),
         log_path=folder / "engine.log",
+        key=KEY,
     )
 
 
@@ -65,6 +80,7 @@ def test_all_weights_are_sent_the_first_ones_too(tmp_path: Path, transfer: str) 
             await engine.stop()
 
     result, loaded = asyncio.run(scenario())
+    assert_key_is_not_written(result.folder)
     assert loaded == str(theirs.path), "it has read a folder of the run"
     assert result.summary["status"] == "complete"
     assert result.summary["version_mismatches"] == 0
@@ -103,6 +119,7 @@ def test_adapters_are_to_the_weights_of_the_run(tmp_path: Path, engine: str) -> 
             await server.stop()
 
     result = asyncio.run(scenario())
+    assert_key_is_not_written(result.folder)
     assert result.summary["status"] == "complete"
     assert result.summary["version_mismatches"] == 0
     assert result.summary["backend"] == engine

@@ -8,16 +8,20 @@ from __future__ import annotations
 import asyncio
 import copy
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
+from areal_lab.data.tokenize import TextCodec
 from areal_lab.engines.client.dialect import Digest
 from areal_lab.engines.client.engine_client import EngineError, VersionMismatch
 from areal_lab.engines.launch.detect import dialect_at
 from areal_lab.engines.protocol import Generated, PauseMode
 from areal_lab.engines.weights.folder import write_weights
 from areal_lab.functional.logprobs.cutoff import Cutoff, top_k, top_p
+from tests.data.byte_tokenizer import save_byte_tokenizer
+from tests.data.test_stop_strings import decoding_everything
 from tests.real_engines.conftest import Announce
 from tests.real_engines.lab import (
     CONTEXT,
@@ -171,6 +175,41 @@ def test_stop_tokens_end_a_response_and_belong_to_it(lab: Lab) -> None:
     assert stopped.finish_reason == "stop"
 
 
+@pytest.mark.parametrize("mode", [None, *PauseMode])
+def test_stop_strings_end_a_response_where_its_decoded_text_has_them(
+    lab: Lab, mode: PauseMode | None, tmp_path: Path
+) -> None:
+    """At the same token on every engine; this server has no tokenizer, so the client ends it."""
+    save_byte_tokenizer(tmp_path)
+    codec = TextCodec.load(tmp_path)
+    lab.client.note_tokenizer(tmp_path)
+
+    async def scenario() -> tuple[Generated, Generated, str]:
+        (free,) = await lab.client.generate([request("free", PROMPTS[0], LONG, temperature=0.0)])
+        tokens = tokens_of(free)
+        texts = [codec.decode_all(tokens[at : at + 3]) for at in range(40, 60)]
+        stop = next(text for text in texts if "\ufffd" not in text)
+        one = request("r", PROMPTS[0], LONG, temperature=0.0, stop=(stop,))
+        if mode is None:
+            (stopped,) = await lab.client.generate([one])
+        else:
+            running = asyncio.create_task(lab.client.generate([one]))
+            while not running.done() and not lab.client.received_tokens("r"):
+                await lab.client.ready()
+            await lab.client.pause(mode)
+            await lab.client.resume()
+            (stopped,) = await running
+        return free, stopped, stop
+
+    free, stopped, stop = lab.run(scenario())
+    tokens = tokens_of(free)
+    end = decoding_everything(codec, [stop], tokens)
+    if END_TOKEN in tokens[:end]:
+        end = tokens.index(END_TOKEN) + 1
+    assert tokens_of(stopped) == tokens[:end]
+    assert stopped.finish_reason == "stop"
+
+
 def test_the_models_end_token_ends_a_response_unless_it_is_ignored(lab: Lab) -> None:
     async def scenario() -> list[Generated]:
         both = [
@@ -218,7 +257,7 @@ def test_prompt_tokens_found_in_the_cache_are_counted_where_an_engine_counts(lab
 
 def test_a_server_reports_its_dialect_and_its_version(lab: Lab) -> None:
     async def scenario() -> None:
-        assert await dialect_at(lab.engine.base_url) is lab.client.api
+        assert await dialect_at(lab.engine.base_url, key=lab.client.key) is lab.client.api
         assert await lab.client.engine_name() == lab.engine.backend
         assert await lab.client.engine_version() == lab.engine.version
 

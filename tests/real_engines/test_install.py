@@ -15,6 +15,8 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from areal_lab.engines.client.addresses import port_of
+from areal_lab.engines.keys import authorization, key_for
 from areal_lab.engines.launch.backends import INSTALLABLE
 from areal_lab.engines.launch.environments import Condition, environment
 from areal_lab.host.processes import members
@@ -58,7 +60,10 @@ def test_served_by_hand_until_ctrl_c(engine: str, tmp_path: Path) -> None:
         assert address is not None, serving.stderr.read()
         children = Path(f"/proc/{serving.pid}/task/{serving.pid}/children").read_text().split()
         (server,) = map(int, children)
-        with httpx2.Client(base_url=address.group(1), timeout=60, trust_env=False) as http:
+        headers = authorization(key_for(port_of(address.group(1))))
+        with httpx2.Client(
+            base_url=address.group(1), headers=headers, timeout=60, trust_env=False
+        ) as http:
             answer = http.post(
                 "/v1/completions",
                 json={

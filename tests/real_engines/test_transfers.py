@@ -22,6 +22,7 @@ import pytest
 import torch
 
 from areal_lab.config.load import load_config
+from areal_lab.engines.keys import authorization
 from areal_lab.engines.launch.backends import BACKENDS
 from areal_lab.engines.launch.start import EngineProcess
 from areal_lab.engines.protocol import Generated, PauseMode
@@ -91,7 +92,7 @@ async def push(
 ) -> PushOutcome:
     """Send the weights of a version to the server, and to others."""
     pusher.hold(deduplicated_state(lab.models[version]), version, dtype=torch.float32)
-    targets = [EngineTarget(one.base_url) for one in (lab.engine, *others)]
+    targets = [EngineTarget(one.base_url, key=one.client.key) for one in (lab.engine, *others)]
     return await asyncio.to_thread(pusher.push, version, targets, flush_cache=flush_cache)
 
 
@@ -161,7 +162,7 @@ def test_a_broadcast_that_does_not_fit_is_refused_and_the_next_one_works(
 
     async def scenario() -> None:
         grouped.hold({"model.norm.weight": torch.ones(3)}, 1, dtype=torch.float32)
-        target = EngineTarget(lab.engine.base_url)
+        target = EngineTarget(lab.engine.base_url, key=lab.client.key)
         outcome = await asyncio.to_thread(grouped.push, 1, [target], flush_cache=True)
         (failure,) = outcome.failures
         assert (failure.engine, failure.phase) == (lab.engine.base_url, Phase.BROADCAST)
@@ -267,7 +268,10 @@ def test_a_server_whose_group_is_left_replies_at_once(
             "shapes": [[128]],
             "group_name": sender._group.name,
         }
-        async with httpx2.AsyncClient(base_url=lab.engine.base_url, timeout=ANSWER_S) as http:
+        headers = authorization(lab.client.key)
+        async with httpx2.AsyncClient(
+            base_url=lab.engine.base_url, headers=headers, timeout=ANSWER_S
+        ) as http:
             (await http.post("/begin_weight_update", json={})).raise_for_status()
             waiting = asyncio.create_task(http.post("/update_weights_from_distributed", json=body))
             assert not (await asyncio.wait({waiting}, timeout=1.0))[0]

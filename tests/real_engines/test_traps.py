@@ -44,6 +44,7 @@ import torch
 
 from areal_lab.engines.client.engine_client import EngineClient, EngineError, VersionMismatch
 from areal_lab.engines.client.sglang import SGLANG
+from areal_lab.engines.keys import authorization
 from areal_lab.engines.protocol import Generated, PauseMode
 from areal_lab.engines.weights.folder import deduplicated_state
 from areal_lab.engines.weights.push import Pusher
@@ -59,8 +60,11 @@ ANSWERS_S = 10.0
 
 
 async def bare(lab: Lab, path: str, body: dict[str, Any]) -> httpx2.Response:
-    """A request as anybody could send it."""
-    async with httpx2.AsyncClient(base_url=lab.engine.base_url, timeout=ANSWERS_S) as http:
+    """A request as another client could send it."""
+    headers = authorization(lab.client.key)
+    async with httpx2.AsyncClient(
+        base_url=lab.engine.base_url, headers=headers, timeout=ANSWERS_S
+    ) as http:
         return await http.post(path, json=body)
 
 
@@ -90,7 +94,7 @@ def test_weights_that_changed_behind_a_refusal_are_noticed(lab: Lab) -> None:
     flushing = replace(SGLANG, load=lambda weights, _: SGLANG.load(weights, PauseMode.RETRACT))
 
     async def scenario() -> None:
-        client = EngineClient(lab.engine.base_url, api=flushing)
+        client = EngineClient(lab.engine.base_url, api=flushing, key=lab.client.key)
         before = await client.digest()
         async with lab.running([request("r", PROMPT, LONG)]):
             await client.pause(PauseMode.IN_PLACE)
@@ -180,7 +184,9 @@ def test_requests_that_are_held_outlast_their_time_limit(lab: Lab) -> None:
     """They may be silent for half a second, and are held for three times as long."""
 
     async def scenario() -> list[Generated]:
-        client = EngineClient(lab.engine.base_url, api=lab.client.api, request_timeout_s=0.5)
+        client = EngineClient(
+            lab.engine.base_url, api=lab.client.api, request_timeout_s=0.5, key=lab.client.key
+        )
         await client.pause(PauseMode.RETRACT)
         held = asyncio.create_task(client.generate([request("held", [5, 6], 5)]))
         assert not (await asyncio.wait({held}, timeout=1.5))[0]
@@ -294,7 +300,7 @@ async def push(lab: Lab, version: int) -> None:
     """Send a version from this process's memory, as the trainer does."""
     pusher = Pusher(TensorSender(), timeout_s=ANSWERS_S)
     pusher.hold(deduplicated_state(lab.models[version]), version, dtype=torch.float32)
-    target = EngineTarget(lab.engine.base_url)
+    target = EngineTarget(lab.engine.base_url, key=lab.client.key)
     outcome = await asyncio.to_thread(pusher.push, version, [target], flush_cache=True)
     pusher.close()
     assert outcome.failures == ()

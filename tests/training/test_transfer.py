@@ -117,7 +117,7 @@ def test_an_engine_holds_the_exported_version_while_training_continues(pair: Pai
         assert second.version == 2
         assert second.checksum != first.checksum
         # Requesting a version that is no longer held is the caller's error; the trainer continues.
-        target = (EngineTarget(engine.base_url),)
+        target = (EngineTarget(engine.base_url, key=engine.client.key),)
         with pytest.raises(TrainingError, match=r"asked to push version 1, but held are \[2\]"):
             await trainer.push(PushRequest(1, target, flush_cache=True))
         pushed = await trainer.push(PushRequest(2, target, flush_cache=True))
@@ -179,6 +179,7 @@ class FakeClient:
 
     def __init__(self, base_url: str) -> None:
         self.base_url = base_url
+        self.key = f"key of {base_url}"
         self.told: list[object] = []
 
     async def confirm_push(self, version: int, mode: PauseMode) -> None:
@@ -220,7 +221,10 @@ def test_all_engines_get_one_push_and_each_its_own_end(
     assert type(second) is error
     assert str(second) == "why"
     (request,) = trainer.requests
-    assert request.engines == (EngineTarget("http://a", 2), EngineTarget("http://b", 2))
+    assert request.engines == (
+        EngineTarget("http://a", 2, "key of http://a"),
+        EngineTarget("http://b", 2, "key of http://b"),
+    )
     assert not request.flush_cache
     assert clients[0].told == [(4, PauseMode.IN_PLACE)]
     assert clients[1].told == []

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
+from areal_lab.engines.keys import KEY_VARIABLE
+
 CONNECT_S = 5.0
 """Timeout of the test connection before a run starts."""
 _EXAMPLE: Final = "http://127.0.0.1:30000"
@@ -47,12 +49,16 @@ def _host_and_port(address: str) -> tuple[str, int]:
     try:
         parts = urlsplit(address)
         host, port = parts.hostname or "", parts.port
+        if parts.username is not None:
+            raise ValueError(
+                f"it has a key; set {KEY_VARIABLE} to it, which nothing writes to a file"
+            )
         if fault := _fault(parts, host, port):
             raise ValueError(fault)
     except ValueError as error:
         raise CannotAttach(
-            f"rollout.addresses has {address!r}, but an address is http://HOST:PORT, as in "
-            f"{_EXAMPLE}: {str(error)[:1].lower()}{str(error)[1:]}"
+            f"rollout.addresses has {without_key(address)!r}, but an address is "
+            f"http://HOST:PORT, as in {_EXAMPLE}: {str(error)[:1].lower()}{str(error)[1:]}"
         ) from error
     assert port is not None
     return host, port
@@ -66,13 +72,24 @@ def _fault(parts: SplitResult, host: str, port: int | None) -> str:
         return "it has no host"
     if not port:
         return "it has no port" if port is None else "nothing listens on port 0"
-    if parts.username is not None or parts.path.strip("/") or parts.query or parts.fragment:
+    if parts.path.strip("/") or parts.query or parts.fragment:
         return "it has more than a host and a port"
     try:
         host.encode("idna")  # as in a DNS query; empty and overlong labels fail
     except UnicodeError:
         return f"no host is named {host!r}"
     return "" if host.isprintable() else f"no host is named {host!r}"
+
+
+def without_key(address: str) -> str:
+    """An address for display: without what stands before an @, which may be a key."""
+    scheme, separator, rest = address.rpartition("://")
+    return f"{scheme}{separator}{rest.rpartition('@')[2]}"
+
+
+def port_of(address: str) -> int:
+    """Port of a checked address."""
+    return _host_and_port(address)[1]
 
 
 def is_local(address: str) -> bool:

@@ -15,6 +15,7 @@ import httpx2
 
 from areal_lab.engines.client.dialect import Call, Reply
 from areal_lab.engines.errors import EngineError, EngineUnreachable
+from areal_lab.engines.keys import authorization
 
 _CONNECT_S = 10.0
 _KEEP_ALIVE_S = 3.0
@@ -31,13 +32,19 @@ class Connection:
     """Requests to one server."""
 
     def __init__(
-        self, base_url: str, *, timeout_s: float, transport: httpx2.AsyncBaseTransport | None = None
+        self,
+        base_url: str,
+        *,
+        timeout_s: float,
+        key: str = "",
+        transport: httpx2.AsyncBaseTransport | None = None,
     ) -> None:
         """Create a connection; nothing is sent yet.
 
         Args:
             base_url: such as `http://127.0.0.1:30000`.
             timeout_s: longest wait for the reply to a `call`.
+            key: the server's key, sent with every request; empty sends none.
             transport: replaces the network in tests.
         """
         self.base_url = base_url.rstrip("/")
@@ -46,6 +53,7 @@ class Connection:
         self._timeout = httpx2.Timeout(timeout_s, connect=_CONNECT_S)
         self._http = httpx2.AsyncClient(
             base_url=self.base_url,
+            headers=authorization(key),
             limits=httpx2.Limits(max_connections=None, keepalive_expiry=_KEEP_ALIVE_S),
             trust_env=False,  # engines are addressed directly, never through a proxy
             transport=transport,
@@ -55,7 +63,8 @@ class Connection:
         """Send a request; returns its reply, or `{}` if that is not JSON.
 
         Raises:
-            EngineUnreachable: if there is no reply in time, or it is malformed JSON.
+            EngineUnreachable: if there is no reply in time, it is malformed JSON, or the server has
+                another key.
             EngineError: if the reply is an error.
         """
         self._check_open(call)
@@ -74,8 +83,8 @@ class Connection:
         """Send a request and yield the messages of its reply; the caller applies the timeout.
 
         Raises:
-            EngineUnreachable: if the connection is lost, the server says that it is broken, or
-                sends malformed JSON.
+            EngineUnreachable: if the connection is lost, the server says that it is broken, has
+                another key, or sends malformed JSON.
             EngineError: if the reply is another error.
         """
         self._check_open(call)
@@ -155,7 +164,9 @@ class Connection:
             ) from error
 
     def _refused(self, call: Call, reply: httpx2.Response) -> EngineError:
-        return EngineError(
+        # A server that has another key now was started anew; ours is gone.
+        is_other = reply.status_code == httpx2.codes.UNAUTHORIZED
+        return (EngineUnreachable if is_other else EngineError)(
             f"engine {self.base_url} refused {call.method} {call.path} "
             f"({reply.status_code}): {_reason(reply)}"
         )

@@ -124,6 +124,9 @@ class Dialect:
     """Key of the server's engine in `backends.BACKENDS`, from the reply to `info`."""
     engine_version: Callable[[Reply], str]
     """Version of its package, from the same reply."""
+    checks_stops: Callable[[Reply], bool]
+    """Whether it ends responses at stop strings by itself, from the reply to `info`. If not, it is
+    sent none: the client ends them a little later."""
     tells_interruptions: bool
     """Whether every message reports its version and how often the sample lost its cache."""
     ready: Call
@@ -144,6 +147,8 @@ class GenerateOptions:
     """Requests share cached prefixes with those of the same name only."""
     adapter: str = ""
     """The LoRA adapter to use; empty means the base weights."""
+    send_stops: bool = False
+    """Whether the server gets the stop strings."""
 
 
 def parse_adapters(reply: Reply) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from typing import Any
 import httpx2
 
 from areal_lab.control.events import Version
+from areal_lab.data.tokenize import TOKENIZER_FILE
 from areal_lab.engines.client.connection import Connection
 from areal_lab.engines.client.dialect import Dialect, Digest, get
 from areal_lab.engines.client.held_weights import HeldAdapter, HeldWeights
@@ -57,6 +58,7 @@ class EngineClient:
         stream_interval: int = STREAM_INTERVAL,
         request_timeout_s: float | None = None,
         control_timeout_s: float | None = None,
+        key: str = "",
         transport: httpx2.AsyncBaseTransport | None = None,
     ) -> None:
         """Create a client; nothing is sent yet.
@@ -72,11 +74,14 @@ class EngineClient:
                 the last sample has ended.
             control_timeout_s: longest wait for any other reply, such as after loading weights.
                 `None` is `request_timeout_s`, or ten minutes.
+            key: the server's key; empty if it has none.
             transport: replaces the network in tests.
         """
         self.api = api
         timeout_s = control_timeout_s or request_timeout_s or _CONTROL_TIMEOUT_S
-        self._connection = Connection(base_url, timeout_s=timeout_s, transport=transport)
+        self.key = key
+        """The server's key; never to be printed."""
+        self._connection = Connection(base_url, timeout_s=timeout_s, key=key, transport=transport)
         self._held = HeldWeights()
         self._timeouts = RequestTimeouts(request_timeout_s)
         self._requests = RunningRequests(
@@ -215,10 +220,17 @@ class EngineClient:
         return version
 
     def note_model(self, folder: Path) -> None:
-        """Set the model folder of the server: weights of other shapes are then refused, and a
-        sample that was aborted right after an end token counts as complete."""
+        """Set the model folder of the server: weights of other shapes are then refused, a sample
+        that was aborted right after an end token counts as complete, and requests may have stop
+        strings if the folder has a tokenizer."""
         self._held.shapes = folder_shapes(folder)
         self._requests.end_tokens = end_token_ids(folder)
+        if (folder / TOKENIZER_FILE).is_file():
+            self.note_tokenizer(folder)
+
+    def note_tokenizer(self, folder: Path) -> None:
+        """Set the folder of the model's tokenizer, with which stop strings are found."""
+        self._requests.tokenizer = folder
 
     async def supports_adapters(self) -> bool:
         """Whether the server was started with support for LoRA adapters."""

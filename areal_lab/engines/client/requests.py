@@ -16,9 +16,12 @@ import secrets
 from collections.abc import Coroutine, Iterable, Iterator, Sequence, Set
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from areal_lab.control.events import Version
+from areal_lab.data.stop_strings import StopScanner
+from areal_lab.data.tokenize import TextCodec
 from areal_lab.engines.client.connection import Connection
 from areal_lab.engines.client.dialect import Call, Dialect, GenerateOptions
 from areal_lab.engines.client.held_weights import HeldWeights
@@ -44,6 +47,8 @@ class RunningRequests:
     stream_interval: int
     end_tokens: Set[int] = frozenset()
     """The model's end tokens, if known."""
+    tokenizer: Path | None = None
+    """Folder of the model's tokenizer, if known; requests with stop strings need it."""
     may_send: asyncio.Event = field(default_factory=asyncio.Event)
     """Cleared during an `abort` pause."""
     _waiting: set[str] = field(default_factory=set)
@@ -55,6 +60,9 @@ class RunningRequests:
     """Requests that the caller has ended; they are not sent again."""
     _abort_pauses: int = 0
     """Starts and ends of `abort` pauses; odd while one is in progress."""
+    _codec: TextCodec | None = None
+    _server_checks_stops: bool | None = None
+    """Whether the server finds stop strings, too; None until it was asked."""
     _sent: Iterator[int] = field(default_factory=itertools.count)
     _name: str = field(default_factory=lambda: secrets.token_hex(3))
 
@@ -144,12 +152,15 @@ class RunningRequests:
         unsent tokens of a waiting request with its abort, and breaks the reply to all requests of
         the same call. These are sent again; if the server is really gone, that fails.
         """
+        await self._prepare_stops(requests)
         if not self.may_send.is_set():
             return await self._generate_later(requests)
         pauses = self._abort_pauses
         sent_to = self.held.version if self.held.adapter is None else None
         streams = [
-            SampleStream(request.request_id, self._fresh_id(request), sent_to)
+            SampleStream(
+                request.request_id, self._fresh_id(request), sent_to, self._scanner(request)
+            )
             for request in requests
         ]
         try:
@@ -157,7 +168,7 @@ class RunningRequests:
             broken = False
         except EngineUnreachable:
             broken = self._pausing_since(pauses) or any(
-                r.request_id in self._aborted for r in requests
+                one.request_id in self._aborted or one.stopped for one in streams
             )
             if not broken:
                 raise
@@ -225,6 +236,30 @@ class RunningRequests:
         nothing = {name: SampleStream(name).generated() for name in ids}
         return [(nothing | generated)[request.request_id] for request in requests]
 
+    async def _prepare_stops(self, requests: Iterable[GenerateRequest]) -> None:
+        """If a request has stop strings, load the tokenizer and ask the server whether it finds
+        them itself."""
+        if not any(request.sampling.stop for request in requests):
+            return
+        if self.tokenizer is None:
+            raise EngineError(
+                f"a request to engine {self.connection.base_url} has stop strings, but its client "
+                "knows no tokenizer; give it the model folder (note_tokenizer)"
+            )
+        if self._codec is None:
+            self._codec = await asyncio.to_thread(TextCodec.load, self.tokenizer)
+        if self._server_checks_stops is None:
+            reply = await self.connection.call(self.api.info)
+            with self.connection.named():
+                self._server_checks_stops = self.api.checks_stops(reply)
+
+    def _scanner(self, request: GenerateRequest) -> StopScanner | None:
+        """What finds the stop strings of a request; None if it has none."""
+        if not request.sampling.stop:
+            return None
+        assert self._codec is not None, "see _prepare_stops"
+        return StopScanner(self._codec, request.sampling.stop, request.response_so_far)
+
     async def _receive(
         self, requests: Sequence[GenerateRequest], streams: Sequence[SampleStream]
     ) -> None:
@@ -238,6 +273,7 @@ class RunningRequests:
             stream_interval=self.stream_interval,
             cache_name=self.held.cache_name,
             adapter="" if adapter is None else adapter.name,
+            send_stops=bool(self._server_checks_stops),
         )
         adapter_version = None if adapter is None else adapter.version
         self._streams.update((one.request_id, one) for one in streams)
@@ -294,6 +330,8 @@ class RunningRequests:
     ) -> None:
         """One HTTP request and its reply, whole or in messages.
 
+        A sample that has ended by a stop string, which the server has not seen, is aborted there.
+
         Args:
             adapter_version: version of the adapter in the request; None uses the reported one.
         """
@@ -309,7 +347,11 @@ class RunningRequests:
                         chunk = self.api.read(message)
                         if adapter_version is not None:
                             chunk = replace(chunk, spans=None, version=adapter_version)
-                        streams[chunk.index].add(chunk, self.held.version or 0)
+                        stream = streams[chunk.index]
+                        had_stopped = stream.stopped
+                        stream.add(chunk, self.held.version or 0)
+                    if stream.stopped and not had_stopped and stream.finish_reason is None:
+                        await self.connection.call(self.api.abort(stream.sent_as))
         except TimeoutError as error:
             raise self.connection.unreachable(call, f"silent for {silent_s:g} s") from error
         if any(one.finish_reason is None for one in streams):

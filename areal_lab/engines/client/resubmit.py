@@ -33,7 +33,8 @@ def completed_sample(
     """The sample if it needs no further token, else None.
 
     Its last token may be an end token although the server reported an abort: SGLang samples one
-    more token for a running request that it aborts, and does not check it.
+    more token for a running request that it aborts, and does not check it. Stop strings need no
+    such check: the client finds them itself (`stream`).
 
     Args:
         end_tokens: the model's end tokens.
@@ -55,6 +56,7 @@ def continuation(request: GenerateRequest, aborted: Generated) -> GenerateReques
     return replace(
         request,
         prompt_tokens=request.prompt_tokens + tokens,
+        continued_tokens=request.continued_tokens + len(tokens),
         sampling=replace(
             request.sampling, max_new_tokens=request.sampling.max_new_tokens - len(tokens)
         ),

@@ -129,7 +129,7 @@ def _find(value: Reply, name: str) -> list[str]:
 
 
 def _sampling(params: SamplingParams, options: GenerateOptions) -> dict[str, Any]:
-    values = {
+    values: dict[str, Any] = {
         "max_new_tokens": params.max_new_tokens,
         "temperature": params.temperature,
         "top_p": params.top_p,
@@ -140,6 +140,8 @@ def _sampling(params: SamplingParams, options: GenerateOptions) -> dict[str, Any
     }
     if options.stream:
         values["stream_interval"] = options.stream_interval
+    if params.stop and options.send_stops:
+        values["stop"] = list(params.stop)
     return values
 
 
@@ -178,6 +180,7 @@ SGLANG: Final = Dialect(
     info=get("/server_info"),
     engine_name=lambda reply: str(reply.get("engine", "sglang")),
     engine_version=lambda reply: str(reply.get("version", "")),
+    checks_stops=lambda reply: not reply.get("skip_tokenizer_init", True),
     tells_interruptions=True,
     ready=get("/ready"),
     ping_compute=get("/server_info"),

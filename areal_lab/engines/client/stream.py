@@ -8,6 +8,10 @@ Versions are the server's. The last message has the span of each version; an ear
 name one version for all its tokens (or none: then it is the version that the engine last reported).
 If that version differs from the previous one, some tokens of the message may be older than the
 change. So if the last message never arrives, only the tokens before such a message are confirmed.
+
+A sample ends with the token that completes a stop string, whatever the server sends after it: a
+server without a tokenizer does not look for one, none sees the earlier part of a resubmitted
+response, and SGLang decodes no more tokens than the string has when it is encoded, and one.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from areal_lab.control.events import Version
+from areal_lab.data.stop_strings import StopScanner
 from areal_lab.data.trajectory import FinishReason, Segment
 from areal_lab.engines.client.dialect import Chunk, Span
 from areal_lab.engines.errors import EngineError
@@ -24,7 +29,13 @@ from areal_lab.engines.protocol import Generated
 class SampleStream:
     """The received part of one sample."""
 
-    def __init__(self, request_id: str, sent_as: str = "", sent_to: Version | None = None) -> None:
+    def __init__(
+        self,
+        request_id: str,
+        sent_as: str = "",
+        sent_to: Version | None = None,
+        stops: StopScanner | None = None,
+    ) -> None:
         self.request_id = request_id
         self.sent_as = sent_as
         """The id that the server knows."""
@@ -38,11 +49,19 @@ class SampleStream:
         self._spans: list[Span] = []
         self._confirmed: int | None = None
         """Tokens before the first one of uncertain version; None if all versions are certain."""
+        self._stops = stops
+        self._end: int | None = None
+        """Tokens up to the one that completed a stop string, if one did."""
         self._retractions = 0
         self._cached_tokens = 0
 
     def __len__(self) -> int:
-        return len(self._tokens)
+        return len(self._tokens) if self._end is None else self._end
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string was found in it, so that the server need not continue it."""
+        return self._end is not None
 
     def add(self, chunk: Chunk, held: Version) -> None:
         """Add a message.
@@ -56,14 +75,18 @@ class SampleStream:
         count = len(chunk.tokens)
         if len(chunk.logprobs) != count:
             raise self._error(f"has {count} tokens, but log-probs of {len(chunk.logprobs)}")
-        start = len(self) if chunk.total is None else chunk.total - count
-        if not 0 <= start <= len(self):
-            raise self._error(f"continues at token {start}, but {len(self)} were received")
-        known = len(self) - start
+        received = len(self._tokens)
+        start = received if chunk.total is None else chunk.total - count
+        if not 0 <= start <= received:
+            raise self._error(f"continues at token {start}, but {received} were received")
+        known = received - start
         if list(chunk.tokens[:known]) != self._tokens[start : start + count]:
             raise self._error("changed tokens that were sent before")
         self._tokens += chunk.tokens[known:]
         self._logprobs += chunk.logprobs[known:]
+        if self._stops is not None and self._end is None:
+            completing = self._stops.completing(chunk.tokens[known:])
+            self._end = None if completing is None else received + completing + 1
         if chunk.spans is not None:
             self._spans = list(chunk.spans)
             self._confirmed = None
@@ -76,25 +99,26 @@ class SampleStream:
 
     def generated(self) -> Generated:
         """The received tokens of certain version; an unfinished sample ends with `abort`."""
-        confirmed = len(self) if self._confirmed is None else self._confirmed
+        confirmed = len(self._tokens) if self._confirmed is None else self._confirmed
+        stopped = self._end is not None and self._end <= confirmed
         return Generated(
             request_id=self.request_id,
             segments=tuple(
                 Segment(
-                    tokens=tuple(self._tokens[span.start : span.end]),
-                    logprobs=tuple(self._logprobs[span.start : span.end]),
+                    tokens=tuple(self._tokens[span.start : min(span.end, len(self))]),
+                    logprobs=tuple(self._logprobs[span.start : min(span.end, len(self))]),
                     version=span.version,
                 )
                 for span in self._spans
-                if span.end <= confirmed
+                if span.end <= confirmed and span.start < len(self)
             ),
-            finish_reason=self.finish_reason or "abort",
+            finish_reason="stop" if stopped else self.finish_reason or "abort",
             retractions=self._retractions + self.lost_caches,
             cached_tokens=self._cached_tokens,
         )
 
     def _stamp(self, version: Version) -> None:
-        end = len(self)
+        end = len(self._tokens)
         if not self._spans:
             self._spans = [Span(version, 0, end)] if end else []
             if end and self._sent_to not in (None, version):
@@ -110,9 +134,10 @@ class SampleStream:
             self._spans.append(Span(version, last.end, end))
 
     def _check_spans(self) -> None:
-        edges = [0, *(edge for span in self._spans for edge in span[1:]), len(self)]
+        received = len(self._tokens)
+        edges = [0, *(edge for span in self._spans for edge in span[1:]), received]
         if any(end != start for end, start in list(pairwise(edges))[::2]):
-            raise self._error(f"has {len(self)} tokens, but its version spans are {self._spans}")
+            raise self._error(f"has {received} tokens, but its version spans are {self._spans}")
 
     def _error(self, what: str) -> EngineError:
         return EngineError(f"request {self.request_id} {what}")

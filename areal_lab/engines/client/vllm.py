@@ -76,6 +76,13 @@ def generate(requests: Sequence[GenerateRequest], options: GenerateOptions) -> C
     if options.stream:
         body["stream"] = True
         params["stream_interval"] = options.stream_interval
+    if sampling.stop and options.send_stops:
+        params |= {
+            "stop": list(sampling.stop),
+            "detokenize": True,
+            "include_stop_str_in_output": True,
+            "skip_special_tokens": False,
+        }
     if options.cache_name:
         body["cache_salt"] = options.cache_name
     if options.adapter:
@@ -181,6 +188,8 @@ VLLM: Final = Dialect(
     info=get("/version"),
     engine_name=lambda _: "vllm",
     engine_version=lambda reply: str(reply.get("version", "")),
+    # Without a tokenizer it ignores them.
+    checks_stops=lambda _: True,
     tells_interruptions=False,
     ready=get("/health"),
     ping_compute=get("/is_paused"),

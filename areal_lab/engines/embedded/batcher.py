@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,6 +21,8 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from areal_lab.data.stop_strings import StopScanner
+from areal_lab.data.tokenize import TextCodec
 from areal_lab.data.trajectory import FinishReason
 from areal_lab.engines.embedded.attention import (
     Chunk,
@@ -66,6 +68,8 @@ class Sample:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     spans: list[VersionSpan] = field(default_factory=list)
+    stops: StopScanner | None = None
+    """Finds its stop strings, if it has any."""
     finish_reason: FinishReason | None = None
     retractions: int = 0
     cached_tokens: int | None = None
@@ -104,7 +108,15 @@ class Batcher:
         version: str,
         max_running_requests: int = 64,
         context_length: int | None = None,
+        codec: Callable[[], TextCodec] | None = None,
     ) -> None:
+        """Start with an empty batch.
+
+        Args:
+            version: of the model's weights.
+            context_length: maximum tokens of a request; None takes the model's.
+            codec: called for requests with stop strings; without it they are refused.
+        """
         config = model.config
         heads = config.num_attention_heads
         self.model = model
@@ -128,6 +140,7 @@ class Batcher:
             context_length or config.max_position_embeddings, config.max_position_embeddings
         )
         self.max_running_requests = max_running_requests
+        self.codec = codec
         self.waiting: deque[Sample] = deque()
         self.running: list[Sample] = []
         """In the order of their rows."""
@@ -171,12 +184,31 @@ class Batcher:
                 f"request {request.request_id} needs {len(prompt)} + {new_tokens} tokens "
                 f"(prompt and max_new_tokens), but the context is {self.context_length}"
             )
+        if request.sampling.stop:
+            self._load_tokenizer(request)
 
     def add(self, request: GenerateRequest) -> Sample:
         """Queue a checked request."""
-        sample = Sample(request)
+        sample = Sample(request, stops=self._scanner(request))
         self.waiting.append(sample)
         return sample
+
+    def _load_tokenizer(self, request: GenerateRequest) -> None:
+        if self.codec is None:
+            raise Refused(
+                f"request {request.request_id} has stop strings, but the engine has no tokenizer "
+                "to find them; start it with --tokenizer-path"
+            )
+        try:
+            self.codec()
+        except ValueError as error:
+            raise Refused(f"request {request.request_id} has stop strings, but {error}") from error
+
+    def _scanner(self, request: GenerateRequest) -> StopScanner | None:
+        if not request.sampling.stop:
+            return None
+        assert self.codec is not None, "see check"
+        return StopScanner(self.codec(), request.sampling.stop, request.response_so_far)
 
     def abort(self, request_ids: Iterable[str] | None = None) -> list[Sample]:
         """End these requests (all if `None`) with the tokens they have; returns them."""
@@ -412,6 +444,8 @@ class Batcher:
 
     def _finish_reason(self, sample: Sample) -> FinishReason | None:
         sampling, token = sample.request.sampling, sample.last_token
+        if sample.stops is not None and sample.stops.completing((token,)) is not None:
+            return "stop"
         if token in sampling.stop_token_ids:
             return "stop"
         if token in self._end_tokens and not sampling.ignore_eos:

@@ -2,6 +2,7 @@
 
     python -m areal_lab.engines.embedded.server --model-path FOLDER --port 30000
 
+With the environment variable AREAL_LAB_ENGINE_KEY, every request needs this key (`engines.keys`).
 Its HTTP interface, a subset of SGLang's protocol, is in `app`.
 """
 
@@ -11,12 +12,16 @@ import argparse
 import os
 import socket
 import sys
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from areal_lab.engines.keys import App, KeyGuard, take_key
 from areal_lab.host.processes import heavy_imports, watch_parent
 
 if TYPE_CHECKING:
+    from areal_lab.data.tokenize import TextCodec
     from areal_lab.engines.embedded.batcher import Batcher
 
 _KEEP_ALIVE_S = 3600
@@ -27,6 +32,7 @@ sent on it."""
 def main(arguments: list[str] | None = None) -> None:
     """Serve until terminated."""
     watch_parent()
+    key = take_key()
     options = _parser().parse_args(arguments)
     _require_model_folder(Path(options.model_path))
     if options.socket_fd is not None:
@@ -48,9 +54,10 @@ def main(arguments: list[str] | None = None) -> None:
 
     scheduler = Scheduler(lambda: load_batcher(options), threads=options.threads)
     scheduler.start()
+    app: App = create_app(scheduler, model_path=options.model_path)
     uvicorn.Server(
         uvicorn.Config(
-            create_app(scheduler, model_path=options.model_path),
+            KeyGuard(app, key) if key else app,
             access_log=False,
             log_level="warning",
             timeout_keep_alive=_KEEP_ALIVE_S,
@@ -82,9 +89,17 @@ def load_batcher(options: argparse.Namespace) -> Batcher:
     return Batcher(
         load_model(folder, compute_dtype(options.dtype, options.device), options.device),
         version=version,
+        codec=_codec(Path(options.tokenizer_path or folder)),
         max_running_requests=options.max_running_requests,
         context_length=options.context_length,
     )
+
+
+def _codec(folder: Path) -> Callable[[], TextCodec] | None:
+    """Loads the tokenizer of a folder at its first use; None if there is none."""
+    from areal_lab.data.tokenize import TOKENIZER_FILE, TextCodec
+
+    return cache(partial(TextCodec.load, folder)) if (folder / TOKENIZER_FILE).is_file() else None
 
 
 def _require_model_folder(folder: Path) -> None:
@@ -100,6 +115,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--model-path", required=True, help="Hugging Face model folder")
+    parser.add_argument("--tokenizer-path", help="default: the model folder, if it has a tokenizer")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=30000, help="0 uses a free port")
     parser.add_argument(

@@ -24,6 +24,7 @@ class Sampling(BaseModel):
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = -1
+    stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool = False
     sampling_seed: int = 0
@@ -131,6 +132,7 @@ def _finish_reason(sample: Sample) -> dict[str, Any] | None:
 
 def _request(one: Generate) -> GenerateRequest:
     sampling = one.sampling_params or Sampling()
+    stop = sampling.stop or ()
     try:
         return GenerateRequest(
             request_id=uuid.uuid4().hex if one.rid is None else one.rid,
@@ -141,6 +143,7 @@ def _request(one: Generate) -> GenerateRequest:
                 top_p=sampling.top_p,
                 top_k=sampling.top_k,
                 stop_token_ids=tuple(sampling.stop_token_ids or ()),
+                stop=(stop,) if isinstance(stop, str) else tuple(stop),
                 ignore_eos=sampling.ignore_eos,
                 seed=sampling.sampling_seed,
             ),

@@ -8,11 +8,12 @@ Each of the three speaks one of two dialects, and one client speaks both.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
+from areal_lab.engines.keys import KEY_VARIABLE
 from areal_lab.engines.protocol import ALL_LINEAR, LoraShape, PauseMode
 from areal_lab.engines.weights.records import Transfer
 
@@ -57,8 +58,9 @@ class ServerOptions:
     """`auto`, `cpu` or `cuda`, see `device.engine_device`."""
     build: Build = "cpu"
     """`gpu` for a server that computes on one."""
-    tokenizer: bool = False
-    """Whether to serve text as well as tokens; a run's weight folders have no tokenizer."""
+    tokenizer: Path | None = None
+    """Folder of a tokenizer, to serve text as well as tokens and to find stop strings; a run's
+    weight folders have none. The embedded engine takes that of the model, if there is one."""
     lora: LoraShape | None = None
     """Shape of the LoRA adapters it will get; None if it gets none."""
     releases_memory: bool = False
@@ -120,6 +122,8 @@ class Backend:
     """Builds that can give back the memory of weights and cache, and take it again."""
     releases_reason: str = ""
     """Why the other builds cannot."""
+    unguarded: tuple[str, ...] = ()
+    """Arguments with which it also serves by other means than HTTP, where its key does not hold."""
     lora_ranks: tuple[int, ...] = ()
     """Maximum LoRA ranks that a server can be started with; empty allows any."""
     lora_targets: tuple[str, ...] = ()
@@ -146,6 +150,7 @@ def _embedded_arguments(options: ServerOptions) -> list[str]:
         *("--device", "cuda" if options.build == "gpu" else "cpu"),
         *("--max-running-requests", str(options.max_running_requests)),
         *_length("--context-length", options),
+        *_tokenizer("--tokenizer-path", options),
         *options.extra,
     ]
 
@@ -159,7 +164,7 @@ def _sglang_arguments(options: ServerOptions) -> list[str]:
         *("--dtype", options.dtype),
         *("--max-running-requests", str(options.max_running_requests)),
         *_length("--context-length", options),
-        *(() if options.tokenizer else ("--skip-tokenizer-init",)),
+        *(_tokenizer("--tokenizer-path", options) or ("--skip-tokenizer-init",)),
         # Otherwise an idle scheduler polls for work and takes three quarters of a core, which the
         # trainer could use.
         "--sleep-on-idle",
@@ -212,7 +217,7 @@ def _vllm_arguments(options: ServerOptions) -> list[str]:
         *_length("--max-model-len", options),
         *("--tensor-parallel-size", str(options.tensor_parallel)),
         *_vllm_lora(options.lora),
-        *(() if options.tokenizer else ("--skip-tokenizer-init",)),
+        *(_tokenizer("--tokenizer", options) or ("--skip-tokenizer-init",)),
         # Required by the endpoint that takes and returns tokens.
         "--enable-scale-out",
         # Log-probs after the temperature; the default is before it. They are then also after top-k
@@ -247,6 +252,10 @@ def _vllm_lora(lora: LoraShape | None) -> tuple[str, ...]:
 
 def _length(flag: str, options: ServerOptions) -> tuple[str, ...]:
     return () if options.context_length is None else (flag, str(options.context_length))
+
+
+def _tokenizer(flag: str, options: ServerOptions) -> tuple[str, ...]:
+    return () if options.tokenizer is None else (flag, str(options.tokenizer))
 
 
 def _embedded_environment(options: ServerOptions) -> dict[str, str]:
@@ -328,6 +337,7 @@ SGLANG: Final = Backend(
     tensor_parallel=True,
     releases_memory=("gpu",),
     releases_reason="its CPU build lacks torch_memory_saver, which frees memory of GPUs only",
+    unguarded=("--grpc-port", "--grpc-mode", "--smg-grpc-mode"),
     lora_targets=_SGLANG_LORA_TARGETS,
     lora_needs=_SGLANG_LORA_NEEDS,
     arguments=_sglang_arguments,
@@ -429,6 +439,26 @@ def lora_refusal(backend: Backend, lora: LoraShape) -> str | None:
                 f"{backend.name} fuses these layers; add {' and '.join(missing)}, {fix}"
             )
     return None
+
+
+def arguments_refusal(backend: Backend, extra: Sequence[str]) -> str | None:
+    """Why a server is not started with these extra arguments; None if it is."""
+    names = [one.partition("=")[0] for one in extra]
+    if key := next((one for one in names if one in _KEY_ARGUMENTS), None):
+        return (
+            f"rollout.engine_args has {key}, which every user of this machine can read in the "
+            f"process list; leave it out: a server gets a random key, or that of {KEY_VARIABLE} "
+            "with areal-lab engine serve"
+        )
+    if open_ := next((one for one in names if one in backend.unguarded), None):
+        return (
+            f"rollout.engine_args has {open_}, but {backend.name} replies there to requests "
+            "without its key; leave it out"
+        )
+    return None
+
+
+_KEY_ARGUMENTS: Final = ("--api-key", "--admin-api-key")
 
 
 def truncation_refusal(backend: Backend, *, top_p: float, top_k: int) -> str | None:

@@ -17,6 +17,7 @@ from areal_lab.engines.client.vllm import (
     on_cpu,
 )
 from areal_lab.engines.errors import EngineError, EngineUnreachable
+from areal_lab.engines.keys import KEY_VARIABLE, authorization
 from areal_lab.engines.launch.backends import Backend, Build
 
 DIALECTS: Final = {dialect.name: dialect for dialect in (SGLANG, VLLM)}
@@ -30,16 +31,25 @@ def dialect_of(backend: Backend, build: Build) -> Dialect:
 
 
 async def dialect_at(
-    base_url: str, *, transport: httpx2.AsyncBaseTransport | None = None
+    base_url: str, *, key: str = "", transport: httpx2.AsyncBaseTransport | None = None
 ) -> Dialect:
     """The dialect of the server at this address: the one in which it reports a weight version.
 
+    Args:
+        key: the server's key; empty if it has none.
+        transport: replaces the network in tests.
+
     Raises:
         EngineUnreachable: if nothing responds.
-        EngineError: if the server speaks neither dialect, or lacks a feature we need.
+        EngineError: if the server speaks neither dialect, lacks a feature we need, or has another
+            key.
     """
     async with httpx2.AsyncClient(
-        base_url=base_url, timeout=_TIMEOUT_S, trust_env=False, transport=transport
+        base_url=base_url,
+        headers=authorization(key),
+        timeout=_TIMEOUT_S,
+        trust_env=False,
+        transport=transport,
     ) as http:
         dialects = list(DIALECTS.values())
         try:
@@ -50,6 +60,12 @@ async def dialect_at(
         except httpx2.TransportError as error:
             what = str(error) or type(error).__name__
             raise EngineUnreachable(f"no engine responds at {base_url} ({what})") from error
+    if httpx2.codes.UNAUTHORIZED in [reply.status_code for reply in replies]:
+        raise EngineError(
+            f"it has another key than the one sent; set {KEY_VARIABLE} to its key"
+            if key
+            else f"it requires a key; set {KEY_VARIABLE} to it"
+        )
     paths = " nor ".join(one.held.path for one in dialects)
     raise EngineError(
         f"the server at {base_url} is neither SGLang nor vLLM with VLLM_SERVER_DEV_MODE=1: "

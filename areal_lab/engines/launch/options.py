@@ -12,7 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from areal_lab.engines.launch.backends import Backend, ServerOptions, lora_refusal
+from areal_lab.engines.launch.backends import (
+    Backend,
+    ServerOptions,
+    arguments_refusal,
+    lora_refusal,
+)
 from areal_lab.engines.launch.device import engine_device
 from areal_lab.engines.launch.environments import environment
 from areal_lab.host.gpus import share_of, visible_gpus
@@ -47,6 +52,8 @@ def fit_to_machine(backend: Backend, options: ServerOptions) -> ServerOptions:
             "build of sglang or vllm; use 1"
         )
     if options.lora is not None and (refusal := lora_refusal(backend, options.lora)) is not None:
+        raise ValueError(refusal)
+    if (refusal := arguments_refusal(backend, options.extra)) is not None:
         raise ValueError(refusal)
     try:
         device = engine_device(

@@ -25,6 +25,7 @@ from typing import Final
 import httpx2
 
 from areal_lab.engines.client.engine_client import EngineClient
+from areal_lab.engines.keys import KEY_VARIABLE, authorization, new_key
 from areal_lab.engines.launch.backends import EMBEDDED, Backend, ServerOptions, backend_of
 from areal_lab.engines.launch.detect import dialect_of
 from areal_lab.engines.launch.environments import engine_version, python_of
@@ -97,6 +98,7 @@ async def launch_engine(
     log_path: Path,
     ready_timeout_s: float = 300.0,
     request_timeout_s: float | None = None,
+    key: str = "",
 ) -> EngineProcess:
     """Start an engine and wait until it is ready.
 
@@ -106,9 +108,11 @@ async def launch_engine(
             taken meanwhile.
         index: number of the engine, which selects its name and GPUs.
         request_timeout_s: timeout of one `generate` call.
+        key: of the server; empty takes a random one.
 
     Raises:
-        ValueError: if the engine is unknown or not installed, or the port is in use.
+        ValueError: if the engine is unknown or not installed, the port is in use, or the server
+            replies without its key.
         PortTaken: if another process opened the port while the server was starting.
         ChildDied: if the process ended before it was ready, with the last lines of its log.
         TimeoutError: if it is not ready in time.
@@ -123,6 +127,7 @@ async def launch_engine(
         log_path=log_path,
         ready_timeout_s=ready_timeout_s,
         request_timeout_s=request_timeout_s,
+        key=key,
     )
     return await start_server(start, options)
 
@@ -139,6 +144,8 @@ class Start:
     log_path: Path
     ready_timeout_s: float
     request_timeout_s: float | None
+    key: str = field(default="", repr=False)
+    """The server's key; empty takes a random one."""
 
 
 async def start_server(start: Start, options: ServerOptions) -> EngineProcess:
@@ -154,7 +161,7 @@ async def start_server(start: Start, options: ServerOptions) -> EngineProcess:
 
 
 async def _start_once(start: Start, options: ServerOptions) -> EngineProcess:
-    name = f"engine {start.index}"
+    name, key = f"engine {start.index}", start.key or new_key()
     logged = start.log_path.stat().st_size if start.log_path.exists() else 0
     with bind(options.port, options.host) as reservation, _scratch_of(start.backend) as scratch:
         options = replace(options, port=reservation.getsockname()[1])
@@ -165,6 +172,7 @@ async def _start_once(start: Start, options: ServerOptions) -> EngineProcess:
             + (["--socket-fd", str(reservation.fileno())] if inherit_socket else []),
             log_path=start.log_path,
             environment=server_environment(start.backend, start.python, options, start.index)
+            | {KEY_VARIABLE: key}
             | ({} if scratch is None else dict.fromkeys(("TMPDIR", SCRATCH), str(scratch.folder))),
             pass_fds=(reservation.fileno(),) if inherit_socket else (),
         )
@@ -176,6 +184,7 @@ async def _start_once(start: Start, options: ServerOptions) -> EngineProcess:
                 base_url,
                 api=dialect_of(start.backend, options.build),
                 request_timeout_s=start.request_timeout_s,
+                key=key,
             ),
             base_url=base_url,
             backend=start.backend.name,
@@ -196,6 +205,8 @@ async def _start_once(start: Start, options: ServerOptions) -> EngineProcess:
                 raise _taken(name, options.port) from error
             raise
     engine.client.note_model(options.model)
+    if options.tokenizer is not None:
+        engine.client.note_tokenizer(options.tokenizer)
     if options.lora is not None:
         engine.client.use_adapters(int(options.version))
     return engine
@@ -250,9 +261,12 @@ async def _wait_until_ready(
 ) -> None:
     died = asyncio.ensure_future(engine.child.died())
     try:
-        async with httpx2.AsyncClient(base_url=engine.base_url, trust_env=False) as http:
+        async with httpx2.AsyncClient(
+            base_url=engine.base_url, headers=authorization(engine.client.key), trust_env=False
+        ) as http:
             while not died.done():
                 if await _is_ready(http, engine, backend, options):
+                    await _check_guarded(http, engine.child.name, backend)
                     if backend.version_path:
                         body = {"new_version": options.version}
                         (await http.post(backend.version_path, json=body)).raise_for_status()
@@ -285,6 +299,21 @@ async def _is_ready(
     except httpx2.TransportError:
         return False
     return reply.status_code == httpx2.codes.OK
+
+
+async def _check_guarded(http: httpx2.AsyncClient, name: str, backend: Backend) -> None:
+    """Check that a request without the key is refused.
+
+    Raises:
+        ValueError: if it is not, as with arguments that make an engine serve by other means.
+    """
+    request = http.build_request("GET", backend.ready_path)
+    del request.headers["authorization"]
+    if (await http.send(request)).status_code != httpx2.codes.UNAUTHORIZED:
+        raise ValueError(
+            f"{name} replies to requests without its key, so any user of this machine could use "
+            "it; leave out the extra arguments of the server (rollout.engine_args)"
+        )
 
 
 async def _wait_until_gone(group: int) -> None:

@@ -13,6 +13,7 @@ import httpx2
 from torch import Tensor
 
 from areal_lab.control.events import Version
+from areal_lab.engines.keys import authorization
 from areal_lab.engines.weights.checksums import difference, sglang_checksums
 from areal_lab.engines.weights.records import (
     EngineTarget,
@@ -62,6 +63,7 @@ class EngineLink:
         """Whether it reports the checksums of `checksums.py`; on a GPU it hashes differently."""
         self._http = httpx2.Client(
             base_url=target.base_url,
+            headers=authorization(target.key),
             timeout=httpx2.Timeout(timeout_s, connect=min(_CONNECT_S, timeout_s)),
             trust_env=False,  # engines are addressed directly, never through a proxy
             verify=_certificates(),

@@ -11,7 +11,7 @@ For `http_tensor` and `distributed` the trainer keeps a copy of the version in m
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
@@ -63,6 +63,8 @@ class EngineTarget:
     base_url: str
     ranks: int = 1
     """Tensor-parallel degree: each rank gets every tensor and keeps its part."""
+    key: str = field(default="", repr=False)
+    """Its key; empty if it has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,20 +22,22 @@ ROOM_FACTOR = 2.5
 """Sets of weights that must fit into shared memory: one that engines have yet to load, one being
 written, and half of one to spare."""
 
+_PRIVATE = 0o700
+
 
 def choose_weights_root(run_dir: Path, size_bytes: int, *, sets: float = ROOM_FACTOR) -> Path:
     """Make a folder for weights of this size: in shared memory if `sets` of them fit, else in the
     run folder.
 
-    It is removed when this process ends normally. Folders of killed processes are removed here, by
-    the next run.
+    Only this user can read it. It is removed when this process ends normally. Folders of killed
+    processes are removed here, by the next run.
     """
     if in_memory(SHARED_MEMORY):
         remove_abandoned_folders(SHARED_MEMORY)
         if shutil.disk_usage(SHARED_MEMORY).free >= sets * size_bytes:
-            return make_owned_folder(SHARED_MEMORY)
+            return make_owned_folder(SHARED_MEMORY, mode=_PRIVATE)
     root = run_dir / "weights"
-    root.mkdir(parents=True, exist_ok=True)
+    root.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
     atexit.register(remove_weights_root, root)
     return root
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Protocol
 
 from areal_lab.agents.workflow import Episode, Row, Workflow
-from areal_lab.config.schema import TrainConfig
+from areal_lab.config.schema import GenerationConfig, TrainConfig
 from areal_lab.control.events import EngineId, GroupId, StartGroup
 from areal_lab.control.routing import LeastLoaded
 from areal_lab.data.problems import Problem, PromptSource
@@ -90,6 +90,19 @@ class RecomputeCounts:
     """Tokens of these samples that were kept and not generated again."""
     discarded_tokens: int = 0
     """Tokens generated a second time because the weights behind the first ones are unknown."""
+
+
+def sampling_params(generation: GenerationConfig, codec: TextCodec) -> SamplingParams:
+    """How responses are sampled, by the settings; each sample gets its own seed later."""
+    stops = codec.stops(generation.stop)
+    return SamplingParams(
+        max_new_tokens=generation.max_new_tokens,
+        temperature=generation.temperature,
+        top_p=generation.top_p,
+        top_k=generation.top_k,
+        stop_token_ids=stops.token_ids,
+        stop=stops.strings,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -321,7 +334,7 @@ class Rollout:
         if self.response_tokens is None:
             return sampling
         tokens = self.response_tokens(group, sample)
-        return replace(sampling, max_new_tokens=tokens, ignore_eos=True, stop_token_ids=())
+        return replace(sampling, max_new_tokens=tokens, ignore_eos=True, stop_token_ids=(), stop=())
 
     async def training_group(
         self,

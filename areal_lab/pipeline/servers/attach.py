@@ -14,9 +14,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from areal_lab.engines.client.addresses import CannotAttach
+from areal_lab.engines.client.addresses import CannotAttach, is_local, port_of
 from areal_lab.engines.client.dialect import Dialect
 from areal_lab.engines.client.engine_client import EngineClient, EngineError, EngineUnreachable
+from areal_lab.engines.keys import key_for
 from areal_lab.engines.launch.backends import (
     BACKENDS,
     lora_refusal,
@@ -46,6 +47,8 @@ async def attach(
 ) -> EngineClient:
     """Wait until the server at `address` is ready, check it, and return a client of it.
 
+    Its key is looked up each time: a server that was restarted has another one.
+
     Args:
         transfer: how the server will receive weights.
         lora: shape of the adapters it will receive, if any.
@@ -57,14 +60,15 @@ async def attach(
             support the transfer, or reports no log-probs for such sampling.
     """
     try:
+        key = key_for(port_of(address) if is_local(address) else None)
         async with asyncio.timeout(ready_timeout_s):
-            client, info = await _when_ready(address, request_timeout_s)
+            client, info = await _when_ready(address, key, request_timeout_s)
     except TimeoutError as error:
         raise CannotAttach(
             f"the server at {address} was not ready within {ready_timeout_s:g} s "
             "(rollout.ready_timeout_s)"
         ) from error
-    except EngineError as error:
+    except (EngineError, ValueError) as error:
         raise CannotAttach(f"the server at {address} cannot be used: {error}") from error
     if (difference := model_difference(info, model_path)) is not None:
         await client.close()
@@ -109,11 +113,11 @@ async def load_base_model(client: EngineClient, model_path: Path) -> None:
 
 
 async def _when_ready(
-    address: str, request_timeout_s: float
+    address: str, key: str, request_timeout_s: float
 ) -> tuple[EngineClient, dict[str, Any]]:
     """A client for the server's dialect, and what the server reports about its weights."""
-    api = await _dialect_when_reachable(address)
-    client = EngineClient(address, api=api, request_timeout_s=request_timeout_s)
+    api = await _dialect_when_reachable(address, key)
+    client = EngineClient(address, api=api, request_timeout_s=request_timeout_s, key=key)
     try:
         while not await client.ready():
             # A server left paused by an earlier user, or by this run before the server was lost,
@@ -127,10 +131,10 @@ async def _when_ready(
         raise
 
 
-async def _dialect_when_reachable(address: str) -> Dialect:
+async def _dialect_when_reachable(address: str, key: str) -> Dialect:
     while True:
         try:
-            return await dialect_at(address)
+            return await dialect_at(address, key=key)
         except EngineUnreachable:
             await asyncio.sleep(POLL_S)
 

@@ -85,7 +85,7 @@ class _Push:
         reply = await self.trainer.push(
             PushRequest(
                 version=self.weights.version,
-                engines=tuple(EngineTarget(c.base_url, self.ranks) for c in self.clients),
+                engines=tuple(EngineTarget(c.base_url, self.ranks, c.key) for c in self.clients),
                 flush_cache=self.mode is not PauseMode.IN_PLACE,
             )
         )

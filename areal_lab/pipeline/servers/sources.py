@@ -12,6 +12,7 @@ from pathlib import Path
 
 from areal_lab.config.schema import TrainConfig
 from areal_lab.control.events import EngineId, Version
+from areal_lab.data.tokenize import TextCodec
 from areal_lab.engines.client.addresses import is_local
 from areal_lab.engines.client.engine_client import EngineClient
 from areal_lab.engines.launch.backends import ServerOptions
@@ -66,7 +67,9 @@ def engine_sources(
     config: TrainConfig,
     folder: RunFolder,
     first: asyncio.Future[LaunchModel],
+    *,
     model_path: Path,
+    codec: TextCodec,
     threads: int,
 ) -> dict[EngineId, EngineSource]:
     """The sources of all engines; nothing is started yet.
@@ -74,6 +77,7 @@ def engine_sources(
     Args:
         first: what a server is launched with the first time; it waits for this.
         model_path: what it is launched with after a loss.
+        codec: the model's tokenizer.
         threads: CPU threads of each engine.
     """
     if addresses := config.rollout.addresses:
@@ -81,7 +85,15 @@ def engine_sources(
             index: _attached(address, config, model_path) for index, address in enumerate(addresses)
         }
     return {
-        index: _launched(index, config, folder, first=first, model_path=model_path, threads=threads)
+        index: _launched(
+            index,
+            config,
+            folder,
+            first=first,
+            model_path=model_path,
+            finds_strings=bool(codec.stops(config.gconfig.stop).strings),
+            threads=threads,
+        )
         for index in range(count_engines(config))
     }
 
@@ -130,12 +142,16 @@ def _launched(
     *,
     first: asyncio.Future[LaunchModel],
     model_path: Path,
+    finds_strings: bool,
     threads: int,
 ) -> EngineSource:
     """Make the function that starts engine `index`.
 
     A folder that the trainer wrote is removed once there are newer weights; a restarted server gets
     the newer ones before it gets work.
+
+    Args:
+        finds_strings: whether it needs a tokenizer to end responses at stop strings.
     """
     rollout, plan = config.rollout, engine_plan(config)
     device = place_engines(config, this_machine()).device
@@ -156,11 +172,12 @@ def _launched(
             device=device,
             max_running_requests=rollout.max_running_requests,
             tensor_parallel=plan.tensor_parallel,
+            tokenizer=model_path if finds_strings else None,
             lora=model.lora,
             releases_memory=plan.shared,
             extra=tuple(rollout.engine_args),
         )
-        return await launch_engine(
+        engine = await launch_engine(
             plan.backend,
             options,
             index=index,
@@ -168,5 +185,8 @@ def _launched(
             ready_timeout_s=rollout.ready_timeout_s,
             request_timeout_s=rollout.request_timeout_s,
         )
+        # The folder of the trainer's first weights has no tokenizer.
+        engine.client.note_tokenizer(model_path)
+        return engine
 
     return start

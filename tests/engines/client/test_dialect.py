@@ -5,19 +5,25 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
+import torch
 
 from areal_lab.engines.client.dialect import Call, Dialect, Digest, GenerateOptions, Span
+from areal_lab.engines.client.engine_client import EngineClient
 from areal_lab.engines.client.sglang import SGLANG
 from areal_lab.engines.client.vllm import VLLM, VLLM_ON_CPU
 from areal_lab.engines.errors import EngineError, EngineUnreachable, VersionMismatch
+from areal_lab.engines.keys import KEY_VARIABLE
 from areal_lab.engines.launch.detect import dialect_at
 from areal_lab.engines.protocol import PauseMode, WeightsFolder
-from tests.engines.tiny import request
+from areal_lab.engines.weights.folder import write_weights
+from areal_lab.engines.weights.records import EngineTarget
+from tests.engines.tiny import request, tiny_model
 
 WHOLE = GenerateOptions(stream=False, stream_interval=8, cache_name="")
 STREAM = GenerateOptions(stream=True, stream_interval=8, cache_name="after-1-in-place")
@@ -83,6 +89,62 @@ def test_vllm_gets_one_sample_per_body() -> None:
         "stream": True,
         "cache_salt": "after-1-in-place",
     }
+
+
+def test_stop_strings_go_to_servers_that_find_them() -> None:
+    """vLLM finds them only in text that it keeps, with all special tokens in it."""
+    one, sending = request("a", [5], stop=("ab", "c")), replace(STREAM, send_stops=True)
+    for dialect in (SGLANG, VLLM):
+        params = body_of(dialect.generate([one], STREAM))["sampling_params"]
+        assert "stop" not in (params[0] if isinstance(params, list) else params)
+    (params,) = body_of(SGLANG.generate([one], sending))["sampling_params"]
+    assert (params["stop"], params["ignore_eos"]) == (["ab", "c"], False)
+    params = body_of(VLLM.generate([one], sending))["sampling_params"]
+    assert params["stop"] == ["ab", "c"]
+    kept = ("detokenize", "include_stop_str_in_output", "skip_special_tokens")
+    assert [params[name] for name in kept] == [True, True, False]
+    assert SGLANG.checks_stops({"skip_tokenizer_init": False})
+    assert not SGLANG.checks_stops({"skip_tokenizer_init": True})
+
+
+def test_every_request_has_the_key_and_no_error_tells_it(tmp_path: Path) -> None:
+    seen: list[str | None] = []
+
+    def answer(http: httpx2.Request) -> httpx2.Response:
+        seen.append(http.headers.get("authorization"))
+        return httpx2.Response(401, json={"error": "Unauthorized"})
+
+    async def scenario() -> list[str]:
+        transport = httpx2.MockTransport(answer)
+        client = EngineClient("http://a", key="s3cret", transport=transport)
+        said = []
+        with pytest.raises(EngineUnreachable, match=r"refused GET /model_info \(401\)"):
+            await client.version()  # whatever has another key is another server
+        for call in (
+            client.version(),
+            client.generate([request("a", [5])]),
+            client.load_weights(write_weights(tiny_model(), tmp_path, 1, dtype=torch.float32),
+                                PauseMode.ABORT),
+            dialect_at("http://a", key="s3cret", transport=transport),
+        ):  # fmt: skip
+            with pytest.raises(EngineError) as raised:
+                await call
+            said.append(str(raised.value))
+        assert not await client.ready()
+        await client.close()
+        return [*said, repr(client), repr(EngineTarget("http://a", key="s3cret"))]
+
+    said = asyncio.run(scenario())
+    assert set(seen) == {"Bearer s3cret"}
+    assert "401" in said[0]
+    assert f"it has another key than the one sent; set {KEY_VARIABLE}" in said[3]
+    assert not [text for text in said if "s3cret" in text]
+
+
+def test_a_server_with_a_key_asks_for_it() -> None:
+    transport = httpx2.MockTransport(lambda _: httpx2.Response(401))
+    with pytest.raises(EngineError, match=f"it requires a key; set {KEY_VARIABLE} to it"):
+        asyncio.run(dialect_at("http://a", transport=transport))
 
 
 def test_vllm_knows_a_request_by_another_id() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
@@ -12,6 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from areal_lab.control.events import Version
+from areal_lab.data.stop_strings import StopScanner
+from areal_lab.data.tokenize import TextCodec
 from areal_lab.data.trajectory import Segment
 from areal_lab.engines.client.dialect import Chunk, Span
 from areal_lab.engines.client.engine_client import EngineClient
@@ -19,6 +23,7 @@ from areal_lab.engines.client.stream import SampleStream
 from areal_lab.engines.client.vllm import VLLM
 from areal_lab.engines.errors import EngineError, EngineUnreachable
 from areal_lab.engines.protocol import Generated, PauseMode
+from tests.data.byte_tokenizer import byte_tokenizer, save_byte_tokenizer
 from tests.engines.tiny import request
 
 URL = "http://engine:1"
@@ -127,6 +132,55 @@ def test_contradictions_are_errors(message: Chunk, error: str) -> None:
         stream.add(message, held=3)
 
 
+# --- stop strings ---
+
+LETTERS = TextCodec(byte_tokenizer())
+"""Token n is a character of its own: 0 is "!", 1 is a double quote, and so on."""
+
+
+def stopping(*stops: str, before: tuple[int, ...] = ()) -> SampleStream:
+    return SampleStream("a", stops=StopScanner(LETTERS, stops, before))
+
+
+@given(st.lists(st.integers(1, 5), min_size=1), st.integers(0, 9), st.booleans())
+def test_a_stop_string_ends_a_sample_however_it_is_cut(
+    steps: list[int], first: int, total: bool
+) -> None:
+    stop = LETTERS.decode_all((first, first + 1))
+    stream, end = stopping(stop), 0
+    for step in steps:
+        end += step
+        stream.add(chunk(end - step, end, total=total, version=3), held=9)
+    stopped = end >= first + 2
+    kept = first + 2 if stopped else end
+    assert (len(stream), stream.stopped) == (kept, stopped)
+    assert segments(stream) == [(0, kept, 3)]
+    assert stream.generated().finish_reason == ("stop" if stopped else "abort")
+
+
+def test_the_reason_is_the_stop_string_whatever_the_server_says() -> None:
+    stream = stopping("%&")  # tokens 4 and 5
+    spans = (Span(3, 0, 5), Span(4, 5, 7))
+    stream.add(Chunk(tokens=tuple(range(7)), logprobs=(-1.0,) * 7, spans=spans,
+                     finish_reason="length"), held=9)  # fmt: skip
+    assert segments(stream) == [(0, 5, 3), (5, 6, 4)]
+    assert stream.generated().finish_reason == "stop"
+
+
+def test_a_stop_string_may_begin_before_the_sample_was_sent_again() -> None:
+    stream = stopping("%&", before=(4,))
+    stream.add(chunk(5, 6, total=False, version=3), held=9)
+    assert (stream.stopped, len(stream)) == (True, 1)
+
+
+def test_a_stop_string_of_uncertain_version_is_not_kept() -> None:
+    stream = stopping("%&")
+    stream.add(chunk(0, 4, version=3), held=9)
+    stream.add(chunk(4, 7, version=4), held=9)
+    assert (segments(stream), len(stream)) == ([(0, 4, 3)], 6)
+    assert stream.generated().finish_reason == "abort"
+
+
 # --- the client: tokens received before the server is lost ---
 
 
@@ -202,6 +256,69 @@ def test_tokens_of_an_unclear_version_are_discarded_and_counted() -> None:
     error = failing([event(0, [7, 8], 2), later], httpx2.ReadError("reset"))
     assert error.partial["a"].segments == (Segment((7, 8), (-1.0,) * 2, 4),)
     assert error.discarded_tokens == 2
+
+
+@pytest.mark.parametrize("checks", [True, False])
+def test_a_server_that_does_not_find_stop_strings_is_told_to_end_the_sample(
+    tmp_path: Path, checks: bool
+) -> None:
+    """What it has sent after the string is left out; the other sample of the call continues."""
+    save_byte_tokenizer(tmp_path)
+    sent: list[tuple[str, Any]] = []
+
+    async def scenario() -> list[Generated]:
+        aborted = asyncio.Event()
+
+        class Stream(httpx2.AsyncByteStream):
+            async def __aiter__(self) -> AsyncIterator[bytes]:
+                yield event(0, [3, 4], 2)
+                if checks:
+                    yield event(0, [5], 3, "stop")
+                else:
+                    yield event(0, [5, 6], 4)
+                    await aborted.wait()
+                    yield event(0, [7], 5, "abort")
+                yield event(1, [4, 4], 2, "length")
+
+        def handler(http: httpx2.Request) -> httpx2.Response:
+            sent.append((http.url.path, json.loads(http.content or b"{}")))
+            match http.url.path:
+                case "/generate":
+                    headers = {"content-type": "text/event-stream"}
+                    return httpx2.Response(200, headers=headers, stream=Stream())
+                case "/abort_request":
+                    aborted.set()
+            return httpx2.Response(200, json={"skip_tokenizer_init": not checks})
+
+        client = EngineClient(URL, transport=httpx2.MockTransport(handler))
+        client.note_tokenizer(tmp_path)
+        asked = [request(name, [1], 9, stop=("%&",)) for name in "ab"]
+        results = await client.generate(asked)
+        await client.close()
+        return results
+
+    first, second = asyncio.run(scenario())
+    assert [segment.tokens for segment in first.segments] == [(3, 4, 5)]
+    assert (first.finish_reason, second.finish_reason) == ("stop", "length")
+    assert [path for path, _ in sent] == [
+        "/server_info",
+        "/generate",
+        *([] if checks else ["/abort_request"]),
+    ]
+    body = sent[1][1]
+    assert [one.get("stop") for one in body["sampling_params"]] == [["%&"] * checks or None] * 2
+    if not checks:
+        assert sent[2][1]["rid"] == body["rid"][0]
+
+
+def test_stop_strings_need_a_tokenizer() -> None:
+    async def scenario() -> None:
+        client = EngineClient(URL, transport=httpx2.MockTransport(lambda _: httpx2.Response(200)))
+        with pytest.raises(EngineError, match=f"{URL} has stop strings, but its client knows no"):
+            await client.generate([request("a", [1], stop=("ab",))])
+        await client.close()
+
+    asyncio.run(scenario())
 
 
 def test_silence_is_an_engine_that_is_gone() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,11 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
+from areal_lab.data.tokenize import TextCodec
+from areal_lab.data.trajectory import Segment
+from areal_lab.engines.client.resubmit import continuation
 from areal_lab.engines.embedded import batcher as batcher_module
 from areal_lab.engines.embedded.attention import IMPLEMENTATION, decode_blocks
 from areal_lab.engines.embedded.batcher import Batcher, Refused, Sample, VersionSpan, _Prefixes
-from areal_lab.engines.protocol import PauseMode
+from areal_lab.engines.protocol import Generated, PauseMode
 from areal_lab.engines.weights.folder import CorruptWeights, deduplicated_state
+from tests.data.byte_tokenizer import byte_tokenizer
+from tests.data.test_stop_strings import decoding_everything
 from tests.engines.tiny import (
     CONTEXT,
     END_TOKEN,
@@ -33,7 +39,7 @@ from tests.engines.tiny import (
 FLOAT32_ERROR = 1e-5
 
 
-def batcher_of(model: PreTrainedModel, **options: int) -> Batcher:
+def batcher_of(model: PreTrainedModel, **options: Any) -> Batcher:
     served = copy.deepcopy(model)
     served.set_attn_implementation(IMPLEMENTATION)
     return Batcher(served, version="0", **options)
@@ -168,6 +174,55 @@ def test_stop_tokens_end_a_response_and_belong_to_it() -> None:
     stopped = run(batcher)["stopped"]
     assert stopped.tokens == free[: free.index(stop) + 1]
     assert stopped.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("interrupted_by", [None, PauseMode.RETRACT, PauseMode.ABORT])
+def test_stop_strings_end_a_response_where_its_decoded_text_has_them(
+    interrupted_by: PauseMode | None,
+) -> None:
+    """Compared with decoding every prefix of the undisturbed response; an interruption may fall
+    between two letters of the string, which after an abort is begun in the prompt."""
+    codec = TextCodec(byte_tokenizer())
+    batcher = batcher_of(tiny_model(), codec=lambda: codec)
+    for index in range(9):
+        batcher.add(request(f"free{index}", [5, 6, 7], 30, seed=index))
+    compared = 0
+    for index, sample in enumerate(list(run(batcher).values())):
+        stops = tuple(codec.decode_all(sample.tokens[at : at + 2]) for at in (14, 9))
+        end = decoding_everything(codec, stops, sample.tokens)
+        if "\ufffd" in "".join(stops) or END_TOKEN in sample.tokens[:end]:
+            continue
+        compared += 1
+        one = request("stopped", [5, 6, 7], 30, seed=index, stop=stops)
+        batcher.check(one)
+        stopped = batcher.add(one)
+        tokens = list[int]()
+        if interrupted_by is not None:
+            for _ in range(end - 1):
+                batcher.step()
+            batcher.pause(interrupted_by)
+            batcher.resume()
+        if interrupted_by is PauseMode.ABORT:
+            tokens = stopped.tokens
+            segment = Segment(tuple(tokens), tuple(stopped.logprobs), 0)
+            aborted = Generated(request_id="stopped", segments=(segment,), finish_reason="abort",
+                                retractions=0, cached_tokens=0)  # fmt: skip
+            stopped = batcher.add(continuation(one, aborted))
+        run(batcher)
+        assert (*tokens, *stopped.tokens) == tuple(sample.tokens[:end])
+        assert stopped.finish_reason == "stop"
+    assert compared >= 3
+
+
+def test_without_a_tokenizer_stop_strings_are_refused() -> None:
+    def broken() -> TextCodec:
+        raise ValueError("tokenizer.json is not a tokenizer")
+
+    one = request("r", [5], stop=("ab",))
+    with pytest.raises(Refused, match="has stop strings, but the engine has no tokenizer"):
+        batcher_of(tiny_model()).check(one)
+    with pytest.raises(Refused, match=r"has stop strings, but tokenizer\.json is not a tokenizer"):
+        batcher_of(tiny_model(), codec=broken).check(one)
 
 
 # --- pauses, aborts, versions ---

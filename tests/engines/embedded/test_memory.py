@@ -100,7 +100,7 @@ def test_a_server_gives_its_memory_back_and_generates_with_new_weights(tmp_path:
                 await client.version()
             assert (await client.statistics())["released"] == ["kv_cache", "weights"]
             assert await client.ready()
-            other = EngineClient(client.base_url)
+            other = EngineClient(client.base_url, key=client.key)
             with pytest.raises(EngineError, match=r"\(409\): .*while the memory .* is released"):
                 await other.generate([request("early", [3, 4, 5])])
             await other.close()

@@ -10,28 +10,36 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import httpx2
 import pytest
 import torch
+from fastapi.routing import APIRoute
 from transformers import PreTrainedModel
 
+from areal_lab.data.tokenize import TextCodec
 from areal_lab.engines.client.engine_client import (
     EngineClient,
     EngineError,
     EngineUnreachable,
     VersionMismatch,
 )
+from areal_lab.engines.client.resubmit import merged_samples, remaining_requests
+from areal_lab.engines.embedded.app import create_app
 from areal_lab.engines.embedded.batcher import Refused
 from areal_lab.engines.embedded.received import receiving_device
+from areal_lab.engines.embedded.scheduler import Scheduler
+from areal_lab.engines.keys import authorization
 from areal_lab.engines.launch.backends import ServerOptions
 from areal_lab.engines.launch.start import EngineProcess, bind, launch_engine
 from areal_lab.engines.protocol import Generated, GenerateRequest, PauseMode, WeightsFolder
 from areal_lab.engines.weights.folder import write_weights
 from areal_lab.host.processes import ChildDied
-from tests.engines.tiny import plain_logprobs, request, tiny_model
+from tests.data.byte_tokenizer import byte_tokenizer, save_byte_tokenizer
+from tests.data.test_stop_strings import decoding_everything
+from tests.engines.tiny import END_TOKEN, plain_logprobs, request, tiny_model
 
 BOUND_MS = 20_000
 LONG = 200
@@ -45,10 +53,18 @@ class Lab:
     loop: asyncio.AbstractEventLoop
     engine: EngineProcess
     root: Path
+    whole: list[tuple[GenerateRequest, list[int]]] = field(default_factory=list)
+    """Responses of version 0 that only their length ended."""
 
     @property
     def client(self) -> EngineClient:
         return self.engine.client
+
+    def http(self) -> httpx2.AsyncClient:
+        """Plain requests with the key."""
+        return httpx2.AsyncClient(
+            base_url=self.engine.base_url, headers=authorization(self.client.key), timeout=60
+        )
 
     def run(self, scenario: Awaitable[None]) -> None:
         async def bounded() -> None:
@@ -63,11 +79,17 @@ class Lab:
         return write_weights(model, self.root, version, dtype=torch.float32), model
 
 
-async def launch(weights: WeightsFolder, log_path: Path, *, port: int = 0) -> EngineProcess:
+async def launch(
+    weights: WeightsFolder, log_path: Path, *, port: int = 0, tokenizer: Path | None = None
+) -> EngineProcess:
     return await launch_engine(
         "embedded",
         ServerOptions(
-            model=weights.path, version=str(weights.version), port=port, max_running_requests=4
+            model=weights.path,
+            version=str(weights.version),
+            port=port,
+            max_running_requests=4,
+            tokenizer=tokenizer,
         ),
         log_path=log_path,
     )
@@ -77,8 +99,9 @@ async def launch(weights: WeightsFolder, log_path: Path, *, port: int = 0) -> En
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     folder = tmp_path_factory.mktemp("engine")
     weights = write_weights(tiny_model(seed=0), folder, 0, dtype=torch.float32)
+    save_byte_tokenizer(folder / "tokenizer")
     with asyncio.Runner() as runner:
-        engine = runner.run(launch(weights, folder / "engine.log"))
+        engine = runner.run(launch(weights, folder / "engine.log", tokenizer=folder / "tokenizer"))
         yield Lab(runner.get_loop(), engine, folder)
         runner.run(engine.stop())
 
@@ -154,7 +177,7 @@ def test_nccl_writes_to_the_engines_gpu_and_others_to_main_memory() -> None:
 
 def test_the_reply_has_sglangs_fields(lab: Lab) -> None:
     async def scenario() -> None:
-        async with httpx2.AsyncClient(base_url=lab.engine.base_url) as http:
+        async with lab.http() as http:
             body = {"input_ids": [5, 6, 7], "sampling_params": {"max_new_tokens": 3}}
             answer = (await http.post("/generate", json=body)).json()
             info = (await http.get("/model_info")).json()
@@ -220,7 +243,7 @@ def test_bad_requests_get_one_line(
     lab: Lab, path: str, body: dict[str, object], message: str
 ) -> None:
     async def scenario() -> None:
-        async with httpx2.AsyncClient(base_url=lab.engine.base_url) as http:
+        async with lab.http() as http:
             answer = await http.post(path, json=body)
         assert answer.status_code == httpx2.codes.BAD_REQUEST
         text = answer.json()["error"]["message"]
@@ -233,7 +256,7 @@ def test_bad_requests_get_one_line(
 @pytest.mark.parametrize("path", ["/generate", "/pause_generation"])
 def test_a_body_that_is_not_json_is_named_so(lab: Lab, path: str) -> None:
     async def scenario() -> None:
-        async with httpx2.AsyncClient(base_url=lab.engine.base_url) as http:
+        async with lab.http() as http:
             json_type = {"content-type": "application/json"}
             answer = await http.post(path, content=b"{'", headers=json_type)
         assert answer.status_code == httpx2.codes.BAD_REQUEST
@@ -348,8 +371,8 @@ def test_a_client_that_hangs_up_frees_its_rows(lab: Lab) -> None:
 
 
 async def update_bare(lab: Lab, weights: WeightsFolder) -> httpx2.Response:
-    """An update as anybody could ask for it; our client pauses the engine first."""
-    async with httpx2.AsyncClient(base_url=lab.engine.base_url, timeout=60) as http:
+    """An update as another client could ask for it; ours pauses the engine first."""
+    async with lab.http() as http:
         body = {"model_path": str(weights.path), "weight_version": str(weights.version)}
         return await http.post("/update_weights_from_disk", json=body)
 
@@ -399,6 +422,137 @@ def test_activity_of_the_engine_is_reported_in_order(lab: Lab) -> None:
         assert (await lab.client.spans(following))[0][0]["id"] == following
 
     lab.run(scenario())
+
+
+# --- stop strings ---
+
+CODEC = TextCodec(byte_tokenizer())
+
+
+async def stopping_after(lab: Lab, start: int) -> tuple[GenerateRequest, list[int]]:
+    """A request with a stop string that appears after `start` tokens, and its tokens: those of the
+    response without it, up to where decoding every prefix finds it."""
+    if not lab.whole:
+        asked = [request(f"whole{seed}", [5, 6, 7], LONG, seed=seed) for seed in range(16)]
+        for one, sample in zip(asked, await lab.client.generate(asked), strict=True):
+            lab.whole.append((one, [t for segment in sample.segments for t in segment.tokens]))
+    for one, tokens in lab.whole:
+        stop = CODEC.decode_all(tokens[start : start + 4])
+        end = decoding_everything(CODEC, [stop], tokens)
+        if start < end and END_TOKEN not in tokens[:end] and "\ufffd" not in stop:
+            sampling = replace(one.sampling, stop=(stop,), ignore_eos=False)
+            return replace(one, request_id="r", sampling=sampling), tokens[:end]
+    raise AssertionError("every response has an end token early")
+
+
+@pytest.mark.parametrize("mode", PauseMode)
+def test_a_stop_string_ends_a_response_that_was_interrupted(lab: Lab, mode: PauseMode) -> None:
+    """At the same token as without the interruption, here without new weights."""
+
+    async def scenario() -> None:
+        one, tokens = await stopping_after(lab, 60)
+        async with started(lab, [one]) as answers:
+            await lab.client.pause(mode)
+            await lab.client.resume()
+        (result,) = answers.result()
+        found = [token for segment in result.segments for token in segment.tokens]
+        assert (found, result.finish_reason) == (tokens, "stop")
+
+    lab.run(scenario())
+
+
+@pytest.mark.parametrize("split", range(1, 4))
+def test_a_stop_string_may_span_two_requests(lab: Lab, split: int) -> None:
+    """As after a lost engine: the second request has the first letters in its prompt."""
+
+    async def scenario() -> None:
+        one, tokens = await stopping_after(lab, 20)
+        shorter = replace(one.sampling, max_new_tokens=len(tokens) - split)
+        (begun,) = await lab.client.generate([replace(one, sampling=shorter)])
+        partial = {"r": replace(begun, finish_reason="abort")}
+        (rest,) = remaining_requests([one], partial)
+        generated = {sample.request_id: sample for sample in await lab.client.generate([rest])}
+        result = merged_samples([one], partial, generated)["r"]
+        found = [token for segment in result.segments for token in segment.tokens]
+        assert (found, result.finish_reason) == (tokens, "stop")
+        assert remaining_requests([one], {"r": result}) == []
+
+    lab.run(scenario())
+
+
+def test_the_server_itself_ends_at_a_stop_string(lab: Lab) -> None:
+    async def scenario() -> None:
+        one, tokens = await stopping_after(lab, 20)
+        (stop,) = one.sampling.stop
+        params = {"max_new_tokens": LONG, "sampling_seed": one.sampling.seed}
+        async with lab.http() as http:
+            for value in (stop, [stop, "never here"]):
+                body = {"input_ids": [5, 6, 7], "sampling_params": {**params, "stop": value}}
+                answer = (await http.post("/generate", json=body)).json()
+                assert answer["output_ids"] == tokens
+                assert answer["meta_info"]["finish_reason"]["type"] == "stop"
+
+    lab.run(scenario())
+
+
+# --- the key ---
+
+
+def endpoints() -> list[tuple[str, str]]:
+    """Every path of the server, with a method."""
+    app = create_app(Scheduler(lambda: pytest.fail("not started"), threads=1), model_path="")
+    routes = [route for route in app.routes if isinstance(route, APIRoute)]
+    return [(method, route.path) for route in routes for method in route.methods]
+
+
+@pytest.mark.parametrize("header", [None, "", "Bearer", "Bearer wrong", "Basic {}", "{}"])
+def test_no_endpoint_replies_without_the_key(lab: Lab, header: str | None) -> None:
+    asked = [*endpoints(), ("OPTIONS", "/generate"), ("GET", "/no-such-path")]
+    assert ("POST", "/update_weights_from_distributed") in asked
+    assert len(asked) > 20
+    headers = {} if header is None else {"authorization": header.format(lab.client.key)}
+
+    async def scenario() -> None:
+        async with httpx2.AsyncClient(base_url=lab.engine.base_url, headers=headers) as http:
+            for method, path in asked:
+                answer = await http.request(method, path, json={})
+                assert (answer.status_code, path) == (httpx2.codes.UNAUTHORIZED, path)
+                assert "Authorization: Bearer KEY" in answer.json()["error"]["message"]
+                assert lab.client.key not in answer.text
+
+    lab.run(scenario())
+
+
+def test_a_stranger_changes_nothing(lab: Lab) -> None:
+    """It can neither pause nor load weights, and a running response continues."""
+
+    async def scenario() -> None:
+        weights, _ = lab.weights(1)
+        stranger = EngineClient(lab.engine.base_url, key="guessed")
+        async with started(lab, [request("r", [5, 6, 7], LONG)]) as answers:
+            for attempt in (
+                stranger.generate([request("s", [5], 2)]),
+                stranger.pause(PauseMode.ABORT),
+                stranger.load_weights(weights, PauseMode.ABORT),
+            ):
+                with pytest.raises(
+                    EngineError, match=r"refused .* \(401\): the request has no key"
+                ):
+                    await attempt
+        (result,) = answers.result()
+        assert [segment.version for segment in result.segments] == [0]
+        await stranger.close()
+
+    lab.run(scenario())
+
+
+def test_the_key_is_in_the_environment_of_the_server_and_nowhere_else(lab: Lab) -> None:
+    process = Path(f"/proc/{lab.engine.child.pid}")
+    key = lab.client.key.encode()
+    assert key not in process.joinpath("cmdline").read_bytes()
+    assert process.joinpath("environ").stat().st_mode & 0o077 == 0
+    assert key not in lab.engine.child.log_path.read_bytes()
+    assert lab.client.key not in repr(lab.engine)
 
 
 # --- processes ---

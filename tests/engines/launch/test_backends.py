@@ -13,6 +13,7 @@ from areal_lab.engines.launch.backends import (
     BACKENDS,
     SHIM,
     ServerOptions,
+    arguments_refusal,
     backend_of,
     lora_refusal,
 )
@@ -216,10 +217,41 @@ def test_extra_arguments_come_last() -> None:
 
 
 def test_the_tokenizer_is_skipped_unless_requested() -> None:
-    for name in ("sglang", "vllm"):
+    with_text = replace(OPTIONS, tokenizer=Path("/m"))
+    for name, flag in (("sglang", "--tokenizer-path"), ("vllm", "--tokenizer")):
         assert "--skip-tokenizer-init" in server_command(BACKENDS[name], PYTHON, OPTIONS)
-        with_text = replace(OPTIONS, tokenizer=True)
-        assert "--skip-tokenizer-init" not in server_command(BACKENDS[name], PYTHON, with_text)
+        command = server_command(BACKENDS[name], PYTHON, with_text)
+        assert "--skip-tokenizer-init" not in command
+        assert value(command, flag) == "/m"
+    embedded = BACKENDS["embedded"]
+    assert value(server_command(embedded, PYTHON, with_text), "--tokenizer-path") == "/m"
+    assert "--tokenizer-path" not in server_command(embedded, PYTHON, OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("name", "extra", "said"),
+    [
+        ("sglang", ("--api-key", "s3cret"), "has --api-key, which every user of this machine can"),
+        ("vllm", ("--api-key=s3cret",), "has --api-key, which every user of this machine can"),
+        ("sglang", ("--admin-api-key", "s3cret"), "has --admin-api-key, which every user"),
+        ("sglang", ("--grpc-port", "1"), "has --grpc-port, but sglang replies there to requests"),
+        ("sglang", ("--watchdog-timeout", "9"), None),
+        ("vllm", (), None),
+    ],
+)
+def test_arguments_that_give_the_key_away_or_bypass_it_are_refused(
+    name: str, extra: tuple[str, ...], said: str | None
+) -> None:
+    refusal = arguments_refusal(BACKENDS[name], extra)
+    if said is None:
+        assert refusal is None
+    else:
+        assert refusal is not None
+        assert said in refusal
+        assert "s3cret" not in refusal
+    options = replace(OPTIONS, model=Path("/nowhere"), extra=("--api-key", "s3cret"))
+    with pytest.raises(ValueError, match="has --api-key"):
+        fit_to_machine(BACKENDS["embedded"], options)
 
 
 def test_an_unknown_engine_is_named_with_the_nearest() -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from areal_lab.engines.keys import KEY_VARIABLE, authorization
 from areal_lab.engines.launch import start as launch
 from areal_lab.engines.launch.backends import EMBEDDED, SGLANG, VLLM, Backend, ServerOptions
 from areal_lab.engines.launch.options import fit_to_machine, server_command
@@ -55,6 +56,9 @@ def share(name):
     shared.truncate(4096)
     kept.append(mmap.mmap(shared.fileno(), 4096))
     (folder / name).write_text(shared.name)
+environment = pathlib.Path("/proc/self/environ").read_bytes().decode().split("\\0")
+(key,) = [one.partition("=")[2] for one in environment if one.startswith("AREAL_LAB_ENGINE_KEY=")]
+assert "AREAL_LAB_ENGINE_KEY" not in os.environ, "its children would have it"
 kept = []
 share("shared")
 lock = multiprocessing.get_context("spawn").Lock()
@@ -65,6 +69,8 @@ if "AREAL_LAB_SCRATCH" in os.environ:
 
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
+        if behavior != "open" and self.headers["authorization"] != f"Bearer {key}":
+            return self.reply(401)
         if behavior == "dies":
             os.killpg(os.getpgid(0), signal.SIGKILL)
         if self.path == "/more":
@@ -74,8 +80,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         (folder / "posted").write_text(json.dumps([self.path, body]))
         self.reply()
-    def reply(self):
-        self.send_response(200)
+    def reply(self, status=200):
+        self.send_response(status)
         self.send_header("content-length", "0")
         self.end_headers()
     def log_message(self, *_):
@@ -178,7 +184,10 @@ def test_a_stopped_server_leaves_nothing_behind(folder: Path) -> None:
 def test_a_server_stopped_at_once_leaves_nothing_behind(folder: Path) -> None:
     async def scenario() -> None:
         engine = await start(folder)
-        async with httpx2.AsyncClient(base_url=engine.base_url, trust_env=False) as http:
+        headers = authorization(engine.client.key)
+        async with httpx2.AsyncClient(
+            base_url=engine.base_url, headers=headers, trust_env=False
+        ) as http:
             await http.get("/more")
         assert len(left_behind(folder)) == 4
         await engine.stop(at_once=True)
@@ -243,6 +252,32 @@ def test_a_server_without_a_version_argument_gets_its_version_by_http(folder: Pa
         await engine.stop()
 
     asyncio.run(scenario())
+
+
+def test_each_server_gets_a_key_of_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not that of servers that the user may attach to, and not in a command line."""
+    monkeypatch.setenv(KEY_VARIABLE, "of-another-server")
+
+    async def scenario() -> None:
+        engines = [await start(folder) for _ in range(2)]
+        keys = {engine.client.key for engine in engines}
+        assert len(keys - {"of-another-server"}) == 2
+        for engine in engines:
+            assert len(engine.client.key) >= 32
+            for process in members(engine.child.pid):
+                assert not keys & set(" ".join(process.cmdline()).split())
+            assert engine.client.key not in repr(engine)
+            assert engine.client.key not in (folder / "engine.log").read_text()
+            await engine.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_server_that_replies_without_its_key_is_not_used(folder: Path) -> None:
+    behaves(folder, "open")
+    with pytest.raises(ValueError, match="engine 3 replies to requests without its key, so any"):
+        asyncio.run(start(folder))
+    assert left_behind(folder) == []
 
 
 def test_a_port_taken_while_the_server_starts_is_an_error(folder: Path) -> None:

@@ -153,6 +153,7 @@ def test_shared_memory_is_taken_if_it_has_room(memory: Path, tmp_path: Path) -> 
     assert first.parent == second.parent == memory
     assert first.name.startswith(f"areal_lab-{os.getpid()}-")
     for root in (first, second):
+        assert root.stat().st_mode & 0o777 == 0o700, "other users could read the weights"
         remove_weights_root(root)
         remove_weights_root(root)
     assert list(memory.iterdir()) == []
@@ -161,7 +162,7 @@ def test_shared_memory_is_taken_if_it_has_room(memory: Path, tmp_path: Path) -> 
 def test_else_the_run_folder(memory: Path, tmp_path: Path) -> None:
     root = choose_weights_root(tmp_path / "run", 1 << 60)
     assert root == tmp_path / "run" / "weights"
-    assert root.is_dir()
+    assert root.stat().st_mode & 0o777 == 0o700
     remove_weights_root(root)
     assert list(memory.iterdir()) == []
 

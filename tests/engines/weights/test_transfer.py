@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Coroutine, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,6 +15,7 @@ import httpx2
 import pytest
 import torch
 
+from areal_lab.engines.keys import authorization
 from areal_lab.engines.launch.backends import ServerOptions
 from areal_lab.engines.launch.start import EngineProcess, launch_engine
 from areal_lab.engines.protocol import Generated, PauseMode
@@ -68,7 +69,14 @@ class Lab:
         return pusher.push(self.version, self.targets(*names), flush_cache=flush_cache)
 
     def targets(self, *names: str) -> list[EngineTarget]:
-        return [EngineTarget(self.engine(name).base_url) for name in names]
+        engines = [self.engine(name) for name in names]
+        return [EngineTarget(one.base_url, key=one.client.key) for one in engines]
+
+    def post(self, name: str, path: str, body: dict[str, str]) -> None:
+        """A request that succeeds, from beside the pusher."""
+        engine = self.engine(name)
+        headers = authorization(engine.client.key)
+        httpx2.post(f"{engine.base_url}{path}", json=body, headers=headers).raise_for_status()
 
     def error(self, name: str) -> float:
         """Of the log-probs an engine reports now, against the version it should hold."""
@@ -157,8 +165,19 @@ def test_a_running_response_continues_under_the_new_weights(
 
 
 def test_an_update_that_was_left_open_is_ended(lab: Lab, pusher: Pusher) -> None:
-    httpx2.post(f"{lab.engine('a').base_url}/begin_weight_update").raise_for_status()
+    lab.post("a", "/begin_weight_update", {})
     assert lab.push(pusher, "a").failures == ()
+    assert lab.error("a") < 1e-5
+
+
+def test_without_the_key_nothing_is_pushed(lab: Lab, pusher: Pusher) -> None:
+    assert lab.push(pusher, "a").failures == ()
+    (target,) = lab.targets("a")
+    pusher.hold(deduplicated_state(tiny_model(seed=99)), 99, dtype=torch.float32)
+    for key in ("", "guessed"):
+        (failure,) = pusher.push(99, [replace(target, key=key)], flush_cache=True).failures
+        assert (failure.problem, failure.phase) == ("refused", Phase.OPEN)
+        assert "401: the request has no key or a wrong one" in failure.message
     assert lab.error("a") < 1e-5
 
 
@@ -223,9 +242,7 @@ def test_a_process_group_that_an_engine_left_is_formed_again(lab: Lab) -> None:
     assert sender._group is not None
     # No other reference: a group is closed when its last reference is dropped.
     name = sender._group.name
-    httpx2.post(
-        f"{lab.engine('b').base_url}/destroy_weights_update_group", json={"group_name": name}
-    ).raise_for_status()
+    lab.post("b", "/destroy_weights_update_group", {"group_name": name})
     assert lab.push(pusher, "a", "b").failures == ()
     assert sender.groups_made == 2
     assert lab.error("a") < 1e-5

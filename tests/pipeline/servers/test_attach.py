@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from areal_lab.engines.client.addresses import CannotAttach
+from areal_lab.engines.keys import KEY_VARIABLE, write_key_file
 from areal_lab.engines.protocol import LoraShape
 from areal_lab.pipeline.servers.attach import attach, model_difference
 
@@ -29,6 +30,7 @@ class Other(ThreadingHTTPServer):
         self.paused = False
         self.enable_lora: bool | None = None
         self.asked: list[str] = []
+        self.key = ""
 
     @property
     def address(self) -> str:
@@ -39,7 +41,9 @@ class Handler(BaseHTTPRequestHandler):
     server: Other
 
     def do_GET(self) -> None:
-        if self.path == "/model_info":
+        if self.server.key and self.headers["authorization"] != f"Bearer {self.server.key}":
+            self.answer(401, {"error": "Unauthorized"})
+        elif self.path == "/model_info":
             self.answer(200, self.server.model_info)
         elif self.path == "/server_info":
             self.answer(200, {"enable_lora": self.server.enable_lora})
@@ -100,6 +104,28 @@ def attached(
 def test_a_server_that_is_ready_is_taken_as_it_is(other: Other, model: Path) -> None:
     assert attached(other.address, model) == other.address
     assert other.asked == []
+
+
+def test_the_key_is_that_of_the_environment_or_of_this_users_server(
+    other: Other, model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    other.key = "s3cret"
+    with pytest.raises(CannotAttach, match=f"it requires a key; set {KEY_VARIABLE} to it"):
+        attached(other.address, model)
+    write_key_file(other.server_port, "s3cret")
+    assert attached(other.address, model) == other.address
+    monkeypatch.setenv(KEY_VARIABLE, "wrong")
+    with pytest.raises(CannotAttach, match="it has another key than the one sent") as raised:
+        attached(other.address, model)
+    assert "wrong" not in str(raised.value)
+    monkeypatch.setenv(KEY_VARIABLE, "s3cret")
+    assert attached(other.address, model) == other.address
+    monkeypatch.setenv(KEY_VARIABLE, "s3cret two")
+    with pytest.raises(CannotAttach, match="must be printable ASCII") as raised:
+        attached(other.address, model)
+    assert "s3cret" not in str(raised.value)
 
 
 def test_a_server_that_was_left_paused_is_woken(other: Other, model: Path) -> None:
