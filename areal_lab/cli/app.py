@@ -106,7 +106,7 @@ def train(
     config: Annotated[
         str,
         typer.Argument(
-            metavar="CONFIG", help="YAML file, or a shipped config: arithmetic, gsm8k, tiny."
+            metavar="CONFIG", help="YAML file, or a shipped config: arithmetic, gsm8k, tiny, calculator."
         ),
     ] = "",
     overrides: Annotated[
@@ -156,7 +156,7 @@ def distill(
     config: Annotated[
         str,
         typer.Argument(
-            metavar="CONFIG", help="YAML file, or a shipped config: arithmetic, gsm8k, tiny."
+            metavar="CONFIG", help="YAML file, or a shipped config: arithmetic, gsm8k, tiny, calculator."
         ),
     ],
     overrides: Annotated[

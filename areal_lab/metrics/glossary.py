@@ -176,6 +176,8 @@ GLOSSARY: Final[tuple[Metric, ...]] = (
         meaning="Mean number of the model's turns in a sample, all rows counted; of workflows with "
         "several turns.",
         source=_TRAINER,
+        written_by="train",
+        always=False,
     ),
     Metric(
         name="turns_max",
@@ -183,6 +185,8 @@ GLOSSARY: Final[tuple[Metric, ...]] = (
         unit="turns",
         meaning="Most turns of a row.",
         source=_TRAINER,
+        written_by="train",
+        always=False,
     ),
     Metric(
         name="rows_per_sample",
@@ -193,6 +197,8 @@ GLOSSARY: Final[tuple[Metric, ...]] = (
         outside="The agent rewrites its history, so that less of a prefix is shared; the counts of "
         "forks name the cause.",
         source=_TRAINER,
+        written_by="train",
+        always=False,
     ),
     Metric(
         name="tool_calls_mean",
@@ -200,6 +206,8 @@ GLOSSARY: Final[tuple[Metric, ...]] = (
         unit="calls",
         meaning="Mean number of tool calls of a sample.",
         source=_PIPELINE,
+        written_by="train",
+        always=False,
     ),
     Metric(
         name="tool_user_share",
@@ -207,6 +215,8 @@ GLOSSARY: Final[tuple[Metric, ...]] = (
         unit="share",
         meaning="Share of samples that called a tool.",
         source=_PIPELINE,
+        written_by="train",
+        always=False,
     ),
     Metric(
         name="tool_failure_share",
@@ -217,6 +227,8 @@ GLOSSARY: Final[tuple[Metric, ...]] = (
         healthy="falling to 0",
         outside="`trajectories/` has the outcome of each call.",
         source=_PIPELINE,
+        written_by="train",
+        always=False,
     ),
     Metric(
         name="trained_tokens",

@@ -32,11 +32,11 @@ class SampleResult:
     tokens: int
     truncated: bool
     """Whether it was cut off: at its maximum length, number of turns or context."""
+    detail: str = ""
+    """Traceback of the reward function."""
     end: str = "stop"
     """Why it ended (`data.trajectory.SampleEnd`)."""
     turns: int = 1
-    detail: str = ""
-    """Traceback of the reward function."""
 
 
 def samples_of(group: ScoredGroup) -> list[SampleResult]:

@@ -46,7 +46,7 @@ def test_shipped_settings_are_found_by_name(
             "unknown config 'arithmetic2'; did you mean 'arithmetic'?",
         ),
         ("dapoo", "unknown config 'dapoo'; did you mean 'dapo'"),
-        ("plan_example", "unknown config 'plan_example'; known are arithmetic, gsm8k, tiny, cispo"),
+        ("plan_example", "unknown config 'plan_example'; known are arithmetic, gsm8k, tiny, calculator, cispo"),
         ("mine.yaml", "mine.yaml does not exist (looked in "),
         (Path("gsm8k"), "gsm8k does not exist (looked in "),
         ("configs/gsm8k.yaml", "; the shipped config is named 'gsm8k'"),
@@ -80,8 +80,9 @@ def test_every_shipped_file_is_a_config_a_plan_or_a_study(
         *(*training_configs(), *plan_questions(), *cosim_configs(), *studies()),
         *offline_configs(),
     }
-    assert {path.stem for path in CONFIGS.glob("*.yaml")} == shipped
-    assert [path.name for path in CONFIGS.iterdir() if path.is_dir()] == ["recipes"]
+    files = {*CONFIGS.glob("*.yaml"), *(CONFIGS / "agents").glob("*.yaml")}
+    assert {path.stem for path in files} == shipped
+    assert {path.name for path in CONFIGS.iterdir() if path.is_dir()} == {"agents", "recipes"}
     assert not shipped & recipes().keys()
     assert {path.stem for path in (CONFIGS / "recipes").iterdir()} == recipes().keys()
 
