@@ -46,7 +46,10 @@ def test_shipped_settings_are_found_by_name(
             "unknown config 'arithmetic2'; did you mean 'arithmetic'?",
         ),
         ("dapoo", "unknown config 'dapoo'; did you mean 'dapo'"),
-        ("plan_example", "unknown config 'plan_example'; known are arithmetic, gsm8k, tiny, calculator, cispo"),
+        (
+            "plan_example",
+            "unknown config 'plan_example'; known are arithmetic, gsm8k, tiny, calculator, cispo",
+        ),
         ("mine.yaml", "mine.yaml does not exist (looked in "),
         (Path("gsm8k"), "gsm8k does not exist (looked in "),
         ("configs/gsm8k.yaml", "; the shipped config is named 'gsm8k'"),

@@ -41,7 +41,7 @@ def test_a_tiny_run_writes_what_the_glossary_says(tmp_path: Path) -> None:
     teacher = f"teacher.path={tmp_path / 'model'}"
     config = tiny_config(tmp_path, "total_train_steps=2", off, teacher, *OPTIONAL)
     result = do_run(config, reward_fn=even_digits)
-    turns = "rollout.workflow={name: multi_turn, feedback: ' = 9 = '}"
+    turns = "rollout.workflow={name: multi_turn, feedback: ' = 9 = ', correct: 9}"
     agents = do_run(tiny_config(tmp_path, "total_train_steps=1", off, turns), reward_fn=even_digits)
     check([*metrics(result.folder), *metrics(agents.folder)], "train")
     assert result.summary["alarms"] == []
