@@ -279,7 +279,8 @@ class Rollout:
             failed = RewardOutcome("error", math.nan, detail=traceback.format_exc())
             self.failures.add(failed.detail)
             return Episode(rows=(), outcome=failed, end="abort")
-        self.failures.add("")
+        outcome = episode.outcome
+        self.failures.add("" if outcome.status == "ok" else outcome.detail or outcome.status)
         return episode
 
     def _text(self, parts: Sequence[Segment | Observation]) -> str:

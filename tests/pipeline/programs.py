@@ -1,0 +1,62 @@
+"""Agents as users write them: they know a base URL and a key, and nothing of areal_lab."""
+
+from __future__ import annotations
+
+import json
+import os
+import urllib.request
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def ask(url: str, key: str, messages: Sequence[Mapping[str, str]], **more: Any) -> dict[str, Any]:
+    """One chat completion."""
+    request = urllib.request.Request(
+        f"{url}/chat/completions",
+        json.dumps({"model": "any", "messages": list(messages), **more}).encode(),
+        {"Authorization": f"Bearer {key}", "Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=60) as reply:
+        answer: dict[str, Any] = json.load(reply)
+    return answer
+
+
+def two_questions(data: Mapping[str, Any]) -> float:
+    """Ask, ask again with the answer in the history, and return a reward."""
+    url, key = data["base_url"], data["api_key"]
+    messages = [{"role": "user", "content": data["prompt"].splitlines()[-1]}]
+    first = ask(url, key, messages)["choices"][0]["message"]
+    messages += [{"role": "assistant", "content": first["content"]}]
+    messages += [{"role": "user", "content": "9 + 9 ="}]
+    second = ask(url, key, messages, temperature=0.1)["choices"][0]["message"]
+    return float(len(first["content"] + second["content"]) % 2)
+
+
+async def rewards_of_replies(data: Mapping[str, Any]) -> dict[str, float]:
+    """A reward for each reply, by its id."""
+    import asyncio
+
+    url, key = data["base_url"], data["api_key"]
+    messages = [{"role": "user", "content": "1 + 1 ="}]
+    first = await asyncio.to_thread(ask, url, key, messages)
+    return {first["id"]: float(len(first["choices"][0]["message"]["content"]) % 2)}
+
+
+def reads_the_environment(data: Mapping[str, Any]) -> float:
+    """As a client without arguments does, in a process of its own."""
+    url, key = os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"]
+    assert (url, key) == (data["base_url"], data["api_key"])
+    answer = ask(url, key, [{"role": "user", "content": "2 + 2 ="}])
+    return float(len(answer["choices"][0]["message"]["content"]) % 2)
+
+
+def asks_nothing(data: Mapping[str, Any]) -> float:
+    """Returns a reward for no token at all."""
+    del data
+    return 1.0
+
+
+def crashes(data: Mapping[str, Any]) -> float:
+    """Fails after it has sampled."""
+    ask(data["base_url"], data["api_key"], [{"role": "user", "content": "1 ="}])
+    raise KeyError("no such page")

@@ -1,0 +1,89 @@
+"""A user's agent, unchanged, trains: it speaks to the run's gateway and returns a reward."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from areal_lab.pipeline.run import prepare
+from areal_lab.rewards.failure_rate import RewardError
+from tests.pipeline.tiny_run import (
+    checkpoints,
+    do_run,
+    metrics,
+    rescored_difference,
+    tiny_config,
+    trained_samples,
+)
+
+TEMPLATE = (
+    "{% for m in messages %}"
+    "{% if m.role == 'assistant' %}={{ m.content }}<end>{% else %}{{ m.content }}{% endif %}\n"
+    "{% endfor %}{% if add_generation_prompt %}={% endif %}"
+)
+
+
+def workflow(fn: str, **keywords: object) -> str:
+    more = "".join(f", {name}: {value}" for name, value in keywords.items())
+    return f"rollout.workflow={{name: agent, fn: 'tests.pipeline.programs:{fn}'{more}}}"
+
+
+def config_with_template(folder: Path, *overrides: str):  # type: ignore[no-untyped-def]
+    config = tiny_config(folder, *overrides)
+    (folder / "model" / "chat_template.jinja").write_text(TEMPLATE)
+    return config
+
+
+def test_a_conversation_is_trained_on_as_it_was_sampled(tmp_path: Path) -> None:
+    config = config_with_template(
+        tmp_path,
+        "total_train_steps=3",
+        "eta=2",
+        "save_every_steps=1",
+        workflow("two_questions"),
+    )
+    folder = do_run(config).folder
+    models, worst = checkpoints(folder), 0.0
+    for step in trained_samples(folder):
+        for sample in step:
+            assert len(sample["turns"]) == 2
+            assert "row" not in sample, "the second prompt continues the first one's tokens"
+            worst = max(worst, rescored_difference(models, sample)[0])
+            assert sample["reward"] in (0.0, 1.0)
+    assert worst < 1e-4
+    assert all(line["rows_per_sample"] == 1 for line in metrics(folder))
+    assert all(line["turns_mean"] == 2 for line in metrics(folder))
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        workflow("rewards_of_replies", turn_discount=0.5),
+        workflow("reads_the_environment", mode="subprocess", workers=2),
+    ],
+)
+def test_other_ways_to_run_an_agent(tmp_path: Path, setting: str) -> None:
+    config = config_with_template(tmp_path, "total_train_steps=1", setting)
+    (step,) = trained_samples(do_run(config).folder)
+    assert {sample["reward"] for sample in step} <= {0.0, 1.0}
+
+
+@pytest.mark.parametrize(
+    ("fn", "reason"), [("asks_nothing", "asked the model for nothing"), ("crashes", "no such page")]
+)
+def test_an_agent_that_cannot_be_trained_on_ends_the_run_with_the_reason(
+    tmp_path: Path, fn: str, reason: str
+) -> None:
+    config = config_with_template(tmp_path, "total_train_steps=1", workflow(fn))
+    with pytest.raises(RewardError, match=reason):
+        do_run(config)
+
+
+def test_what_cannot_work_is_refused_first(tmp_path: Path) -> None:
+    config = config_with_template(tmp_path, workflow("nothing_like_that"))
+    with pytest.raises(ValueError, match=r"rollout\.workflow: .*nothing_like_that"):
+        prepare(config)
+    config = config_with_template(tmp_path, workflow("two_questions", mode="remote"))
+    with pytest.raises(ValueError, match="mode is 'remote'"):
+        prepare(config)
