@@ -147,6 +147,7 @@ def test_a_cut_off_answer_is_ended_by_the_bridge_and_the_end_is_not_trained(
     assert second.prompt_tokens == first.prompt_tokens + turn.tokens + second.added
     session.answer(second, "Yes")
     (row,) = session.tree.rows()
+    assert row.finish_reason == "stop"
     assert row.trained == ((0, len(turn.tokens)), (1, len(ids("Yes")) + 1))
     assert row.parts[1] == Observation(second.added)
     check_rows(session.tree, [first.prompt_tokens, second.prompt_tokens])
@@ -390,6 +391,16 @@ def test_what_was_before_a_rewritten_answer_is_continued() -> None:
     check_rows(session.tree, [first.prompt_tokens, second.prompt_tokens, third.prompt_tokens])
 
 
+def test_a_fork_follows_the_last_answer_of_its_history_that_is_known() -> None:
+    session = Session()
+    _, _, one = session.turn(HI, sampled="One")
+    _, _, two = session.turn(HI, one, user("b"), sampled="Two")
+    session.turn(HI, one, user("b"), two, user("c"), sampled="Three")
+    history = [HI, assistant("1"), user("b"), two, user("c"), assistant("3"), user("d")]
+    planned = session.ask(*history)
+    assert (planned.parent, planned.follows, planned.fork) == (None, 1, "assistant_rewritten")
+
+
 def test_a_hand_off_has_other_instructions_over_the_same_history() -> None:
     session = Session()
     first, _, answer = session.turn(system("A"), HI, sampled="To B")
@@ -499,6 +510,31 @@ def test_a_template_that_rewrites_its_beginning_is_never_continued() -> None:
     assert session.decode(planned.prompt_tokens).startswith("3 messages<|im_start|>user\nHi")
 
 
+def test_an_answer_whose_end_the_template_leaves_out_is_not_continued() -> None:
+    """The end behind it would be that of the result, which would be lost."""
+    source = templates.CHATML.replace(
+        "message.content + '<|im_end|>\\n' }}",
+        "message.content }}{%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}"
+        "{{- '<|im_end|>' }}{%- endif %}{{- '\\n' }}",
+    )
+    session = Session()
+    session.form = ChatFormat(ChatTemplate(source), smollm2.codec())
+    session.tree = SessionTree(session.form, now=NOW)
+    _, _, answer = session.turn(HI, sampled="Hello")
+    assert session.ask(HI, answer, user("And?")).parent == 0
+    planned = session.ask(HI, answer, result("5", "call00001"))
+    assert (planned.parent, planned.fork) == (None, "template_rewrote")
+    assert "Hello\n<|im_start|>tool\n5" in session.decode(planned.prompt_tokens)
+
+
+def test_a_session_whose_tokens_were_changed_is_stopped() -> None:
+    session = Session()
+    _, turn, answer = session.turn(HI, sampled="Hello")
+    session.tree._turns[0] = replace(turn, added=turn.added[1:])
+    with pytest.raises(AssertionError):
+        session.ask(HI, answer, user("And?"))
+
+
 def test_a_cause_of_the_client_is_counted_before_one_of_the_template() -> None:
     session = Session("QWEN_THINKING")
     _, _, one = session.turn(HI, sampled="<think>hm</think>One")
@@ -534,6 +570,15 @@ def test_of_answers_with_the_same_text_the_last_request_and_its_first_reply_coun
         for reply in range(2):
             session.answer(planned, "Same", reply=reply)
     assert session.ask(HI, assistant("Same"), user("And?")).parent == 2
+
+
+def test_an_answer_that_came_back_exactly_is_meant_before_one_that_was_stripped() -> None:
+    session = Session()
+    session.turn(HI, sampled="Same")
+    session.turn(HI, sampled="Same\n")
+    assert session.ask(HI, assistant("Same"), user("And?")).parent == 0
+    assert session.ask(HI, assistant("Same\n"), user("And?")).parent == 1
+    assert session.ask(HI, assistant(" Same"), user("And?")).parent == 1
 
 
 def test_of_answers_with_the_same_text_the_one_with_the_rest_of_the_history_counts() -> None:
