@@ -300,11 +300,8 @@ class SessionTree:
         rewritten = node.sampled[-1] if node.sampled and answers[0] == 0 else None
         for index in reversed(answers):
             known = self._known(rest[index], node.root)
-            if known is None:
-                continue
-            if index != answers[-1] and rewritten is not None:
-                break
-            return _difference(known, node, index, rewritten), known.turn
+            if known is not None:
+                return _difference(known, node, index, rewritten), known.turn
         if rewritten is not None:
             return "assistant_rewritten", rewritten.turn
         return None, before

@@ -272,6 +272,15 @@ def test_added_tokens_that_a_template_writes_are_control_tokens() -> None:
     assert spelled in codec.decode(encoded)
 
 
+def test_marks_that_models_write_are_vocabulary_though_the_template_writes_them() -> None:
+    marks = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+    codec = smollm2.vocabulary(added=[*marks, "<tool_response>"])
+    form = ChatFormat(ChatTemplate(templates.QWEN_THINKING), codec)
+    said = form.encode(form.text([user("<think><tool_call><tool_response>")], now=NOW))
+    assert {codec.token("<think>"), codec.token("<tool_call>")} <= set(said)
+    assert codec.token("<tool_response>") not in said
+
+
 def test_halves_of_characters_can_be_encoded() -> None:
     form = chat_format("CHATML")
     tokens = form.encode(form.text([user("a\ud83d\ude00b\ud83dc\x00")], now=NOW))
@@ -326,6 +335,19 @@ def test_calls_and_results_are_text_for_smollm2() -> None:
     with_text = text("SMOLLM2", user("?"), assistant("Let me see.", asked, call("call00002")))
     assert "Let me see.\n<tool_call>" in with_text
     assert with_text.count("<tool_call>") == 2
+
+
+def test_results_have_the_name_of_the_tool_that_was_called() -> None:
+    source = (
+        "{%- for m in messages %}"
+        "{{- m.role + ' ' + m.name | default('?') + ': ' + m.content + '. ' }}"
+        "{%- endfor %}"
+    )
+    form = ChatFormat(ChatTemplate(source), smollm2.codec())
+    calls = assistant("Ok", call("call00001", "add"), call("call00002", "now"))
+    results = [result("1", "call00002"), result("2", "call00001"), result("3", "call00003")]
+    written = form.text([calls, *results], now=NOW)
+    assert written.endswith("tool now: 1. tool add: 2. tool ?: 3. ")
 
 
 def test_results_are_one_message_of_the_user_where_roles_alternate() -> None:

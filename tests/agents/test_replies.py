@@ -8,12 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from areal_lab.agents.chat_format import ChatFormat
 from areal_lab.agents.messages import ChatReply, ChatRequest, ToolChoice
 from areal_lab.agents.replies import ReplyReader
+from areal_lab.agents.session_tree import SessionTree
+from areal_lab.agents.template import ChatTemplate
 from areal_lab.data.trajectory import FinishReason
-from tests.agents import smollm2
-from tests.agents.conversation import ADD, Session, generated, user
-from tests.agents.templates import chat_format
+from tests.agents import smollm2, templates
+from tests.agents.conversation import ADD, NOW, Session, generated, user
+from tests.agents.templates import LLAMA_TOKENS, chat_format
 
 END = smollm2.END
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 2}}</tool_call>'
@@ -175,6 +178,21 @@ def test_marks_that_are_special_tokens_are_seen() -> None:
     reply = reader.read(request, planned, generated(tokens))
     assert [json.loads(one.arguments) for one in reply.message.tool_calls] == [{"a": 2}]
     assert "".join(piece for piece, _ in reply.shown) == text
+
+
+def test_an_end_token_that_is_not_special_is_not_shown() -> None:
+    codec = smollm2.vocabulary(added=LLAMA_TOKENS)
+    template = ChatTemplate(templates.LLAMA, tokens={"bos_token": LLAMA_TOKENS[0]})
+    session = Session("LLAMA")
+    session.form = ChatFormat(template, codec)
+    session.tree = SessionTree(session.form, now=NOW)
+    session.reader = ReplyReader(session.form, context_tokens=1000)
+    end = codec.token("<|eot_id|>")
+    _, reply = session.answer(session.ask(user("Hi")), [*ids("Hello"), end])
+    assert reply.message.content == "Hello"
+    following = session.ask(user("Hi"), reply.message, user("And?"))
+    assert following.parent == 0
+    assert following.added[0] != end
 
 
 def test_a_grammar_that_does_not_exist_is_refused() -> None:

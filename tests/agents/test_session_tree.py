@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from areal_lab.agents.chat_format import ChatFormat
-from areal_lab.agents.messages import ChatRequest, Message
+from areal_lab.agents.messages import ChatRequest
 from areal_lab.agents.returns import tree_returns
-from areal_lab.agents.session_tree import PlannedTurn, SessionTree
+from areal_lab.agents.session_tree import SessionTree
 from areal_lab.agents.template import ChatTemplate, TemplateRefusal
-from areal_lab.agents.turns import tokens_through
 from areal_lab.data.tokenize import TextCodec
-from areal_lab.data.trajectory import FinishReason, Observation, Segment, Trajectory
+from areal_lab.data.trajectory import FinishReason, Observation, Segment
 from tests.agents import smollm2, templates
+from tests.agents.check_rows import check_rows
 from tests.agents.conversation import (
     ADD,
     NOW,
@@ -30,7 +27,6 @@ from tests.agents.conversation import (
     system,
     user,
 )
-from tests.agents.reference import SlowSession
 
 END = smollm2.END
 CALL = '<tool_call>{"name": "add", "arguments": { "b": 3,"a":2}}</tool_call>'
@@ -39,44 +35,6 @@ HI = user("Hi")
 
 def ids(text: str) -> tuple[int, ...]:
     return smollm2.codec().encode(text)
-
-
-def check_rows(tree: SessionTree, prompts: Sequence[tuple[int, ...]]) -> None:
-    """Every sampled token is trained once, behind the tokens that it was sampled behind.
-
-    Args:
-        tree: of the session.
-        prompts: of each turn, as planned.
-    """
-    trained: list[int] = []
-    for number, row in enumerate(tree.rows()):
-        trajectory = Trajectory(
-            group=0,
-            sample=number,
-            prompt_tokens=row.prompt_tokens,
-            parts=row.parts,
-            finish_reason=row.finish_reason,
-            reward=0.0,
-        )
-        tokens = trajectory.response_tokens
-        mask, versions = trajectory.response_mask, trajectory.versions
-        assert len(tokens) == len(mask) == len(versions) == len(trajectory.behavior_logprobs)
-        assert sum(mask) == len(row.token_turns) == trajectory.generated_tokens
-        assert isinstance(row.parts[-1], Segment)
-        before = row.prompt_tokens
-        parts = list(row.parts)
-        for turn, count in row.trained:
-            if isinstance(parts[0], Observation):
-                before += parts.pop(0).tokens
-            assert before == prompts[turn]
-            own = tree.turns[turn].generated.segments
-            assert tuple(parts[: len(own)]) == own
-            assert count == sum(len(segment.tokens) for segment in own)
-            before += tree.turns[turn].tokens
-            del parts[: len(own)]
-            trained.append(turn)
-        assert not parts
-    assert sorted(trained) == [turn.number for turn in tree.turns if turn.tokens]
 
 
 # --- prompts continue what was sampled ------------------------------------------------------------
@@ -147,6 +105,7 @@ def test_a_cut_off_answer_is_ended_by_the_bridge_and_the_end_is_not_trained(
     assert second.prompt_tokens == first.prompt_tokens + turn.tokens + second.added
     session.answer(second, "Yes")
     (row,) = session.tree.rows()
+    assert row.finish_reason == "stop"
     assert row.trained == ((0, len(turn.tokens)), (1, len(ids("Yes")) + 1))
     assert row.parts[1] == Observation(second.added)
     check_rows(session.tree, [first.prompt_tokens, second.prompt_tokens])
@@ -390,6 +349,16 @@ def test_what_was_before_a_rewritten_answer_is_continued() -> None:
     check_rows(session.tree, [first.prompt_tokens, second.prompt_tokens, third.prompt_tokens])
 
 
+def test_a_fork_follows_the_last_answer_of_its_history_that_is_known() -> None:
+    session = Session()
+    _, _, one = session.turn(HI, sampled="One")
+    _, _, two = session.turn(HI, one, user("b"), sampled="Two")
+    session.turn(HI, one, user("b"), two, user("c"), sampled="Three")
+    history = [HI, assistant("1"), user("b"), two, user("c"), assistant("3"), user("d")]
+    planned = session.ask(*history)
+    assert (planned.parent, planned.follows, planned.fork) == (None, 1, "assistant_rewritten")
+
+
 def test_a_hand_off_has_other_instructions_over_the_same_history() -> None:
     session = Session()
     first, _, answer = session.turn(system("A"), HI, sampled="To B")
@@ -499,6 +468,31 @@ def test_a_template_that_rewrites_its_beginning_is_never_continued() -> None:
     assert session.decode(planned.prompt_tokens).startswith("3 messages<|im_start|>user\nHi")
 
 
+def test_an_answer_whose_end_the_template_leaves_out_is_not_continued() -> None:
+    """The end behind it would be that of the result, which would be lost."""
+    source = templates.CHATML.replace(
+        "message.content + '<|im_end|>\\n' }}",
+        "message.content }}{%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}"
+        "{{- '<|im_end|>' }}{%- endif %}{{- '\\n' }}",
+    )
+    session = Session()
+    session.form = ChatFormat(ChatTemplate(source), smollm2.codec())
+    session.tree = SessionTree(session.form, now=NOW)
+    _, _, answer = session.turn(HI, sampled="Hello")
+    assert session.ask(HI, answer, user("And?")).parent == 0
+    planned = session.ask(HI, answer, result("5", "call00001"))
+    assert (planned.parent, planned.fork) == (None, "template_rewrote")
+    assert "Hello\n<|im_start|>tool\n5" in session.decode(planned.prompt_tokens)
+
+
+def test_a_session_whose_tokens_were_changed_is_stopped() -> None:
+    session = Session()
+    _, turn, answer = session.turn(HI, sampled="Hello")
+    session.tree._turns[0] = replace(turn, added=turn.added[1:])
+    with pytest.raises(AssertionError):
+        session.ask(HI, answer, user("And?"))
+
+
 def test_a_cause_of_the_client_is_counted_before_one_of_the_template() -> None:
     session = Session("QWEN_THINKING")
     _, _, one = session.turn(HI, sampled="<think>hm</think>One")
@@ -534,6 +528,15 @@ def test_of_answers_with_the_same_text_the_last_request_and_its_first_reply_coun
         for reply in range(2):
             session.answer(planned, "Same", reply=reply)
     assert session.ask(HI, assistant("Same"), user("And?")).parent == 2
+
+
+def test_an_answer_that_came_back_exactly_is_meant_before_one_that_was_stripped() -> None:
+    session = Session()
+    session.turn(HI, sampled="Same")
+    session.turn(HI, sampled="Same\n")
+    assert session.ask(HI, assistant("Same"), user("And?")).parent == 0
+    assert session.ask(HI, assistant("Same\n"), user("And?")).parent == 1
+    assert session.ask(HI, assistant(" Same"), user("And?")).parent == 1
 
 
 def test_of_answers_with_the_same_text_the_one_with_the_rest_of_the_history_counts() -> None:
@@ -649,130 +652,3 @@ def test_messages_of_which_the_template_makes_nothing_are_refused() -> None:
     )
     with pytest.raises(ValueError, match="makes no text of these messages"):
         tree.prompt(ChatRequest(messages=(user(""),)))
-
-
-# --- against a session that compares everything ---------------------------------------------------
-
-
-@dataclass
-class Client:
-    """A conversation as one client has it."""
-
-    messages: list[Message]
-
-
-@dataclass
-class Waiting:
-    client: Client
-    request: ChatRequest
-    planned: PlannedTurn
-
-
-CALLING = json.dumps({"name": "add", "arguments": {"a": 2, "b": [1]}})
-TOKENS = st.lists(st.integers(0, smollm2.VOCABULARY - 1), max_size=6)
-ENDS = st.sampled_from(["stop", "stop", "length", "abort"])
-ECHOES = st.sampled_from([*["verbatim"] * 3, "strip", "strip", "serialize", "rewrite", "drop"])
-BLANKS = st.sampled_from(["", "", "\n", "\n\n", " "])
-ACTIONS = st.sampled_from([*["turn"] * 6, "ask", "ask", "answer", "copy", "shorten", "instruct"])
-
-
-def echo(answer: Message, how: str) -> list[Message]:
-    """What a client keeps of an answer."""
-    match how:
-        case "strip":
-            return [replace(answer, content=answer.content.strip())]
-        case "serialize":
-            calls = (
-                replace(one, arguments=json.dumps(json.loads(one.arguments), indent=1))
-                for one in answer.tool_calls
-            )
-            return [replace(answer, tool_calls=tuple(calls))]
-        case "rewrite":
-            return [assistant(f"I said: {answer.content}")]
-        case "drop":
-            return []
-        case _:
-            return [answer]
-
-
-class World:
-    """A session and a slow one, and the clients that speak to both."""
-
-    def __init__(self, data: st.DataObject) -> None:
-        self.draw = data.draw
-        self.session, self.slow = Session(), SlowSession()
-        self.clients = [Client([HI]), Client([system("A"), HI])]
-        self.waiting: list[Waiting] = []
-        self.prompts: list[tuple[int, ...]] = []
-
-    def ask(self, client: Client) -> None:
-        request = ChatRequest(messages=tuple(client.messages), tools=(ADD,))
-        candidates = self.slow.candidates(request.messages, request.tools)
-        planned = self.session.tree.prompt(request)
-        assert planned.parent in (candidates or [None])
-        fresh = planned.parent is None
-        sent = _described(request.messages) if fresh else request.messages
-        assert planned.prompt_tokens == self.slow.prompt(sent, planned.parent)
-        self.waiting.append(Waiting(client, request, planned))
-
-    def answer(self, one: Waiting) -> None:
-        sampled = [*ids(self.draw(BLANKS)), *self.draw(TOKENS)]
-        if self.draw(st.booleans()):
-            sampled += ids(f"<tool_call>{CALLING}</tool_call>")
-        finish = self.draw(ENDS)
-        sampled += [END] * (finish == "stop")
-        cuts = self.draw(st.lists(st.integers(0, len(sampled)), max_size=2))
-        answer = generated(sampled, finish, cuts=cuts)
-        shown = self.session.reader.read(one.request, one.planned, answer).message
-        turn = self.session.tree.record(one.planned, answer, shown)
-        assert turn.number == len(self.prompts)
-        self.prompts.append(one.planned.prompt_tokens)
-        self.slow.record(
-            messages=one.request.messages,
-            tools=one.request.tools,
-            parent=one.planned.parent,
-            prompt=one.planned.prompt_tokens,
-            sampled=tuple(sampled),
-            shown=shown,
-        )
-        one.client.messages += echo(shown, self.draw(ECHOES))
-        results = [result("5", call.call_id) for call in shown.tool_calls]
-        one.client.messages += results or [user(self.draw(st.sampled_from(["And?", "Why?"])))]
-
-    def step(self, action: str) -> None:
-        client = self.draw(st.sampled_from(self.clients))
-        match action:
-            case "turn":
-                self.ask(client)
-                self.answer(self.waiting.pop())
-            case "ask":
-                self.ask(client)
-            case "answer" if self.waiting:
-                self.answer(self.waiting.pop(self.draw(st.integers(0, len(self.waiting) - 1))))
-            case "copy":
-                self.clients.append(Client(list(client.messages)))
-            case "shorten" if len(client.messages) > 3:
-                del client.messages[1:3]
-            case "instruct":
-                client.messages.insert(0, system(self.draw(st.sampled_from("AB"))))
-
-
-@settings(max_examples=60)
-@given(actions=st.lists(ACTIONS, min_size=10, max_size=25), data=st.data())
-def test_a_session_is_as_the_slow_one(actions: list[str], data: st.DataObject) -> None:
-    world = World(data)
-    for action in actions:
-        world.step(action)
-    tree = world.session.tree
-    for number, turn in enumerate(tree.turns):
-        assert tokens_through(tree.turns, number) == world.prompts[number] + turn.tokens
-        assert turn.follows is None or turn.follows < number
-    check_rows(tree, world.prompts)
-
-
-def _described(messages: Sequence[Message]) -> list[Message]:
-    """The messages with the tools in the system message, and calls as text."""
-    text = templates.chat_format("SMOLLM2").text(messages, (ADD,), now=NOW)
-    first = text.removeprefix("<|im_start|>system\n").partition("<|im_end|>")[0]
-    rest = messages[1:] if messages[0].role == "system" else messages
-    return [system(first), *rest]

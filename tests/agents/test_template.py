@@ -77,6 +77,11 @@ def test_names_set_inside_a_generation_block_stay_there() -> None:
     assert rendered(source) == "1"
 
 
+def test_lines_with_nothing_but_a_block_leave_nothing() -> None:
+    source = "{% if messages %}\n  {% if tools is none %}\n  a\n  {% endif %}\n{% endif %}\nb"
+    assert rendered(source) == "  a\nb"
+
+
 def test_an_error_of_the_template_is_a_refusal_with_its_words() -> None:
     with pytest.raises(TemplateRefusal, match="refuses the conversation: roles must alternate"):
         rendered("{{ raise_exception('roles must alternate') }}")

@@ -147,6 +147,7 @@ def test_mistral(text: str, expected: list[tuple[str, str]], content: str) -> No
         ("llama3", '{"name": "add", "parameters": {"a": 2'),
         ("llama3", '{"name": "add", "parameters": {}, "arguments": {}}'),
         ("llama3", '{"name": "add", "parameters": {"a": 2}} and more'),
+        ("llama3", '{"name": "add", "parameters": {}}, {"name": "now", "parameters": {}}'),
         ("llama3", '{"name": "add", "parameters": {"a": 2}}; {"name": "x"}'),
         ("mistral", "[TOOL_CALLS]"),
         ("mistral", f"[TOOL_CALLS] [{ADD}"),
