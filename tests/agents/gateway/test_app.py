@@ -257,6 +257,22 @@ async def test_several_replies_to_one_call() -> None:
 
 
 @virtually
+async def test_a_large_reply_lets_others_have_their_turn() -> None:
+    def script(_request: Any, _number: int) -> Any:
+        return says("x" * 100_000, texts=["x"])
+
+    async with gateway(lambda: Scripted(delay_s=0, script=script)) as lab:
+        agent = await lab.start()
+        for stream in (True, False):
+            calling = asyncio.create_task(agent.chat(stream=stream))
+            turns = 0
+            while not calling.done():
+                turns += 1
+                await asyncio.sleep(0)
+            assert turns > len((await calling).content) / 65_536
+
+
+@virtually
 async def test_a_response_continues_an_earlier_one() -> None:
     async with gateway() as lab:
         agent = await lab.start()
