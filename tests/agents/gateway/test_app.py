@@ -135,7 +135,7 @@ async def test_a_body_may_not_be_too_large() -> None:
         assert (await agent.chat("x" * 800)).status_code == 200
         reply = await agent.chat("x" * 1000)
         assert reply.status_code == 413
-        assert "of 1000 at most" in error_of(reply)["message"]
+        assert "more than 1000 bytes" in error_of(reply)["message"]
 
 
 @virtually
