@@ -1,7 +1,7 @@
 """CPU and latency that the agents' gateway adds to engines: 500 sessions that sample all the time.
 
 The gateway runs in a process of its own, in front of a scripted conversation that answers 512
-tokens after exactly one second. Each session sends a call of about 6 kB (eight messages, three
+tokens after exactly one second. Each session sends a call of about 6 kB (nine messages, three
 tools), reads the reply, and sends the next one, on its own connection; sessions start spread over
 the second. Rows:
 

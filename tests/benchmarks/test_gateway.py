@@ -12,7 +12,9 @@ from areal_lab.agents.gateway.service import Service
 from benchmarks.gateway import ADMIN, Round, Scripted, figures, measure, start_session
 
 
-def test_both_kinds_of_replies_are_read_to_their_end() -> None:
+def test_both_kinds_of_replies_are_read_to_their_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.gateway.ANSWER_S", 0.05)
+
     async def scenario() -> None:
         service = Service(lambda _: Scripted(), admin_key=ADMIN, model="scripted")
         listener = bind()

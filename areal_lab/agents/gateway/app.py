@@ -241,21 +241,16 @@ def _retries(request: Request) -> int:
 
 
 async def _body(request: Request, service: Service) -> dict[str, Any]:
-    """The object that a body is; nothing is an empty one.
-
-    A body that is too large is read to its end: the client would not see the reply otherwise.
-    """
+    """The object that a body is; nothing is an empty one."""
     most_bytes = service.limits.body_bytes
     parts: list[bytes] = []
     size = 0
     async for chunk in request.stream():
         size += len(chunk)
         if size > most_bytes:
-            parts.clear()
-        else:
-            parts.append(chunk)
-    if size > most_bytes:
-        raise ApiError(413, f"the body has {size} bytes, of {most_bytes} at most")
+            # uvicorn reads the rest and drops it, so that the client can read this.
+            raise ApiError(413, f"the body has more than {most_bytes} bytes")
+        parts.append(chunk)
     raw = b"".join(parts)
     return reading.parse_json(raw) if raw else {}
 

@@ -158,7 +158,7 @@ async def _write_all(send: Send, gone: asyncio.Future[None], parts: Iterator[byt
     """Send a body; returns False once the client has hung up."""
     for part in parts:
         await _write(send, part)
-        # To a client that has hung up, everything is sent at once, and `gone` would never run.
+        # Making and sending a part may take no pause: others, and `gone`, get their turn here.
         await asyncio.sleep(0)
         if gone.done():
             return False

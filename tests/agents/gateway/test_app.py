@@ -135,7 +135,7 @@ async def test_a_body_may_not_be_too_large() -> None:
         assert (await agent.chat("x" * 800)).status_code == 200
         reply = await agent.chat("x" * 1000)
         assert reply.status_code == 413
-        assert "of 1000 at most" in error_of(reply)["message"]
+        assert "more than 1000 bytes" in error_of(reply)["message"]
 
 
 @virtually
@@ -254,6 +254,22 @@ async def test_several_replies_to_one_call() -> None:
         found = [each["message"]["content"] for each in reply.json()["choices"]]
         assert found == ["reply 0", "reply 1", "reply 2"]
         assert len(lab.conversations[0].requests) == 1
+
+
+@virtually
+async def test_a_large_reply_lets_others_have_their_turn() -> None:
+    def script(_request: Any, _number: int) -> Any:
+        return says("x" * 100_000, texts=["x"])
+
+    async with gateway(lambda: Scripted(delay_s=0, script=script)) as lab:
+        agent = await lab.start()
+        for stream in (True, False):
+            calling = asyncio.create_task(agent.chat(stream=stream))
+            turns = 0
+            while not calling.done():
+                turns += 1
+                await asyncio.sleep(0)
+            assert turns > len((await calling).content) / 65_536
 
 
 @virtually

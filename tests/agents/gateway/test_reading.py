@@ -65,7 +65,7 @@ def test_a_byte_order_mark_is_no_part_of_the_body() -> None:
         ("plain", "plain"),
         ([], ""),
         ([{"type": "text", "text": "one "}, {"type": "text", "text": "two"}], "one two"),
-        ([{"type": "input_text", "text": "in"}, {"type": "output_text", "text": "out"}], "inout"),
+        ([{"type": "input_text", "text": "a"}, {"type": "output_text", "text": "b"}], "ab"),
         (["bare", {"text": " untyped"}], "bare untyped"),
         ([{"type": "refusal", "refusal": "no"}], "no"),
         ([{"type": "text", "text": None}, {"type": "text"}], ""),

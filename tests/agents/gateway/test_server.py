@@ -63,7 +63,7 @@ async def until(true: Callable[[], bool]) -> None:
 
 
 async def raw_call(
-    lab: Lab, agent: Agent, **fields: Any
+    lab: Lab, agent: Agent, text: str = "hello", **fields: Any
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Send a chat completion on a connection of its own, and read nothing."""
     port = lab.http.base_url.port
@@ -73,7 +73,7 @@ async def raw_call(
     plain.setblocking(False)
     await asyncio.get_running_loop().sock_connect(plain, ("127.0.0.1", port))
     reader, writer = await asyncio.open_connection(sock=plain, limit=1024)
-    body = json.dumps({"messages": [{"role": "user", "content": "hello"}], **fields}).encode()
+    body = json.dumps({"messages": [{"role": "user", "content": text}], **fields}).encode()
     head = (
         f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {agent.key}\r\n"
         f"Content-Length: {len(body)}\r\n\r\n"
@@ -143,18 +143,20 @@ async def test_slow_readers_hold_nobody_up_and_hang_up_undelivered() -> None:
 
 
 @really
-async def test_a_body_that_is_too_large_is_read_and_refused() -> None:
-    async with served(body_bytes=100_000) as lab:
+async def test_a_body_that_is_too_large_is_refused_readably() -> None:
+    async with served(lambda: Scripted(delay_s=0), body_bytes=100_000) as lab:
         agent = await lab.start()
-        reply = await agent.chat("x" * 5_000_000)
-        assert reply.status_code == 413
-        assert reply.json()["error"]["type"] == "request_too_large"
+        # The client still writes when it is refused.
+        reader, writer = await raw_call(lab, agent, "x" * 20_000_000)
+        assert (await reader.readline()).startswith(b"HTTP/1.1 413 ")
+        assert b"request_too_large" in await reader.readuntil(b"}}")
+        writer.close()
         assert (await agent.chat("x" * 50_000)).status_code == 200
 
 
 @really
 async def test_an_export_for_a_client_that_has_hung_up_is_not_made() -> None:
-    async with served() as lab:
+    async with served(lambda: Scripted(delay_s=0)) as lab:
         agent = await lab.start()
         await agent.chat()
         waiters = session_of(lab, agent).changed._waiters  # type: ignore[attr-defined]
@@ -207,6 +209,14 @@ def test_a_port_that_is_in_use_is_named() -> None:
             bind(port)
     with pytest.raises(ValueError, match="port 70000 is not available"):
         bind(70_000)
+
+
+def test_replies_wait_for_no_acknowledgments() -> None:
+    """asyncio sets TCP_NODELAY on connections of a socket that says so, and on no others."""
+    with bind() as listener, socket.create_connection(listener.getsockname()):
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.proto == socket.IPPROTO_TCP
 
 
 @virtually

@@ -84,6 +84,17 @@ def test_a_key_is_used_by_one_open_session_at_a_time() -> None:
         assert status(known.start, "task", Scripted(), 1.0, unfit) == 400
 
 
+def test_a_key_stays_with_its_later_session_when_the_earlier_is_forgotten() -> None:
+    known = sessions(retry_window_s=5)
+    first, key = known.start("task", Scripted(), 0.0)
+    known.end(first, 0.0)
+    known.export(first, 0.0, style="individual", discount=1.0)
+    second, _ = known.start("task", Scripted(), 1.0, key)
+    known.expire(10.0)
+    assert status(known.of_id, first.session_id, 10.0) == 404
+    assert known.open_of_key([key], 10.0) is second
+
+
 def test_capacity_is_granted_one_by_one() -> None:
     known = sessions(capacity=1)
     known.start("task", Scripted(), 0.0)
