@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from areal_lab.data.stop_strings import StopScanner, check_stop_strings
 from areal_lab.data.tokenize import TextCodec
+from tests.data.byte_tokenizer import byte_tokenizer
 from tests.data.test_tokenize import byte_fallback_tokenizer
 
 PIECES = ("a", "b", "ab", "ba", " a", "\n", "\n\n", "bb\n", "é", "€", "😀", "<")
@@ -96,6 +97,15 @@ def test_bytes_decoded_in_runs_end_it_there_too(text: str, stop: str) -> None:
         word = {" ": [1], "b": [3]}.get(character)
         tokens += word or [4 + byte for byte in character.encode()]
     assert by_scanner(codec, [stop], tokens) == decoding_everything(codec, [stop], tokens)
+
+
+def test_a_string_may_be_spelled_byte_by_byte_between_tokens_without_text() -> None:
+    codec = TextCodec(byte_tokenizer())
+    spelled = codec.encode("a😀😀é")
+    tokens = [token for byte in spelled for token in (byte, *[UNKNOWN] * 9)]
+    end = tokens.index(spelled[-1], len(tokens) - 10) + 1
+    assert by_scanner(codec, ["😀😀é"], tokens) == end
+    assert decoding_everything(codec, ["😀😀é"], tokens) == end
 
 
 class Counted(TextCodec):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +14,10 @@ from areal_lab.data.tokenize import TextCodec
 from areal_lab.engines.client.dialect import Call, Reply
 from areal_lab.engines.protocol import Generated, SamplingParams, WeightsFolder
 from areal_lab.models.locate import resolve_model_path
+from benchmarks.tiny_model import write_tiny_model
 from tests.data.test_stop_strings import decoding_everything
+from tests.pipeline.rewards import even_digits
+from tests.pipeline.tiny_run import do_run, tiny_config, trained_samples
 from tests.real_engines.conftest import Announce, start
 from tests.real_engines.engines import ENGINES
 from tests.real_engines.lab import request, tokens_of
@@ -79,3 +84,34 @@ def stop_strings(codec: TextCodec, tokens: list[int]) -> list[tuple[str, ...]]:
     found = [text[start:end] for start, end in places if "\ufffd" not in text[start:end]]
     single = [one for one in found if one]
     return [*((one,) for one in single), tuple(single[-2:])]
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_the_servers_of_a_run_find_its_stop_strings(tmp_path: Path, engine: str) -> None:
+    """They get the tokenizer of the model; interrupted responses end there, too."""
+    write_tiny_model(tmp_path / "model", initializer_range=0.2, head_size=32)
+    stops = [f"{first}{second}" for first in "12" for second in "0123456789"]
+    config = tiny_config(
+        tmp_path,
+        f"rollout.backend={engine}",
+        f"gconfig.stop={json.dumps(stops)}",
+        "gconfig.max_new_tokens=60",
+        "total_train_steps=3",
+        "eta=2",
+    )
+    folder = do_run(config, reward_fn=even_digits).folder
+    flag = "tokenizer_path" if engine == "sglang" else "tokenizer"
+    log = (folder / "logs" / "engine-0.log").read_text()
+    assert re.search(rf"{flag}'?[=:] ?'{tmp_path / 'model'}'", log)
+    codec = TextCodec.load(config.actor.path)
+    samples = [sample for step in trained_samples(folder) for sample in step]
+    texts = [
+        codec.decode_all([token for part in sample["parts"] for token in part["tokens"]])
+        for sample in samples
+    ]
+    stopped = [any(stop in text for stop in stops) for text in texts]
+    assert sum(stopped) > 3
+    assert not [text for text in texts if any(stop in text[:-1] for stop in stops)]
+    for sample, text, has_one in zip(samples, texts, stopped, strict=True):
+        ended = has_one or text.endswith("<end>")
+        assert sample["finish_reason"] == ("stop" if ended else "length")

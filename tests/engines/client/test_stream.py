@@ -293,7 +293,8 @@ def test_a_server_that_does_not_find_stop_strings_is_told_to_end_the_sample(
         client = EngineClient(URL, transport=httpx2.MockTransport(handler))
         client.note_tokenizer(tmp_path)
         asked = [request(name, [1], 9, stop=("%&",)) for name in "ab"]
-        results = await client.generate(asked)
+        async with asyncio.timeout(20):
+            results = await client.generate(asked)
         await client.close()
         return results
 
