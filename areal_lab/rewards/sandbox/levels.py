@@ -6,8 +6,10 @@ never chosen for want of another: it has to be named.
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from functools import cache
-from typing import Final
+from typing import Any, Final
 
 from areal_lab.host.isolation import Level, LevelSetting
 from areal_lab.rewards.sandbox.run import Limits, Sandbox, SandboxError
@@ -69,6 +71,14 @@ def choose(setting: LevelSetting) -> Sandbox:
         f"sandbox is {setting}, but programs cannot be contained here ({'; '.join(reasons)}); "
         f"{FIX}, or {UNSAFE}"
     )
+
+
+def takes_sandbox(function: Callable[..., Any]) -> bool:
+    """Whether a reward function contains model code: it has a parameter `sandbox`, a setting."""
+    try:
+        return "sandbox" in inspect.signature(function).parameters
+    except (TypeError, ValueError):  # some builtins have no signature
+        return False
 
 
 @cache
