@@ -1,4 +1,4 @@
-"""Check a reward function of the user's: `python -m areal_lab.rewards.usable module:function LEVEL`.
+"""Check a reward function of the user's: `python -m areal_lab.rewards.usable module:name LEVEL`.
 
 In a process of its own, because the module's imports may be heavy. Prints what is wrong and exits
 with 1.

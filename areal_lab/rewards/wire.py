@@ -126,14 +126,14 @@ def read_reply(data: bytes) -> Reply:
             return Failed(_text(text))
         case {
             "kind": "scored",
-            "request": int(request),
-            "index": int(index),
+            "request": request,
+            "index": index,
             "status": "ok" | "timeout" | "error" as status,
             "reward": reward,
             "rewards": dict(rewards),
             "detail": str(detail),
             **rest,
-        } if not rest:
+        } if not rest and type(request) is type(index) is int:
             _check_names(rewards)
             parts = {_text(name): _number(value) for name, value in rewards.items()}
             total = _number(reward) if status == "ok" else math.nan

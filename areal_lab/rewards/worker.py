@@ -21,8 +21,8 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from areal_lab.config.functions import load_function
-from areal_lab.host.processes import on_parent_death, watch_parent
 from areal_lab.host.isolation import LevelSetting
+from areal_lab.host.processes import on_parent_death, watch_parent
 from areal_lab.rewards.sandbox.levels import choose, takes_sandbox
 from areal_lab.rewards.wire import (
     LENGTH,
