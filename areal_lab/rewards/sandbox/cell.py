@@ -27,9 +27,9 @@ OUT_OF_MEMORY = 97
 
 def main(take: Callable[[], dict[str, object]]) -> NoReturn:
     """Init of a cell that bubblewrap made: reads what to do from descriptor BUNDLE."""
-    setup = take()
+    setup, job = take(), take()
     os.close(BUNDLE)
-    live(setup, take())
+    live(setup, job)
 
 
 def live(setup: dict[str, object], job: dict[str, object]) -> NoReturn:

@@ -283,7 +283,8 @@ def _code(name: str) -> Any:
 
 def _interpreter() -> list[str]:
     """The command of an interpreter that reads no environment, no site and no user packages."""
-    return [os.path.realpath(sys.executable), "-I", "-S", "-B", "-c", BOOT]
+    # Not that of a virtual environment, whose files programs do not see.
+    return [os.path.realpath(sys._base_executable), "-I", "-S", "-B", "-c", BOOT]
 
 
 def _run(call: _Call) -> list[Finished]:
