@@ -157,8 +157,10 @@ class Cell:
         end_orphans()
         self.news += _rest(self.status)
         for one in self.output:
-            room = self.limits["output_bytes"] - self.output_bytes
-            self.output[one] += _rest(one)[:room]
+            rest, room = _rest(one), self.limits["output_bytes"] - self.output_bytes
+            self.output[one] += rest[:room]
+            if len(rest) > room and self.end == EXITED:
+                self.end = OUTPUT
 
     def report(self) -> bytes:
         """The bytes about it: see `run.read_reply`.
@@ -205,6 +207,7 @@ def main(take: Callable[[], dict[str, Any]]) -> NoReturn:
         _signal.signal(_signal.SIGTERM, _signal.SIG_IGN)
         for one in cells:
             one.finish(STOPPED)
+        end_orphans()  # and a cell that was being started
         if os.path.lexists(folder):
             import shutil
 
