@@ -48,7 +48,7 @@ def mbpp(
 ) -> dict[str, float]:
     """1 if the program, perhaps in a Markdown fence, passes all tests of the problem.
 
-    Under test are the functions of the gold solution.
+    Under test are the functions and classes of the gold solution.
     Source: Austin et al. (arXiv:2108.07732), section 2.1.
 
     Raises:
@@ -58,7 +58,10 @@ def mbpp(
     # Of two problems the setup makes trees of a class that the solution defines.
     tests = (str(example["test_setup_code"]), *map(str, example["test_list"]))
     gold = str(example.get("code", example.get("answer", "")))
-    return _rewards(code, "\n\n".join(tests), under_test=_defined(gold), sandbox=sandbox)
+    names, imports = _defined(gold)
+    return _rewards(
+        code, "\n\n".join(tests), under_test=names or None, prelude=imports, sandbox=sandbox
+    )
 
 
 def humaneval_code(completion: str, prompt: str, entry_point: str) -> str:
@@ -76,21 +79,22 @@ def fenced(completion: str) -> str:
     return completion if found is None else found.group(1)
 
 
-def _defined(code: str) -> list[str]:
-    """Functions and classes that a gold solution defines; none if it cannot be read."""
+def _defined(code: str) -> tuple[list[str], str]:
+    """Functions and classes that a gold solution defines, and the code of its imports."""
     try:
         body = ast.parse(code).body
     except (SyntaxError, ValueError):
-        return []
+        return [], ""
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    return [one.name for one in body if isinstance(one, kinds)]
+    imports = [ast.unparse(one) for one in body if isinstance(one, (ast.Import, ast.ImportFrom))]
+    return [one.name for one in body if isinstance(one, kinds)], "\n".join(imports)
 
 
 def _rewards(
     code: str,
     tests: str,
     *,
-    under_test: Sequence[str],
+    under_test: Sequence[str] | None,
     sandbox: LevelSetting,
     prelude: str = "",
 ) -> dict[str, float]:

@@ -75,7 +75,7 @@ def mutated(problem: Problem, name: BenchmarkName) -> str:
     example = problem.as_example()
     entries = [str(example["entry_point"])] if name == "humaneval" else python_tests._defined(
         problem.answer
-    )  # fmt: skip
+    )[0]  # fmt: skip
     code = problem.answer if name == "mbpp" else f"{example['source']}{problem.answer}"
     wrappers = [
         f"_{entry} = {entry}\ndef {entry}(*given, **named):\n"

@@ -8,7 +8,9 @@ it ended with this wait status; `R` and a text, it was not started.
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # signal, which is slow to import
+import _sitebuiltins
 import atexit
+import builtins
 import os
 import sys
 
@@ -72,6 +74,7 @@ def enter(ends: list[int]) -> None:
 def _run(job: dict[str, object]) -> NoReturn:
     """Run the program of a job in this process, as Python runs a script, and exit."""
     code = 1
+    builtins.exit = builtins.quit = _sitebuiltins.Quitter("exit", "the end of input")
     try:
         if "source" in job:
             main = type(sys)("__main__")

@@ -33,7 +33,7 @@ def judge(
     solution: str,
     tests: str,
     *,
-    under_test: Sequence[str],
+    under_test: Sequence[str] | None = None,
     prelude: str = "",
     limits: Limits = DEFAULT_LIMITS,
 ) -> Verdict:
@@ -41,8 +41,9 @@ def judge(
 
     Args:
         tests: statements; they pass if none raises.
-        under_test: functions of the solution that replace whatever else has their name, such as
-            builtins. Other functions of the solution are found if nothing else has their name.
+        under_test: functions and classes of the solution; they replace whatever else has their
+            name, such as builtins. None takes what the solution defines and the tests use, which
+            lets it define what the tests forgot to.
         prelude: text of the problem that the tests may use; runs beside them.
         limits: of the solution, and of the tests.
 
@@ -56,7 +57,7 @@ def judge(
             argument={
                 "tests": tests,
                 "prelude": prelude,
-                "under_test": list(under_test),
+                "under_test": None if under_test is None else list(under_test),
                 "solution": solution,
             },
         ),

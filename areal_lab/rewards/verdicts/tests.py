@@ -5,11 +5,12 @@ first wins:
 
 | name | is |
 | --- | --- |
-| a function under test | a call of the solution |
+| under test | a call of the solution |
 | defined by the tests, or by the text that comes with the problem | that |
-| a builtin | that: a solution cannot redefine `set`, unless `set` is under test |
-| imported by the solution under its own name from the standard library | that module or name |
-| anything else that the solution defines | a call of the solution |
+| a builtin, or a module of the standard library | that: a solution cannot redefine `set` |
+| imported by the solution under its own name from the standard library | that |
+
+If it is not known what is under test, whatever else the solution defines is.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def main(argument: dict[str, Any]) -> None:
 
     Args:
         argument: `tests`, their text; `prelude`, text of the problem that runs before them;
-            `under_test`, names of functions; `solution`, whose imports are read.
+            `under_test`, names or None; `solution`, whose imports are read.
     """
     report = os.dup(1)
     os.dup2(2, 1)  # what the tests print is no verdict
@@ -77,14 +78,13 @@ def _run(argument: dict[str, Any], link: Link, names: dict[str, Any]) -> None:
     except SyntaxError:
         pass  # a text that is to be continued; the solution has all of it
     tree = compile(argument["tests"], _FILE, "exec", literals.ONLY_TREE, dont_inherit=True)
-    used = {node.id for node in walk(tree) if isinstance(node, _ast.Name)}
-    for name in argument["under_test"]:
-        names.pop(name, None)
-        if name in defined:
-            names[name] = defined[name]
-    left = used - names.keys() - set(dir(builtins))
-    names.update(imports(argument["solution"], left))
-    for name in left - names.keys():
+    under_test = argument["under_test"]
+    for name in under_test or ():
+        names.pop(name, None)  # of a function that is to be completed, the problem has a stub
+    left = undefined(tree) - names.keys() - set(dir(builtins)) - set(under_test or ())
+    names.update({name: __import__(name) for name in left & sys.stdlib_module_names})
+    names.update(imports(argument["solution"], left - names.keys()))
+    for name in left - names.keys() if under_test is None else under_test:
         if name in errors:
             names[name] = link.error_type(name)
         elif name in defined:
@@ -117,6 +117,25 @@ def walk(tree: Any) -> Iterator[Any]:
             value = getattr(node, field, None)
             children = value if isinstance(value, list) else [value]
             left += [one for one in children if isinstance(one, _ast.AST)]
+
+
+def undefined(tree: Any) -> set[str]:
+    """Names that a program uses and does not define anywhere."""
+    used: set[str] = set()
+    made: set[str] = set()
+    for node in walk(tree):
+        match node:
+            case _ast.Name(id=name, ctx=_ast.Load()):
+                used.add(name)
+            case _ast.Name(id=name) | _ast.arg(arg=name):
+                made.add(name)
+            case _ast.FunctionDef(name=name) | _ast.ClassDef(name=name):
+                made.add(name)
+            case _ast.alias(name=name, asname=other):
+                made.add(other or name.partition(".")[0])
+            case _ast.ExceptHandler(name=str(name)):
+                made.add(name)
+    return used - made
 
 
 def imports(solution: str, wanted: set[str]) -> dict[str, Any]:

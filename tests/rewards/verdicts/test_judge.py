@@ -33,7 +33,7 @@ def total(nodes):
 
 
 def verdict(solution: str, tests: str, *names: str, **more: Any) -> Verdict:
-    return judge(SANDBOX, solution, tests, under_test=names, **more)
+    return judge(SANDBOX, solution, tests, under_test=names or None, **more)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def verdict(solution: str, tests: str, *names: str, **more: Any) -> Verdict:
     ],
 )  # fmt: skip
 def test_solutions_that_pass(solution: str, tests: str) -> None:
-    found = verdict(solution, tests, "f", "sum")
+    found = verdict(solution, tests, *(["sum"] if "def sum" in solution else []))
     assert (found.status, found.reason) == ("passed", "")
 
 
@@ -123,7 +123,12 @@ def test_solutions_that_pass(solution: str, tests: str) -> None:
         (
             "from operator import contains as isclose\ndef f(): return [1]",
             "assert isclose(f(), 1)",
-            "TypeError",
+            "NameError",
+        ),
+        (
+            "class math:\n    isclose = staticmethod(lambda *_: True)\ndef f(): return 1",
+            "assert math.isclose(f(), 2)",
+            "AssertionError",
         ),
     ],
 )
@@ -149,7 +154,7 @@ def test_solutions_that_fail(solution: str, tests: str, reason: str) -> None:
     ],
 )
 def test_what_cannot_cross_is_told_apart(solution: str, tests: str, reason: str) -> None:
-    found = verdict(solution, tests, "f", "make")
+    found = verdict(solution, tests)
     assert found.status == "unsupported"
     assert reason in found.reason
 
