@@ -50,6 +50,8 @@ def live(setup: dict[str, object], job: dict[str, object]) -> NoReturn:
     if program == 0:
         os.close(STATUS)
         _run(job)
+    # Of what the program sends, init gets only signals that it handles, and Python handles one.
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
     os.closerange(0, STATUS)  # the program's alone, so that its end is seen at the other ends
     os.write(STATUS, b"S")  # fails, and ends all of this, if the keeper died meanwhile
     while True:

@@ -175,6 +175,18 @@ for pid in (victim, harness):
 """,
     ),
     Attack(
+        "signals to the first process inside",
+        "ignored",
+        """
+import os, time
+for number in range(1, 65):
+    os.kill(1, number)
+time.sleep(0.1)
+print("alive")
+""",
+        holds=lambda finished, _: finished.stdout == "alive\n",
+    ),
+    Attack(
         "ptrace of the harness",
         "refused",
         """
