@@ -21,11 +21,7 @@ def command(
     if program is None:
         raise FileNotFoundError("bwrap is not installed")
     shown = [word for path in visible.readable for word in ("--ro-bind", path, path)]
-    links = [
-        word
-        for path, target in (*visible.links, ("/dev/shm", WORK))
-        for word in ("--symlink", target, path)
-    ]
+    links = [word for path, target in visible.links for word in ("--symlink", target, path)]
     devices = [f"/dev/{name}" for name in DEVICES]
     variables = [word for pair in environment.items() for word in ("--setenv", *pair)]
     return [

@@ -14,7 +14,7 @@ import resource
 
 from areal_lab.rewards.sandbox import kernel
 
-WORK = "/tmp"
+WORK = "/work"
 """The folder of a program, and all that it can write."""
 USER = 1000
 """Its user and group id inside."""
@@ -64,7 +64,7 @@ def make_root(readable: list[str], links: list[tuple[str, str]], disk_bytes: int
 
     Args:
         readable: absolute paths of folders and files, bound read-only.
-        links: symbolic links, as ("/lib", "usr/lib").
+        links: symbolic links, as ("/lib", "usr/lib"); their folders exist.
         disk_bytes: size of the writable folder, which is memory.
     """
     flags = kernel.NO_SETUID | kernel.NO_DEVICES
@@ -81,7 +81,7 @@ def make_root(readable: list[str], links: list[tuple[str, str]], disk_bytes: int
         _bind(path, read_only=True)
     for name in DEVICES:
         _bind(f"/dev/{name}", read_only=False)
-    for link, target in (*links, ("/dev/shm", WORK)):
+    for link, target in links:
         os.symlink(target, f"/new{link}")
     os.makedirs(f"/new{WORK}", exist_ok=True)
     options = f"mode=700,size={disk_bytes},nr_inodes={_INODES},uid={USER},gid={USER}"

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
 from areal_lab.host.isolation import Level
-from areal_lab.rewards.sandbox import bubblewrap, cell, keeper
+from areal_lab.rewards.sandbox import bubblewrap, cell, confine, keeper
 from areal_lab.rewards.sandbox.visible import visible_paths
 
 End: TypeAlias = Literal["exited", "crashed", "timeout", "memory", "processes", "output", "stopped"]
@@ -42,7 +42,8 @@ _STOP_S: Final = 10.0
 _HEADER: Final = 6 * 8
 ENVIRONMENT: Final[Mapping[str, str]] = {
     "PATH": "/usr/bin:/bin",
-    "HOME": "/tmp",
+    "HOME": confine.WORK,
+    "TMPDIR": confine.WORK,
     "LANG": "C.UTF-8",
 }
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
+from areal_lab.rewards.sandbox.confine import WORK
+
 _SYSTEM: Final = ("/lib", "/lib32", "/lib64", "/libx32", "/bin", "/sbin")
 _LOADER_CACHE: Final = "/etc/ld.so.cache"
 
@@ -40,4 +42,7 @@ def visible_paths(folders: tuple[str, ...] = ()) -> Visible:
             readable.append(path)
     if os.path.exists(_LOADER_CACHE):
         readable.append(_LOADER_CACHE)
+    links.append(("/dev/shm", WORK))
+    if not any(path.startswith("/tmp/") for path in readable):
+        links.append(("/tmp", WORK))
     return Visible(readable, links)
