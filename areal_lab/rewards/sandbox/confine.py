@@ -14,7 +14,7 @@ import resource
 
 from areal_lab.rewards.sandbox import kernel
 
-WORK = "/work"
+WORK = "/sandbox"
 """The folder of a program, and all that it can write."""
 USER = 1000
 """Its user and group id inside."""

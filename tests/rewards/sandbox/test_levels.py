@@ -95,7 +95,7 @@ def test_bubblewrap_shows_what_it_is_given_and_nothing_else(
     assert "--ro-bind /usr /usr" in text
     assert text.count("--ro-bind") == 1
     assert "--symlink usr/lib /lib" in text
-    assert "--size 1000 --perms 0700 --tmpfs /work" in text
+    assert "--size 1000 --perms 0700 --tmpfs /sandbox" in text
     assert text.endswith("-- python 6")
 
 
