@@ -61,8 +61,9 @@ def choose(setting: LevelSetting) -> Sandbox:
     """
     if setting == "unsafe":
         return Sandbox("unsafe")
+    asked: tuple[Level, ...] = CONTAINED if setting == "auto" else (setting,)
     reasons = []
-    for level in CONTAINED if setting == "auto" else (setting,):
+    for level in asked:
         reason = refusal(level)
         if not reason:
             return Sandbox(level)
