@@ -151,10 +151,9 @@ class Cell:
         self.ended_s = time.monotonic()
         _kill(self.pid)
         _, _, usage = os.wait4(self.pid, 0)
-        self.cpu_s = usage.ru_utime + usage.ru_stime
         _inits.remove(self.pid)
         self.pid = 0
-        end_orphans()
+        self.cpu_s = usage.ru_utime + usage.ru_stime + end_orphans()
         self.news += _rest(self.status)
         for one in self.output:
             rest, room = _rest(one), self.limits["output_bytes"] - self.output_bytes
@@ -335,16 +334,19 @@ def _proportional(pid: int) -> int:
         return _resident(pid)
 
 
-def end_orphans() -> None:
-    """Kill and reap what became the keeper's child when its own parent ended.
+def end_orphans() -> float:
+    """Kill and reap what became the keeper's child when its own parent ended; its CPU seconds.
 
     That is bubblewrap's init, and daemons without a namespace. Their ids are not reused meanwhile.
     """
+    cpu_s = 0.0
     while orphans := [pid for pid in _children(os.getpid()) if pid not in _inits]:
         for pid in orphans:
             _kill(pid)
         for pid in orphans:
-            os.waitpid(pid, 0)
+            usage = os.wait4(pid, 0)[2]
+            cpu_s += usage.ru_utime + usage.ru_stime
+    return cpu_s
 
 
 _inits: set[int] = set()

@@ -60,14 +60,16 @@ def take(end=int(sys.argv[1])):
             count -= len(part)
         return b"".join(parts)
     return marshal.loads(read(int.from_bytes(read(8), "little")))
-for name, code in take():
+modules, entry = take()
+for name, code in modules:
     module = sys.modules[name] = type(sys)(name)
     parent, _, child = name.rpartition(".")
     setattr(sys.modules.setdefault(parent, type(sys)(parent)), child, module)
     exec(code, module.__dict__)
-module.main(take)
+sys.modules[entry].main(take)
 """
-"""Program of the sandbox's interpreters: modules come as code, so that none is looked for."""
+"""Program of the sandbox's interpreters: modules come as code, so that none is looked for, with the
+name of the one whose `main` is called."""
 
 
 class SandboxError(RuntimeError):
@@ -174,7 +176,7 @@ class Sandbox:
         Raises:
             SandboxError: one could not be started.
         """
-        jobs = tuple(
+        jobs: tuple[dict[str, object], ...] = tuple(
             {"module": one.module, "argument": dict(one.argument)} for one in (first, last)
         )
         found = _run(self._call(jobs, limits, tuple(modules)))
@@ -204,7 +206,7 @@ def _source(program: str, stdin: str) -> dict[str, object]:
 # --- request and reply ---------------------------------------------------------------------------
 
 _PREFIX: Final = "areal_lab.rewards.sandbox."
-_INSIDE: Final = (f"{_PREFIX}kernel", f"{_PREFIX}confine")
+_INSIDE: Final = (f"{_PREFIX}kernel", f"{_PREFIX}confine", f"{_PREFIX}cell")
 
 
 def request(
@@ -226,11 +228,13 @@ def request(
         "cells": len(jobs),
     }
     if level == "bubblewrap":
-        setup["modules"] = _bundle((*_INSIDE, *modules, f"{_PREFIX}cell"))
+        setup["modules"] = _bundle((*_INSIDE, *modules)), f"{_PREFIX}cell"
         inner = [*_interpreter(), str(cell.BUNDLE)]
         setup["command"] = bubblewrap.command(visible, limits.disk_bytes, ENVIRONMENT, inner)
-    bundle = _bundle((*_INSIDE, f"{_PREFIX}cell", *modules, f"{_PREFIX}keeper"))
-    parts = [marshal.dumps(one) for one in (bundle, setup, *jobs)]
+    entry = f"{_PREFIX}keeper"
+    bundle = _bundle((*_INSIDE, *modules, entry)), entry
+    frames: tuple[Any, ...] = (bundle, setup, *jobs)
+    parts = [marshal.dumps(one) for one in frames]
     return b"".join(len(part).to_bytes(8, "little") + part for part in parts)
 
 
@@ -285,7 +289,8 @@ def _code(name: str) -> Any:
 def _interpreter() -> list[str]:
     """The command of an interpreter that reads no environment, no site and no user packages."""
     # Not that of a virtual environment, whose files programs do not see.
-    return [os.path.realpath(sys._base_executable), "-I", "-S", "-B", "-c", BOOT]
+    path = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+    return [path, "-I", "-S", "-B", "-c", BOOT]
 
 
 def _run(call: _Call) -> list[Finished]:

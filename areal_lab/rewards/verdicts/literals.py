@@ -119,8 +119,8 @@ def _container(value: Any, refer: Callable[[object], int], depth: int) -> str | 
             for key in dict.keys(value)
         ]
         return f"{{{', '.join(pairs)}}}"
-    deque = _loaded("deque")
-    for base in (list, tuple, set, frozenset, deque):
+    bases: tuple[Any, ...] = (list, tuple, set, frozenset, _loaded("deque"))
+    for base in bases:
         if isinstance(value, base):
             parts = [write(one, refer, depth) for one in base.__iter__(value)]
             return _joined(base.__name__, parts, getattr(value, "maxlen", None))

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -82,38 +83,48 @@ def main() -> None:
     sandbox = Sandbox(sys.argv[1])  # type: ignore[arg-type]
     mark = f"atk{os.getpid()}"
     os.environ["SECRET_TOKEN"] = mark
-    with tempfile.TemporaryDirectory() as folder, socket.socket() as server:
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
         os.chmod(folder, 0o777)
         secret, target = Path(folder, "secret"), Path(folder, "target")
         secret.write_text(mark)
         target.write_text("untouched")
         target.chmod(0o666)
+        server, abstract = socket.socket(), socket.socket(socket.AF_UNIX)
         server.bind(("127.0.0.1", 0))
-        server.listen()
-        with socket.socket(socket.AF_UNIX) as abstract:
-            abstract.bind(f"\0{mark}")
-            abstract.listen()
-            sleep = [sys.executable, "-I", "-c", "import time; time.sleep(600)"]
-            with subprocess.Popen(sleep) as victim:
-                port = server.getsockname()[1]
-                world = World(mark, victim.pid, os.getpid(), port, str(secret), str(target))
-                before = state()
-                with ThreadPoolExecutor(AT_ONCE) as threads:
-                    numbers = range(len(ATTACKS))
-                    found = threads.map(
-                        lambda attack, n: attacked(attack, sandbox, world, n), ATTACKS, numbers
-                    )
-                    cheats = threads.map(
-                        lambda code: humaneval(code, PROBLEM, sandbox=sandbox.level),
-                        [GOOD, *CHEATS.values()],
-                    )
-                    attacks = dict(zip([one.name for one in ATTACKS], found, strict=True))
-                    rewards = dict(zip(["good", *CHEATS], cheats, strict=True))
-                left = left_behind(world, before)
-                alive = victim.poll() is None
-                victim.kill()
-    report = {"attacks": attacks, "cheats": rewards, "left": left, "victim_lives": alive}
-    print(json.dumps({"user": os.getuid(), **report}))
+        abstract.bind(f"\0{mark}")
+        for one in (server, abstract):
+            stack.enter_context(one).listen()
+        sleep = [sys.executable, "-I", "-c", "import time; time.sleep(600)"]
+        victim = stack.enter_context(subprocess.Popen(sleep))
+        stack.callback(victim.kill)
+        port = server.getsockname()[1]
+        world = World(mark, victim.pid, os.getpid(), port, str(secret), str(target))
+        before = state()
+        with ThreadPoolExecutor(AT_ONCE) as threads:
+            found = threads.map(
+                lambda attack, n: attacked(attack, sandbox, world, n),
+                ATTACKS,
+                range(len(ATTACKS)),
+            )
+            rewards = threads.map(
+                lambda code: humaneval(code, PROBLEM, sandbox=sandbox.level),
+                [GOOD, *CHEATS.values()],
+            )
+            report = {
+                "user": os.getuid(),
+                "attacks": dict(zip([one.name for one in ATTACKS], found, strict=True)),
+                "cheats": dict(zip(["good", *CHEATS], rewards, strict=True)),
+            }
+        print(
+            json.dumps(
+                {
+                    **report,
+                    "left": left_behind(world, before),
+                    "victim_lives": victim.poll() is None,
+                }
+            )
+        )
 
 
 if __name__ == "__main__":

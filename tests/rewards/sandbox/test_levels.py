@@ -80,7 +80,7 @@ def test_where_namespaces_are_used_up_the_reason_says_so() -> None:
         text=True,
         check=True,
     )
-    assert ended.stdout == "clone: No space left on device\n"
+    assert ended.stdout == "[Errno 28] clone: No space left on device\n"
 
 
 def test_bubblewrap_shows_what_it_is_given_and_nothing_else(

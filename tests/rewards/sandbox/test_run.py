@@ -144,6 +144,7 @@ if __name__ == "__main__":
 
 
 def test_packages_can_be_made_visible(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)  # programs that root starts are nobody's
     (tmp_path / "mine.py").write_text("answer = 42")
     program = "import mine\nprint(mine.answer)\nopen(mine.__file__, 'w')"
     for level in LEVELS:
@@ -155,10 +156,11 @@ def test_packages_can_be_made_visible(tmp_path: Path) -> None:
         Sandbox(LEVELS[0], folders=("mine",)).run("")
 
 
-def test_what_a_program_measures() -> None:
-    found = Sandbox(LEVELS[0]).run("while __import__('time').process_time() < 0.2: pass")
-    assert found.wall_s > 0.15
-    assert found.cpu_s > 0.15
+@pytest.mark.parametrize("level", EVERY)
+def test_time_of_a_program_is_measured(level: Level) -> None:
+    found = Sandbox(level).run("while __import__('time').process_time() < 0.1: pass")
+    assert found.wall_s >= 0.1
+    assert found.cpu_s >= 0.1
 
 
 def test_many_run_at_once_in_threads() -> None:
