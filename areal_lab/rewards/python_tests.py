@@ -3,7 +3,7 @@
 The code and its tests run in two processes of a sandbox, which limits both, and the tests compare
 on their side (`areal_lab.rewards.verdicts`, docs/sandbox.md). Each reward has a second component,
 `unsupported`: 1 if the tests need what cannot cross between the two; `reward` is 0 then. Set
-`reward.timeout_s` above the sandbox's 5 s.
+`reward.timeout_s` above the sandbox's 8 s.
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ from typing import Any, Final
 
 from areal_lab.host.isolation import LevelSetting
 from areal_lab.rewards.sandbox.levels import choose
+from areal_lab.rewards.sandbox.run import Limits
 from areal_lab.rewards.verdicts.judge import judge
 
+LIMITS: Final = Limits(cpu_s=5.0, timeout_s=8.0)
+"""Of the code, and of its tests. CPU time, since training keeps the machine busy."""
 _FENCE: Final = re.compile(r"```[A-Za-z0-9_+-]*[ \t]*\n(.*?)(?:\n```|\Z)", re.DOTALL)
 _AFTER_A_FUNCTION: Final = ("\nclass ", "\ndef ", "\nif ", "\nprint(", "\n#")
 """What a base model writes after the function that it was to complete: Chen et al., section 2.1."""
@@ -98,7 +101,9 @@ def _rewards(
     sandbox: LevelSetting,
     prelude: str = "",
 ) -> dict[str, float]:
-    verdict = judge(choose(sandbox), code, tests, under_test=under_test, prelude=prelude)
+    verdict = judge(
+        choose(sandbox), code, tests, under_test=under_test, prelude=prelude, limits=LIMITS
+    )
     return {
         "reward": float(verdict.status == "passed"),
         "unsupported": float(verdict.status == "unsupported"),

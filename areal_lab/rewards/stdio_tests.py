@@ -35,7 +35,7 @@ def stdio_tests(
     Args:
         example: its `inputs` and `outputs`.
         sandbox: level, as `reward.sandbox`.
-        test_timeout_s: for each input.
+        test_timeout_s: CPU time for each input, rounded up to seconds; wall time is twice as much.
 
     Raises:
         ValueError: the example has no such lists.
@@ -48,7 +48,7 @@ def stdio_tests(
             "of both, and at least one"
         )
     program, chosen = fenced(completion), choose(sandbox)
-    limits = Limits(timeout_s=test_timeout_s, output_bytes=OUTPUT_BYTES)
+    limits = Limits(cpu_s=test_timeout_s, timeout_s=2 * test_timeout_s, output_bytes=OUTPUT_BYTES)
     for given, expected in zip(inputs, outputs, strict=True):
         found = chosen.run(program, stdin=given, limits=limits)
         if not found.passed or _lines(found.stdout) != _lines(expected):

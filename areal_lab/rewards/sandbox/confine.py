@@ -105,17 +105,20 @@ def _bind(path: str, *, read_only: bool) -> None:
 
 def limit(limits: dict[str, float]) -> None:
     """Set the limits that the kernel keeps for each process."""
-    _set_limit(resource.RLIMIT_CPU, int(limits["timeout_s"]) + 1)
+    # At the lower limit comes a signal of its own, which tells it apart from other ends.
+    _set_limit(resource.RLIMIT_CPU, -int(-limits["cpu_s"] // 1), above=1)
     _set_limit(resource.RLIMIT_AS, int(limits["memory_bytes"]))
     _set_limit(resource.RLIMIT_FSIZE, int(limits["disk_bytes"]))
     _set_limit(resource.RLIMIT_NOFILE, _OPEN_FILES)
     _set_limit(resource.RLIMIT_CORE, 0)
 
 
-def _set_limit(which: int, most: int) -> None:
+def _set_limit(which: int, most: int, *, above: int = 0) -> None:
     hard = resource.getrlimit(which)[1]
-    lowest = most if hard == resource.RLIM_INFINITY else min(most, hard)
-    resource.setrlimit(which, (lowest, lowest))
+    soft, hard = (
+        one if hard == resource.RLIM_INFINITY else min(one, hard) for one in (most, most + above)
+    )
+    resource.setrlimit(which, (soft, hard))
 
 
 def become_user() -> None:

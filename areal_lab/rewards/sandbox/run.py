@@ -81,7 +81,10 @@ class Limits:
     """What one program may use, its children included."""
 
     timeout_s: float = 5.0
-    """Wall time from the program's start; about as much CPU time for each process."""
+    """Wall time from the program's start."""
+    cpu_s: float = 3600.0
+    """CPU time of each process, rounded up to seconds. Other than wall time, it does not depend on
+    what else the machine does."""
     memory_bytes: int = 1 << 30
     """Memory of all processes together, and address space of each."""
     disk_bytes: int = 32 << 20

@@ -10,6 +10,7 @@ writer's: a number that claims to equal everything arrives as a number. Subclass
 from __future__ import annotations
 
 import _ast
+import builtins
 import sys
 
 TYPE_CHECKING = False  # typing is slow to import, and so are ast, decimal and fractions
@@ -39,12 +40,20 @@ _MADE = {
     "timedelta": "datetime",
 }
 """Types that are written as a call with literal arguments, and their modules."""
+_FUNCTIONS = (
+    *(abs, all, any, bin, chr, divmod, hash, hex, isinstance, len, max, min, oct, ord, pow),
+    *(repr, round, sorted, sum),
+)
 _NAMES = {
     "inf": float("inf"),
     "nan": float("nan"),
     "Ellipsis": ...,
     "NotImplemented": NotImplemented,
+    **{one.__name__: one for one in _FUNCTIONS},
+    **{name: one for name, one in vars(builtins).items() if isinstance(one, type)},
 }
+"""Objects that are written as a name: there are tests that pass `int` or `len` to a function."""
+_NAME_OF = {id(one): name for name, one in _NAMES.items()}
 
 
 class Unreadable(ValueError):
@@ -71,8 +80,7 @@ def _scalar(value: object) -> str | None:
     for kind, text_of in _WRITERS:
         if isinstance(value, kind):
             return text_of(value)
-    named = next((name for name, one in _NAMES.items() if one is value), None)
-    return named or _of_library(value)
+    return _NAME_OF.get(id(value)) or _of_library(value)
 
 
 def _integer(value: int) -> str:

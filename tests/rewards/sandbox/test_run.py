@@ -124,6 +124,14 @@ print(os.getcwd(), sorted(os.environ))
     assert not Path(found.stdout.split()[0], "file").exists()
 
 
+@pytest.mark.parametrize("level", EVERY)
+def test_cpu_time_is_limited(level: Level) -> None:
+    limits = Limits(cpu_s=0.5, timeout_s=60)  # a second, rounded up
+    found = Sandbox(level).run("while True: pass", limits=limits)
+    assert (found.end, found.code) == ("timeout", 0)
+    assert 0.9 < found.cpu_s < 3
+
+
 def test_a_large_input_reaches_the_program_and_need_not_be_read() -> None:
     sandbox, text = Sandbox(LEVELS[0]), "line\n" * 200_000
     found = sandbox.run("import sys; print(len(sys.stdin.read()))", stdin=text)
