@@ -100,6 +100,7 @@ def test_canonical_solutions_pass_and_mutated_ones_fail(name: BenchmarkName) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:invalid escape sequence")  # in gold solutions
 @pytest.mark.parametrize(
     ("name", "file", "count"),
     [("humaneval", "humaneval/HumanEval.jsonl", 164), ("mbpp", "mbpp/mbpp.jsonl", 974)],
