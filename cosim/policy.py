@@ -28,7 +28,7 @@ from areal_lab.control.events import GroupId, Version
 from areal_lab.data.problems import Problem, ProblemSet, PromptSource
 from areal_lab.data.seeds import sample_seed
 from areal_lab.data.tokenize import TextCodec
-from areal_lab.rewards.worker import reward_of
+from areal_lab.rewards.worker import bound, reward_of
 from areal_lab.training.learner import make_learner
 from areal_lab.training.lora import add_lora, merged_tensors, target_modules
 from areal_lab.training.model import load_policy
@@ -82,7 +82,8 @@ class Policy:
         self._learner = make_learner(model, settings)
         self._source = PromptSource(problems.train, seed=config.seed)
         self._held_out = problems.held_out[: config.evaluation.max_problems]
-        self._reward = load_function(config.reward.fn)
+        reward = config.reward
+        self._reward = bound(load_function(reward.fn), reward.kwargs, reward.sandbox)
         self._weights: dict[Version, dict[str, Tensor]] = {}
         self._export()
 

@@ -106,7 +106,8 @@ def train(
     config: Annotated[
         str,
         typer.Argument(
-            metavar="CONFIG", help="YAML file, or a shipped config: arithmetic, gsm8k, tiny, calculator."
+            metavar="CONFIG",
+            help="YAML file, or a shipped config: arithmetic, gsm8k, tiny, calculator.",
         ),
     ] = "",
     overrides: Annotated[
@@ -156,7 +157,8 @@ def distill(
     config: Annotated[
         str,
         typer.Argument(
-            metavar="CONFIG", help="YAML file, or a shipped config: arithmetic, gsm8k, tiny, calculator."
+            metavar="CONFIG",
+            help="YAML file, or a shipped config: arithmetic, gsm8k, tiny, calculator.",
         ),
     ],
     overrides: Annotated[

@@ -13,7 +13,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
@@ -37,6 +37,7 @@ from areal_lab.host.gpus import visible_gpus
 from areal_lab.host.memory import memory_available_bytes
 from areal_lab.host.shared_memory import SHARED_MEMORY
 from areal_lab.models.locate import PACKAGED_MODELS, cache_folder
+from areal_lab.rewards.sandbox.levels import CONTAINED, FIX, refusal
 
 if TYPE_CHECKING:
     from areal_lab.preflight.placement import Machine
@@ -88,6 +89,8 @@ class Facts:
     gpus: tuple[str, ...] = ()
     engines: tuple[Environment, ...] = ()
     """Engines that have their own environment."""
+    sandbox: Mapping[str, str] = field(default_factory=lambda: {"namespaces": ""})
+    """Why model code cannot be contained at each level; empty where it can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +131,7 @@ def gather() -> Facts:
         cache=str(cache_folder()),
         gpus=visible_gpus(),
         engines=tuple(verify(environment(name)) for name in INSTALLABLE),
+        sandbox={level: refusal(level) for level in CONTAINED},
     )
 
 
@@ -148,6 +152,7 @@ def diagnose(facts: Facts) -> list[Finding]:
         _shared_memory(facts),
         _disk(facts),
         _gpus(facts),
+        _sandbox(facts),
         *(diagnose_engine(found, facts.gpus) for found in facts.engines),
     ]
 
@@ -371,6 +376,19 @@ def _disk(facts: Facts) -> Finding:
 
 def _gpus(facts: Facts) -> Finding:
     return Finding("GPUs", Status.OK, ", ".join(facts.gpus) if facts.gpus else "none visible")
+
+
+def _sandbox(facts: Facts) -> Finding:
+    working = [level for level, reason in facts.sandbox.items() if not reason]
+    if working:
+        return Finding("sandbox", Status.OK, f"model code is contained by {' or '.join(working)}")
+    reasons = "; ".join(f"{level}: {reason}" for level, reason in facts.sandbox.items())
+    return Finding(
+        "sandbox",
+        Status.NOTE,
+        f"none, so that rewards that run model code are refused ({reasons}); {FIX}",
+        "apt-get install bubblewrap",
+    )
 
 
 def diagnose_engine(found: Environment, gpus: Sequence[str]) -> Finding:

@@ -31,7 +31,9 @@ def run_train(arguments: Sequence[str], *, resume: Path | None, restarts: int) -
     configs, changes = split_arguments(arguments)
     if resume is None:
         if not configs:
-            raise refusal("CONFIG", "give a CONFIG (arithmetic, gsm8k, tiny, calculator, a file), or --resume")
+            raise refusal(
+                "CONFIG", "give a CONFIG (arithmetic, gsm8k, tiny, calculator, a file), or --resume"
+            )
         config = load_config(configs, changes)
         if not restarts:
             return console.run_to_end(config)

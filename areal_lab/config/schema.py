@@ -19,6 +19,7 @@ from areal_lab.config.watching import AlarmsConfig, SinkName, StatsLoggerConfig
 from areal_lab.control.order import OrderName
 from areal_lab.control.routing import RoutingName
 from areal_lab.control.schedule import ScheduleName
+from areal_lab.host.isolation import LevelSetting
 
 Operation = Literal["add", "subtract", "multiply"]
 DType = Literal["auto", "float32", "bfloat16"]
@@ -376,6 +377,12 @@ class RewardConfig(Record):
     )
     """Factors of the named components of the reward, as `{format: 0.2}`; the sum is trained on.
     Components without a weight count once."""
+    sandbox: LevelSetting = "auto"
+    """How model code is contained, by a `fn` that runs it (one with a parameter `sandbox`, as
+    `areal_lab.rewards.python_tests:humaneval`): `bubblewrap`; `namespaces` and landlock, by the
+    kernel alone; `auto` takes the first of them that works, and refuses the run if none does.
+    `unsafe` limits time and memory and contains nothing: code runs with your rights, files and
+    network (docs/sandbox.md)."""
     timeout_s: Positive = 10.0
     """Timeout per completion; its worker process is killed and replaced."""
     workers: Count = 1

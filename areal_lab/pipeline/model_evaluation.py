@@ -226,6 +226,7 @@ async def _start(
         RewardService(
             config.reward.fn,
             kwargs=config.reward.kwargs,
+            sandbox=config.reward.sandbox,
             timeout_s=config.reward.timeout_s,
             workers=config.reward.workers,
             weights=config.reward.weights,

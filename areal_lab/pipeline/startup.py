@@ -311,6 +311,7 @@ async def _start_processes(
                 RewardService(
                     context.reward_fn,
                     kwargs=config.reward.kwargs,
+                    sandbox=config.reward.sandbox,
                     timeout_s=config.reward.timeout_s,
                     workers=config.reward.workers,
                     weights=config.reward.weights,

@@ -178,6 +178,11 @@ def notes(config: TrainConfig) -> list[str]:
     lines += _unused_gpus(config)
     lines += _turn_notes(config)
     lines += _evaluation_notes(config)
+    if config.reward.sandbox == "unsafe":
+        lines.append(
+            "reward.sandbox=unsafe contains nothing: model code that the reward runs has your "
+            "rights, files and network"
+        )
     if _is_biased_in_place(config):
         lines.append(
             "rollout.pause_mode=in_place keeps the KV cache of the old weights: interrupted "

@@ -18,6 +18,7 @@ from areal_lab.config.functions import load_function
 from areal_lab.config.mappings import texts
 from areal_lab.config.problem import Kind, Problem, problems_of
 from areal_lab.config.schema import RewardConfig, TrainConfig
+from areal_lab.rewards.sandbox.levels import NoSandbox, choose, takes_sandbox
 from areal_lab.training.objective.formula_calls import read_call
 from areal_lab.training.objective.formulas import Role
 from areal_lab.training.settings import TrainerSettings
@@ -27,8 +28,10 @@ _IMPORT_TIMEOUT_S: Final = 120.0
 
 def check_functions(config: TrainConfig) -> Iterator[Problem]:
     """Check that the reward function and any custom loss and advantages can be imported."""
-    yield from _check_function("reward.fn", config.reward.fn)
-    yield from _check_kwargs(config.reward)
+    reward = config.reward
+    by = "areal_lab.rewards.usable"
+    yield from _check_function("reward.fn", reward.fn, by, reward.sandbox)
+    yield from _check_own_reward(reward)
     yield from check_workflow(config)
     if config.actor.loss_fn:
         yield from _check_function(
@@ -81,8 +84,8 @@ def check_objective(config: TrainConfig) -> Iterator[Problem]:
             yield from read_call(setting, given, role)[1]
 
 
-def _check_kwargs(reward: RewardConfig) -> Iterator[Problem]:
-    """Check the keyword arguments of one of our own reward functions, if there is such a one."""
+def _check_own_reward(reward: RewardConfig) -> Iterator[Problem]:
+    """Check keyword arguments and sandbox of one of our own reward functions, if it is one."""
     if not reward.fn.startswith("areal_lab.rewards."):
         return
     try:
@@ -96,17 +99,23 @@ def _check_kwargs(reward: RewardConfig) -> Iterator[Problem]:
             check(**reward.kwargs)
     except (TypeError, ValueError) as error:
         yield _wrong("reward.kwargs", f"reward.kwargs of {reward.fn}: {error}")
+        return
+    if takes_sandbox(function):
+        try:
+            choose(reward.kwargs.get("sandbox", reward.sandbox))
+        except NoSandbox as error:
+            yield _wrong("reward.sandbox", f"reward.{error}", Kind.MACHINE)
 
 
-_USABLE: Final[set[tuple[str, str]]] = set()
+_USABLE: Final[set[tuple[str, ...]]] = set()
 """Functions that a separate process could use. A sweep checks all of its cells, and a process takes
 seconds. One that cannot be used is checked again, because its file may have been corrected."""
 
 
 def _check_function(
-    setting: str, name: str, by: str = "areal_lab.config.functions"
+    setting: str, name: str, by: str = "areal_lab.config.functions", *more: str
 ) -> Iterator[Problem]:
-    if (name, by) in _USABLE:
+    if (name, by, *more) in _USABLE:
         return
     if name.startswith("areal_lab.rewards."):  # our own, with light imports
         try:
@@ -117,7 +126,7 @@ def _check_function(
     # Other functions in a separate process: their imports may be heavy.
     try:
         ended = subprocess.run(
-            [sys.executable, "-m", by, name],
+            [sys.executable, "-m", by, name, *more],
             capture_output=True, text=True, check=False, timeout=_IMPORT_TIMEOUT_S,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
@@ -127,7 +136,7 @@ def _check_function(
         lines = (ended.stdout.strip() or ended.stderr.strip() or "no reason given").splitlines()
         yield _wrong(setting, f"{setting}: {name!r} cannot be used: {lines[-1]}")
         return
-    _USABLE.add((name, by))
+    _USABLE.add((name, by, *more))
 
 
 def _try_objective(config: TrainConfig) -> Iterator[Problem]:
@@ -166,5 +175,5 @@ def _trial_call(settings: str) -> tuple[str, ...]:
     return tuple(told.splitlines())
 
 
-def _wrong(setting: str, message: str) -> Problem:
-    return Problem(Kind.SETTINGS, setting, message)
+def _wrong(setting: str, message: str, kind: Kind = Kind.SETTINGS) -> Problem:
+    return Problem(kind, setting, message)

@@ -1,4 +1,4 @@
-"""Rewards: reward functions, and the service that runs them in processes that can be killed.
+"""Rewards: reward functions, the service that runs them in processes, a sandbox for model code.
 
 May import data, config and host; imported by `pipeline` and by users.
 """

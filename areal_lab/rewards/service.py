@@ -5,7 +5,8 @@
 
 A completion that takes too long or crashes its worker costs that completion and a new worker, which
 scores the rest of the group; other groups are not affected. Failures are counted, not scored 0:
-their reward is NaN. Workers end with this process, however it ends.
+their reward is NaN. Workers end with this process, however it ends. Nothing that a worker sends is
+unpickled; one that sends what is no reply is ended, too.
 """
 
 from __future__ import annotations
@@ -27,9 +28,21 @@ from typing import Any, TypeAlias
 
 from areal_lab.config.functions import pickle_function
 from areal_lab.data.problems import Problem
+from areal_lab.host.isolation import LevelSetting
 from areal_lab.host.processes import Child, start_child
 from areal_lab.rewards.failure_rate import WINDOW, RewardError
-from areal_lab.rewards.wire import LENGTH, Failed, Ready, Scored, ScoreRequest, Status
+from areal_lab.rewards.wire import (
+    LENGTH,
+    BadReply,
+    Failed,
+    Ready,
+    Reply,
+    Scored,
+    ScoreRequest,
+    Status,
+    read_reply,
+    reply_size,
+)
 
 RewardFunction: TypeAlias = Callable[[str, Mapping[str, Any]], Any]
 """`(completion, example) -> float | dict[str, float]`, or an awaitable of these."""
@@ -64,10 +77,11 @@ class _Worker:
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     is_async: bool = False
+    requests: int = 0
 
-    async def receive(self) -> Any:
+    async def receive(self) -> Reply:
         header = await self.reader.readexactly(LENGTH.size)
-        return pickle.loads(await self.reader.readexactly(LENGTH.unpack(header)[0]))
+        return read_reply(await self.reader.readexactly(reply_size(header)))
 
     def send(self, message: object) -> None:
         data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
@@ -92,6 +106,7 @@ class RewardService:
         weights: factors of the named numbers that the function returns; those without one count
             once, and the sum is the reward.
         kwargs: keyword arguments of a function that is given by name; a class is made with them.
+        sandbox: how a function that has a parameter of this name contains model code.
         max_error_rate: share of failed and timed-out calls among the last 100 above which `score`
             raises. Missing calls count as successful.
         log_folder: for the function's output; None uses a temporary folder.
@@ -105,6 +120,7 @@ class RewardService:
         workers: int = 1,
         weights: Mapping[str, float] | None = None,
         kwargs: Mapping[str, Any] | None = None,
+        sandbox: LevelSetting = "auto",
         max_error_rate: float = 0.1,
         log_folder: Path | None = None,
     ) -> None:
@@ -119,6 +135,7 @@ class RewardService:
         self._workers = workers
         self._weights = dict(weights or {})
         self._kwargs = dict(kwargs or {})
+        self._sandbox: LevelSetting = sandbox
         self._max_error_rate = max_error_rate
         self._log_folder = log_folder
         self._worker_arguments: list[str] = []
@@ -224,14 +241,17 @@ class RewardService:
     ) -> RewardOutcome | None:
         """Score the completions `left` into `outcomes`; returns a failure of the worker, if any."""
         chosen = tuple(completions[index] for index in left)
-        worker.send(ScoreRequest(chosen, example, together, self._timeout_s))
+        worker.requests += 1
+        request = ScoreRequest(worker.requests, chosen, example, together, self._timeout_s)
+        worker.send(request)
         # Longer than the timeout of an async function, which the worker itself enforces.
         allowance_s = self._timeout_s + (_SOFT_TIMEOUT_GRACE_S if worker.is_async else 0.0)
         started_s = time.monotonic()
         for _ in left:
             try:
                 async with asyncio.timeout(allowance_s):
-                    scored: Scored = await worker.receive()
+                    scored = await worker.receive()
+                index = _index(scored, request, left, outcomes)
             except TimeoutError:
                 waited_s = time.monotonic() - started_s
                 return RewardOutcome(
@@ -239,7 +259,11 @@ class RewardService:
                 )
             except (asyncio.IncompleteReadError, ConnectionError):
                 return RewardOutcome("error", math.nan, detail=await _exit_reason(worker))
-            outcomes[left[scored.index]] = RewardOutcome(
+            except BadReply as error:
+                detail = f"{worker.child.name} sent {error}; stopped"
+                return RewardOutcome("error", math.nan, detail=detail)
+            assert isinstance(scored, Scored), "checked by _index"
+            outcomes[index] = RewardOutcome(
                 scored.status, scored.reward, scored.rewards, scored.detail
             )
             started_s = time.monotonic()
@@ -267,7 +291,8 @@ class RewardService:
         self._alive.append(worker)
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
-                worker.send((sys.path, *self._portable_function(), self._kwargs, self._weights))
+                settings = (self._kwargs, self._weights, self._sandbox)
+                worker.send((sys.path, *self._portable_function(), *settings))
                 reply = await worker.receive()
         except TimeoutError:
             await self._discard(worker)
@@ -278,13 +303,18 @@ class RewardService:
             ended = await _exit_reason(worker)
             await self._discard(worker)
             raise RewardError(f"the reward function could not be loaded: {ended}") from None
+        except BadReply as error:
+            await self._discard(worker)
+            raise RewardError(f"the reward function's worker sent {error}") from None
         except BaseException:
             await self._discard(worker)
             raise
         if isinstance(reply, Failed):
             await self._discard(worker)
             raise RewardError(f"the reward function could not be loaded:\n{reply.traceback}")
-        assert isinstance(reply, Ready)
+        if not isinstance(reply, Ready):
+            await self._discard(worker)
+            raise RewardError("the reward function's worker sent a reward before it was asked")
         worker.is_async = reply.is_async
         return worker
 
@@ -317,6 +347,21 @@ class RewardService:
                 f"{self._max_error_rate * WINDOW:g} of {WINDOW}); first failure: "
                 f"{self._first_failure}"
             )
+
+
+def _index(
+    reply: Reply, request: ScoreRequest, left: Sequence[int], outcomes: Mapping[int, RewardOutcome]
+) -> int:
+    """Of the group, which completion a reply is about.
+
+    Raises:
+        BadReply: about none of this request, or about one again.
+    """
+    if not isinstance(reply, Scored) or reply.request != request.number:
+        raise BadReply("a reply to something else")
+    if not 0 <= reply.index < len(left) or left[reply.index] in outcomes:
+        raise BadReply(f"a reply about completion {reply.index}, which was not waited for")
+    return left[reply.index]
 
 
 async def _exit_reason(worker: _Worker) -> str:

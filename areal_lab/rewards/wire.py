@@ -1,21 +1,32 @@
-"""The messages between the reward service and its workers: pickles preceded by their length.
+"""The messages between the reward service and its workers, each after its length.
 
-service --(function)-----> worker --(Ready | Failed)--> service
-service --(ScoreRequest)-> worker --(Scored, one per completion, as each ends)--> service
+    service --(function)-----> worker --(Ready | Failed)--> service
+    service --(ScoreRequest)-> worker --(Scored, one per completion, as each ends)--> service
+
+To a worker they are pickles. What a worker sends is JSON, and checked field by field on arrival: it
+runs functions over text that a model wrote, and must not be able to run something here.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, Literal, NoReturn, TypeAlias
 
 Status: TypeAlias = Literal["ok", "timeout", "error"]
 """The result of one call of the reward function."""
 
 LENGTH = struct.Struct("<Q")
-"""Size in bytes of the pickle that follows."""
+"""Size in bytes of the message that follows."""
+
+MOST_REPLY_BYTES: Final = 4 << 20
+MOST_TEXT: Final = 20_000
+"""Characters of a traceback; of a longer one its end is sent."""
+MOST_PARTS: Final = 1000
+_MOST_NAME: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +47,8 @@ class Failed:
 class ScoreRequest:
     """Completions of one problem to score."""
 
+    number: int
+    """Of the request, in the replies to it."""
     completions: tuple[str, ...]
     example: Mapping[str, Any]
     together: bool
@@ -47,10 +60,110 @@ class ScoreRequest:
 class Scored:
     """The result of one completion."""
 
+    request: int
     index: int
     status: Status
     """`timeout` occurs with async functions only; a sync one is stopped from outside."""
-    reward: float = float("nan")
+    reward: float = math.nan
+    """NaN unless `status` is ok."""
     rewards: dict[str, float] = field(default_factory=dict)
     detail: str = ""
     """Traceback of an error."""
+
+
+Reply: TypeAlias = Ready | Failed | Scored
+
+
+class BadReply(ValueError):
+    """A worker sent what is no reply; nothing of it was used."""
+
+
+def pack_reply(reply: Reply) -> bytes:
+    """A reply as bytes, with its length; its texts are cut.
+
+    Raises:
+        BadReply: it has more than 1,000 components, or longer names than 200 characters.
+    """
+    if isinstance(reply, Scored):
+        _check_names(reply.rewards)
+    fields = asdict(reply)
+    if isinstance(reply, Scored) and reply.status != "ok":
+        fields["reward"] = None
+    for name in ("traceback", "detail"):
+        if name in fields:
+            fields[name] = fields[name][-MOST_TEXT:]
+    kind = type(reply).__name__.lower()
+    data = json.dumps({"kind": kind, **fields}, allow_nan=False).encode()
+    return LENGTH.pack(len(data)) + data
+
+
+def reply_size(header: bytes) -> int:
+    """Size of the reply that follows.
+
+    Raises:
+        BadReply: it is above 4 MiB.
+    """
+    size: int = LENGTH.unpack(header)[0]
+    if size > MOST_REPLY_BYTES:
+        raise BadReply(f"a reply of {size} bytes, but at most {MOST_REPLY_BYTES} are read")
+    return size
+
+
+def read_reply(data: bytes) -> Reply:
+    """The reply of a worker, which may send anything.
+
+    Raises:
+        BadReply: it is not what `pack_reply` makes.
+    """
+    try:
+        fields = json.loads(data, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        raise BadReply(f"what is no JSON: {data[:40]!r}") from None
+    match fields:
+        case {"kind": "ready", "is_async": bool(is_async), **rest} if not rest:
+            return Ready(is_async)
+        case {"kind": "failed", "traceback": str(text), **rest} if not rest:
+            return Failed(_text(text))
+        case {
+            "kind": "scored",
+            "request": request,
+            "index": index,
+            "status": "ok" | "timeout" | "error" as status,
+            "reward": reward,
+            "rewards": dict(rewards),
+            "detail": str(detail),
+            **rest,
+        } if not rest and type(request) is type(index) is int:
+            _check_names(rewards)
+            parts = {_text(name): _number(value) for name, value in rewards.items()}
+            total = _number(reward) if status == "ok" else math.nan
+            return Scored(request, index, status, total, parts, _text(detail))
+    raise BadReply(f"a reply with other fields: {data[:80]!r}")
+
+
+def _refuse(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _check_names(rewards: Mapping[str, Any]) -> None:
+    if len(rewards) > MOST_PARTS or any(len(name) > _MOST_NAME for name in rewards):
+        raise BadReply(
+            f"{len(rewards)} components of a reward, but at most {MOST_PARTS} with names of up to "
+            f"{_MOST_NAME} characters are read"
+        )
+
+
+def _number(value: object) -> float:
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if math.isfinite(number):
+            return number
+    raise BadReply(f"a reward that is no finite number: {value!r:.40}")
+
+
+def _text(text: str) -> str:
+    """At most as much as is sent, and what can be written to a file."""
+    return text[-MOST_TEXT:].encode("utf-8", "replace").decode()

@@ -21,8 +21,20 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from areal_lab.config.functions import load_function
+from areal_lab.host.isolation import LevelSetting
 from areal_lab.host.processes import on_parent_death, watch_parent
-from areal_lab.rewards.wire import LENGTH, Failed, Ready, Scored, ScoreRequest, Status
+from areal_lab.rewards.sandbox.levels import choose, takes_sandbox
+from areal_lab.rewards.wire import (
+    LENGTH,
+    BadReply,
+    Failed,
+    Ready,
+    Reply,
+    Scored,
+    ScoreRequest,
+    Status,
+    pack_reply,
+)
 
 _NO_WEIGHTS: Final[Mapping[str, float]] = MappingProxyType({})
 
@@ -51,9 +63,8 @@ def main(arguments: list[str]) -> int:
             if is_async:
                 asyncio.run(_score_async(function, weights, request, connection))
             else:
-                for index, completion in enumerate(request.completions):
-                    scored = _score_one(function, weights, index, completion, request.example)
-                    _send(connection, scored)
+                for index in range(len(request.completions)):
+                    _send(connection, _score_one(function, weights, request, index))
     if watcher is not None:  # the service is gone, or will send SIGTERM
         watcher.join()
     return 0
@@ -115,15 +126,27 @@ def _number(value: Any) -> float:
 
 
 def _function(message: bytes) -> tuple[Callable[..., Any], Mapping[str, float]]:
-    sys_path, by_name, payload, kwargs, weights = pickle.loads(message)
+    sys_path, by_name, payload, kwargs, weights, sandbox = pickle.loads(message)
     # A function pickled by reference must be importable as in the sender.
     sys.path.extend(entry for entry in sys_path if entry not in sys.path)
-    function = bound(load_function(payload), kwargs) if by_name else pickle.loads(payload)
-    return function, weights
+    function = load_function(payload) if by_name else pickle.loads(payload)
+    return bound(function, kwargs if by_name else {}, sandbox), weights
 
 
-def bound(function: Callable[..., Any], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
-    """The function with its keyword arguments; of a class, an instance, which is then called."""
+def bound(
+    function: Callable[..., Any], kwargs: Mapping[str, Any], sandbox: LevelSetting
+) -> Callable[..., Any]:
+    """The function with its keyword arguments; of a class, an instance, which is then called.
+
+    Args:
+        sandbox: value of the function's parameter of this name, if it has one.
+
+    Raises:
+        NoSandbox: it has one, and model code cannot be contained like that here.
+    """
+    if takes_sandbox(function):
+        kwargs = {"sandbox": sandbox, **kwargs}
+        choose(kwargs["sandbox"])
     if isinstance(function, type):
         made: Callable[..., Any] = function(**kwargs)
         return made
@@ -137,17 +160,14 @@ def _is_async(function: Callable[..., Any]) -> bool:
 
 
 def _score_one(
-    function: Callable[..., Any],
-    weights: Mapping[str, float],
-    index: int,
-    completion: str,
-    example: Mapping[str, Any],
+    function: Callable[..., Any], weights: Mapping[str, float], request: ScoreRequest, index: int
 ) -> Scored:
     try:
-        reward, parts = reward_of(function(completion, dict(example)), weights)
+        value = function(request.completions[index], dict(request.example))
+        reward, parts = reward_of(value, weights)
     except Exception:
-        return Scored(index, "error", detail=traceback.format_exc())
-    return Scored(index, "ok", reward, parts)
+        return Scored(request.number, index, "error", detail=traceback.format_exc())
+    return Scored(request.number, index, "ok", reward, parts)
 
 
 async def _score_async(
@@ -162,11 +182,11 @@ async def _score_async(
             async with limit:
                 value = await function(completion, dict(request.example))
                 reward, parts = reward_of(value, weights)
-            scored = Scored(index, "ok", reward, parts)
+            scored = Scored(request.number, index, "ok", reward, parts)
         except Exception as error:
             timed_out = isinstance(error, TimeoutError) and limit.expired()
             status: Status = "timeout" if timed_out else "error"
-            scored = Scored(index, status, detail=traceback.format_exc())
+            scored = Scored(request.number, index, status, detail=traceback.format_exc())
         _send(connection, scored)
 
     if request.together:
@@ -178,9 +198,14 @@ async def _score_async(
             await one(index, completion)
 
 
-def _send(connection: socket.socket, message: object) -> None:
-    data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-    connection.sendall(LENGTH.pack(len(data)) + data)
+def _send(connection: socket.socket, reply: Reply) -> None:
+    try:
+        data = pack_reply(reply)
+    except BadReply:
+        assert isinstance(reply, Scored)
+        detail = traceback.format_exc()
+        data = pack_reply(Scored(reply.request, reply.index, "error", detail=detail))
+    connection.sendall(data)
 
 
 def _received(connection: socket.socket) -> Iterator[bytes]:

@@ -119,6 +119,11 @@ def test_a_missing_requirement_fails_with_a_command(
         ("bfloat16", {"native_bf16": False}, "float32 is used instead"),
         ("shared memory", {"shared_memory_free": GIB}, "through the disk"),
         ("model cache", {"model_converted": False}, "the first run converts it"),
+        (
+            "sandbox",
+            {"sandbox": {"bubblewrap": "not installed", "namespaces": "no landlock"}},
+            "refused (bubblewrap: not installed; namespaces: no landlock); install bubblewrap",
+        ),
     ],
 )
 def test_what_only_slows_a_run_is_a_note(name: str, changes: dict[str, Any], detail: str) -> None:
@@ -131,6 +136,12 @@ def test_what_only_slows_a_run_is_a_note(name: str, changes: dict[str, Any], det
 def test_a_prerelease_is_a_version_too() -> None:
     versions = {"httpx": "0.29.0rc1", "torch": "2.13.0+cpu"}
     assert finding("httpx", versions=versions).status is Status.OK
+
+
+def test_the_level_of_the_sandbox_is_shown() -> None:
+    assert finding("sandbox").detail == "model code is contained by namespaces"
+    both = {"bubblewrap": "", "namespaces": ""}
+    assert finding("sandbox", sandbox=both).detail.endswith("by bubblewrap or namespaces")
 
 
 def test_a_cuda_build_is_named() -> None:

@@ -38,6 +38,7 @@ from areal_lab.preflight.check import (
 )
 from areal_lab.preflight.memory import estimate
 from areal_lab.preflight.placement import explain
+from areal_lab.rewards.sandbox import levels
 from simulator.config.schema import RolloutConfig as SimulatedRollout
 from simulator.config.schema import ScheduleConfig
 from tests.model_folder import save_model_folder
@@ -490,6 +491,41 @@ def test_functions_in_the_current_folder_are_found(configured: Configured, tmp_p
     check(configured("reward.fn=mine:score"))
     message = refused(configured("reward.fn=broken:score"))
     assert "No module named 'not_there'" in message
+
+
+CODE = "reward.fn=areal_lab.rewards.python_tests:humaneval"
+
+
+def test_model_code_that_cannot_be_contained_is_refused(
+    configured: Configured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(levels, "refusal", lambda _: "it is broken")
+    message = refused(configured(CODE))
+    assert message.startswith("reward.sandbox is auto, but programs cannot be contained here")
+    assert "namespaces: it is broken" in message
+    assert "apt-get install bubblewrap" in message
+    assert "reward.sandbox is bubblewrap" in refused(configured(CODE, "reward.sandbox=bubblewrap"))
+    check(configured(CODE, "reward.sandbox=unsafe"))
+    check(configured())  # the default reward runs no model code
+    monkeypatch.setattr(levels, "refusal", lambda _: "")
+    check(configured(CODE))
+
+
+def test_custom_rewards_that_run_model_code_are_checked_too(
+    configured: Configured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "runs_code.py").write_text("def score(completion, example, *, sandbox): return 1\n")
+    monkeypatch.setenv("PATH", "/nowhere")
+    ours = "reward.fn=runs_code:score"
+    message = refused(configured(ours, "reward.sandbox=bubblewrap"))
+    assert "reward.sandbox is bubblewrap, but programs cannot" in message
+    assert "bwrap is not installed" in message
+    check(configured(ours, "reward.sandbox=unsafe"))
+
+
+def test_code_that_is_not_contained_has_a_note(configured: Configured) -> None:
+    assert any("contains nothing" in note for note in notes(configured("reward.sandbox=unsafe")))
+    assert not any("contains nothing" in note for note in notes(configured()))
 
 
 def test_the_facts_of_a_model_are_read_from_its_headers(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from areal_lab.rewards.wire import LENGTH, Scored, pack_reply
+
 
 def _raise() -> None:
     raise KeyError("planted")
@@ -19,6 +21,11 @@ def _ignore_sigterm_and_hang() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     while True:
         signal.pause()
+
+
+def _send(data: bytes) -> None:
+    """Write to the service as the worker would; its descriptor is the first argument."""
+    os.write(int(sys.argv[1]), data)
 
 
 _EFFECTS: dict[str, Callable[[], Any]] = {
@@ -33,6 +40,7 @@ _EFFECTS: dict[str, Callable[[], Any]] = {
     "parts": lambda: {"format": 0.25, "answer": 1},
     "named": lambda: {"reward": 0.5, "length": 7.0},
     "pid": os.getpid,
+    "long name": lambda: {"x" * 201: 1.0},
     "torch": lambda: float("torch" in sys.modules),
 }
 
@@ -41,6 +49,8 @@ def score(completion: str, example: Mapping[str, Any]) -> Any:
     """1 for the correct answer; some completions have effects."""
     if completion in _EFFECTS:
         return _EFFECTS[completion]()
+    if completion.startswith("send "):
+        _send(bytes.fromhex(completion.removeprefix("send ")))
     return completion == example["answer"]
 
 
@@ -70,6 +80,23 @@ class ScoreObject:
 
 
 score_object = ScoreObject()
+
+
+def score_in_sandbox(completion: str, example: object, *, sandbox: str) -> float:  # noqa: ARG001
+    """1 if the completion names the level."""
+    return float(completion == sandbox)
+
+
+def __getattr__(name: str) -> Any:
+    """Functions that cannot be loaded before something was sent to the service."""
+    if name == "impatient":
+        reply = pack_reply(Scored(1, 0, "ok", 1.0))
+    elif name == "babbling":
+        reply = LENGTH.pack(7) + b"babble!"
+    else:
+        raise AttributeError(name)
+    _send(reply)
+    return score
 
 
 def longer_than(completion: str, example: object, *, least: int) -> float:  # noqa: ARG001

@@ -1,23 +1,32 @@
-"""Rewards of generated code; with the data sets' files, their canonical solutions."""
+"""Rewards of generated code, on some problems of the benchmarks and, where they are, on all."""
 
 from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from areal_lab.config.schema import BenchmarkName
 from areal_lab.data.benchmarks import benchmark_problems
+from areal_lab.data.problems import Problem
 from areal_lab.rewards import python_tests
+from areal_lab.rewards.sandbox import levels
 
 ADD = {
     "source": "from math import floor\n\n\ndef add(a, b):\n    '''Sum.'''\n",
     "entry_point": "add",
     "test": "def check(candidate):\n    assert candidate(1, 2) == floor(3.5)\n",
 }
-ONE = {"test_setup_code": "", "test_list": ["assert one() == 1", "assert one() != 2"]}
+ONE = {
+    "test_setup_code": "",
+    "test_list": ["assert one() == 1", "assert one() != 2"],
+    "code": "def one(): return 1",
+}
+SAMPLE = Path(__file__).parent / "verdicts"
+NAMES: tuple[BenchmarkName, ...] = ("humaneval", "mbpp")
 
 
 @pytest.mark.parametrize(
@@ -32,7 +41,7 @@ ONE = {"test_setup_code": "", "test_list": ["assert one() == 1", "assert one() !
     ],
 )
 def test_completions_of_humaneval(completion: str, reward: float) -> None:
-    assert python_tests.humaneval(completion, ADD) == reward
+    assert python_tests.humaneval(completion, ADD) == {"reward": reward, "unsupported": 0}
 
 
 @pytest.mark.parametrize(
@@ -46,20 +55,65 @@ def test_completions_of_humaneval(completion: str, reward: float) -> None:
     ],
 )
 def test_completions_of_mbpp(completion: str, reward: float) -> None:
-    assert python_tests.mbpp(completion, ONE) == reward
+    assert python_tests.mbpp(completion, ONE) == {"reward": reward, "unsupported": 0}
+
+
+def test_what_cannot_be_judged_is_counted() -> None:
+    equal = "class E:\n    __eq__ = lambda *_: True\ndef one(): return E()"
+    assert python_tests.mbpp(equal, ONE) == {"reward": 0, "unsupported": 1}
+
+
+def test_without_a_sandbox_there_is_no_reward(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(levels, "refusal", lambda _: "it is broken")
+    with pytest.raises(levels.NoSandbox, match="it is broken"):
+        python_tests.humaneval("    return a + b\n", ADD)
+    assert python_tests.humaneval("    return a + b\n", ADD, sandbox="unsafe")["reward"] == 1
+
+
+def mutated(problem: Problem, name: BenchmarkName) -> str:
+    """A solution that returns something else than the gold one, whatever it is asked."""
+    example = problem.as_example()
+    entries = [str(example["entry_point"])] if name == "humaneval" else python_tests._defined(
+        problem.answer
+    )[0]  # fmt: skip
+    code = problem.answer if name == "mbpp" else f"{example['source']}{problem.answer}"
+    wrappers = [
+        f"_{entry} = {entry}\ndef {entry}(*given, **named):\n"
+        f"    return ('mutated', _{entry}(*given, **named), repr(given))\n"
+        for entry in entries
+    ]
+    return "\n".join([code.replace("\r", ""), *wrappers])
+
+
+def rewards(name: BenchmarkName, problems: list[Problem], answers: list[str]) -> list[Any]:
+    score = getattr(python_tests, name)
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        found = threads.map(score, answers, [one.as_example() for one in problems])
+        return [one["reward"] for one in found]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_canonical_solutions_pass_and_mutated_ones_fail(name: BenchmarkName) -> None:
+    problems = benchmark_problems(name, SAMPLE / f"{name}.jsonl")
+    assert rewards(name, problems, [one.answer for one in problems]) == [1.0] * 10
+    assert rewards(name, problems, [mutated(one, name) for one in problems]) == [0.0] * 10
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:invalid escape sequence")  # in gold solutions
 @pytest.mark.parametrize(
     ("name", "file", "count"),
     [("humaneval", "humaneval/HumanEval.jsonl", 164), ("mbpp", "mbpp/mbpp.jsonl", 974)],
 )
-def test_all_canonical_solutions_pass(name: BenchmarkName, file: str, count: int) -> None:
+def test_all_canonical_solutions_pass_and_all_mutated_ones_fail(
+    name: BenchmarkName, file: str, count: int
+) -> None:
     folder = os.environ.get("AREAL_LAB_DATA", "")
     if not (path := Path(folder, file)).is_file():
         pytest.skip(f"AREAL_LAB_DATA={folder!r} has no {file}")
-    score = getattr(python_tests, name)
     problems = benchmark_problems(name, path)
-    with ThreadPoolExecutor(os.cpu_count()) as threads:
-        rewards = list(threads.map(lambda one: score(one.answer, one.as_example()), problems))
-    assert rewards == [1.0] * count
+    gold = zip(problems, rewards(name, problems, [one.answer for one in problems]), strict=True)
+    assert [one.key for one, reward in gold if reward != 1.0] == []
+    wrong = rewards(name, problems, [mutated(one, name) for one in problems])
+    assert [one.key for one, reward in zip(problems, wrong, strict=True) if reward] == []
+    assert len(problems) == count

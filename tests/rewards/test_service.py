@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import pickle
 import select
 import signal
 import subprocess
@@ -18,11 +19,24 @@ import pytest
 from areal_lab.data.problems import Problem
 from areal_lab.rewards.failure_rate import RewardError
 from areal_lab.rewards.service import RewardOutcome, RewardService
+from areal_lab.rewards.wire import LENGTH
 
 SCORE = "tests.rewards.misbehaving:score"
 SCORE_ASYNC = "tests.rewards.misbehaving:score_async"
 EXAMPLE = {"answer": "13"}
 SHORT_S = 1.0
+SCORED = (
+    b'{"kind": "scored", "request": 1, "index": 0, "status": "ok", "reward": %s, "rewards": {},'
+    b' "detail": ""}'
+)
+BOMBED = Path(f"/tmp/areal-lab-bombed-{os.getpid()}")
+
+
+class Bomb:
+    """Makes a file when it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return BOMBED.touch, ()
 
 
 def score_group(
@@ -255,6 +269,72 @@ def test_workers_end_with_the_service() -> None:
     (outcome,), _ = score_group(["pid"])
     with pytest.raises(ProcessLookupError):
         os.kill(int(outcome.reward), 0)
+
+
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [
+        (pickle.dumps(Bomb()), "what is no JSON: b'\\x80"),
+        (b'{"kind": "ready", "is_async": false}', "a reply to something else"),
+        (b'{"kind": "scored"}', "a reply with other fields"),
+        (SCORED % b"NaN", "what is no JSON"),
+        (SCORED % b'"1"', "a reward that is no finite number: '1'"),
+        (SCORED % b"1e999", "a reward that is no finite number: inf"),
+        (SCORED.replace(b'"index": 0', b'"index": 9') % b"1", "completion 9, which was not waited"),
+        (SCORED.replace(b'"request": 1', b'"request": 2') % b"1", "a reply to something else"),
+    ],
+)
+def test_what_is_no_reply_costs_its_completion_and_the_worker(sent: bytes, said: str) -> None:
+    outcomes, _ = score_group([f"send {(LENGTH.pack(len(sent)) + sent).hex()}", "pid"])
+    assert statuses(outcomes) == ["error", "ok"]
+    assert said in outcomes[0].detail
+    assert not BOMBED.exists()
+
+
+def test_a_reply_of_any_length_is_not_waited_for() -> None:
+    outcomes, _ = score_group([f"send {LENGTH.pack(1 << 60).hex()}", "13"])
+    assert statuses(outcomes) == ["error", "ok"]
+    assert "a reply of 1152921504606846976 bytes, but at most" in outcomes[0].detail
+
+
+def test_a_reply_that_comes_twice_is_not_a_reward_of_the_next_completion() -> None:
+    twice = SCORED % b"1"
+    outcomes, _ = score_group([f"send {((LENGTH.pack(len(twice)) + twice) * 2).hex()}", "14"])
+    assert statuses(outcomes) == ["ok", "error"]
+    assert "completion 0, which was not waited for" in outcomes[1].detail
+
+
+def test_a_worker_that_sends_nonsense_at_the_start_is_refused() -> None:
+    with pytest.raises(RewardError, match="worker sent a reward before it was asked"):
+        score_group(["13"], "tests.rewards.misbehaving:impatient")
+    with pytest.raises(RewardError, match="worker sent what is no JSON"):
+        score_group(["13"], "tests.rewards.misbehaving:babbling")
+
+
+def test_components_with_long_names_are_errors() -> None:
+    outcomes, _ = score_group(["long name", "13"])
+    assert statuses(outcomes) == ["error", "ok"]
+    assert "names of up to 200 characters" in outcomes[0].detail
+
+
+def test_a_function_gets_the_sandbox_of_the_settings() -> None:
+    function = "tests.rewards.misbehaving:score_in_sandbox"
+    outcomes, _ = score_group(["unsafe", "auto"], function, sandbox="unsafe")
+    assert [one.reward for one in outcomes] == [1.0, 0.0]
+    outcomes, _ = score_group(["unsafe", "auto"], function)
+    assert [one.reward for one in outcomes] == [0.0, 1.0]
+
+    # Also one that a notebook defines.
+    def score(completion: str, example: object, *, sandbox: str) -> float:
+        return float(bool(example) and completion == sandbox)
+
+    assert score_group(["unsafe"], score, sandbox="unsafe")[0][0].reward == 1.0
+
+
+def test_without_a_sandbox_the_service_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(RewardError, match="bubblewrap: bwrap is not installed"):
+        score_group(["13"], "tests.rewards.misbehaving:score_in_sandbox", sandbox="bubblewrap")
 
 
 def test_workers_do_not_load_torch() -> None:
