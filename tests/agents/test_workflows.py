@@ -130,7 +130,7 @@ def test_feedback_cannot_tell_the_answer() -> None:
     [
         ({"name": "tool_us"}, "did you mean 'tool_use'"),
         ({"name": "tool_use", "turns": 2}, "no keyword 'turns'; it takes max_turns"),
-        ({"name": "tool_use", "tool": "calculater"}, "did you mean 'calculator'"),
+        ({"name": "tool_use", "tool": "calculators"}, "did you mean 'calculator'"),
         ({"name": "tool_use", "tool": {"name": "calculator", "digits": 3}}, "calculator"),
         ({"name": "tool_use", "tool": {"name": "search", "corpus": "no.jsonl"}}, "no.jsonl cannot"),
         ({"name": "tool_use", "call": " "}, "call is ' '"),
