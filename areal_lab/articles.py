@@ -8,8 +8,8 @@
     AsyncReplayBuffer                           the batch order `bounded_lag` with `drop_late`
 
 docs/from_areal.md has the settings. There is no `Actor`: in AReaL it is the policy that is trained,
-in articles the process that generates, which is an engine here. There is no `workflow`, either:
-what is generated is one turn per prompt.
+in articles the process that generates, which is an engine here. A `workflow` is a
+setting, `rollout.workflow` (docs/agents.md).
 """
 
 from __future__ import annotations
