@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from areal_lab.rewards.sandbox import kernel
+from areal_lab.rewards.sandbox import confine, kernel
 
 
 def run(*lines: str) -> str:
@@ -88,3 +88,32 @@ def test_denied_system_calls_have_numbers_of_their_own(machine: str) -> None:
     assert len(set(numbers.values())) == len(numbers)
     assert {"ptrace", "mount", "unshare", "setns", "memfd_create", "bpf"} < numbers.keys()
     assert not set(numbers.values()) & {kernel._CLONE[machine], kernel._SOCKET[machine]}
+
+
+def test_the_root_that_is_made_is_small_and_read_only(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    (tmp_path / "file").write_text("text")
+    program = f"""
+import os
+from areal_lab.rewards.sandbox import confine
+confine.USER = 0  # the only user that `unshare` knows
+confine.make_root(["/usr", {str(tmp_path)!r}], [("/lib64", "usr/lib64")], 1 << 20)
+print(sorted(os.listdir("/")), sorted(os.listdir("/dev")), open({str(tmp_path / "file")!r}).read())
+for path in ("/new", "/usr/new", {str(tmp_path / "file")!r}, "/dev/new", "/sandbox/new"):
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT))
+    except OSError as error:
+        print(error.strerror)
+try:
+    open("/sandbox/large", "wb").write(bytes(2 << 20))
+except OSError as error:
+    print(error.strerror)
+"""
+    command = ["unshare", "--user", "--map-root-user", "--mount", sys.executable, "-c", program]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.stderr == ""
+    assert ended.stdout.splitlines() == [
+        f"['dev', 'lib64', 'sandbox', 'tmp', 'usr'] {sorted((*confine.DEVICES,))} text",
+        *["Read-only file system"] * 4,
+        "No space left on device",
+    ]
