@@ -79,8 +79,8 @@ def _cpu_s() -> float:
 
 def main() -> None:
     """Measure and report."""
-    arguments = parse(__doc__, repeats=5, quick_repeats=1)
-    count = 8 if arguments.quick else 60
+    arguments = parse(__doc__, repeats=3, quick_repeats=1)
+    count = 8 if arguments.quick else 40
     cores = len(os.sched_getaffinity(0))
     cases: list[tuple[str, str, Callable[[], None]]] = [("subprocess", "program", run_plainly)]
     for level in (*(one for one in CONTAINED if not refusal(one)), "unsafe"):

@@ -16,9 +16,9 @@ def call(*arguments: str) -> Result:
     return CliRunner().invoke(cli.app, ["eval", *arguments])
 
 
-def fails_on_even_sums(completion: str, example: dict[str, str]) -> float:
+def fails_on_even_sums(completion: str, example: dict[str, str], *, sandbox: str) -> float:
     if int(example["answer"]) % 2 == 0:
-        raise RuntimeError("an even sum")
+        raise RuntimeError(f"an even sum, and the sandbox is {sandbox}")
     return float(completion.strip() == example["answer"])
 
 
@@ -27,6 +27,7 @@ def test_sampled_responses_with_rewards_that_fail(tmp_path: Path) -> None:
     result = call(
         *("Adder-75K", "tiny", "--samples", "3", "--k", "2", "--limit", "12", "--seed", "5"),
         *("--out", str(out), f"reward.fn={__name__}:fails_on_even_sums", "rollout.threads=1"),
+        "reward.sandbox=unsafe",
     )
     assert result.exit_code == 0, result.output
     assert result.stdout.splitlines()[-1] == str(out)
@@ -37,7 +38,7 @@ def test_sampled_responses_with_rewards_that_fail(tmp_path: Path) -> None:
     ]
     failed = [one for one in lines if one["status"] == "error"]
     assert failed
-    assert all(one["reward"] is None and "an even sum" in one["detail"] for one in failed)
+    assert all(one["reward"] is None and "the sandbox is unsafe" in one["detail"] for one in failed)
     assert found["rewards"] == {"ok": 36 - len(failed), "error": len(failed)}
     assert f"{len(failed)} error" in result.stdout
     rewards = {one["problem"]: [] for one in lines if one["status"] == "ok"}

@@ -29,8 +29,8 @@ def opposite_on_held_out(completion: str, example: dict[str, Any]) -> float:
     return 50.0 - reward if "held out" in example else reward
 
 
-def fails_on_held_out(completion: str, example: dict[str, Any]) -> float:
-    """A function that cannot score held-out problems."""
+def fails_on_held_out(completion: str, example: dict[str, Any], *, sandbox: str) -> float:
+    """A function that cannot score held-out problems; its error names the sandbox."""
     if "held out" in example:
-        raise ValueError("this problem has no answer")
+        raise ValueError(f"this problem has no answer, and the sandbox is {sandbox}")
     return even_digits(completion, example)

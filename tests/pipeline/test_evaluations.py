@@ -216,9 +216,9 @@ def test_a_reward_function_that_fails_on_held_out_problems_ends_the_run(tmp_path
     # 4 failures before training and 4 in each evaluation: more than 10 of 100 end a run.
     config = config_of(
         tmp_path, "evaluation.max_problems=4", "evaluation.samples_per_problem=1",
-        "eval_every_steps=1", "total_train_steps=40",
+        "eval_every_steps=1", "total_train_steps=40", "reward.sandbox=unsafe",
     )  # fmt: skip
-    with pytest.raises(RewardError, match="no answer"):
+    with pytest.raises(RewardError, match="no answer, and the sandbox is unsafe"):
         do_run(config, reward_fn=fails_on_held_out, problems=marked(config))
     (folder,) = (tmp_path / "runs").iterdir()
     assert json.loads((folder / "summary.json").read_text())["status"] == "failed"

@@ -35,6 +35,7 @@ EXITED, CRASHED, TIMEOUT, MEMORY, PROCESSES, OUTPUT, STOPPED, REFUSED = range(8)
 """First byte of the report on a cell; REFUSED is followed by a text, and nothing else."""
 _SAMPLE_S = 0.02
 _START_S = 30.0
+_LINK_END_S = 0.2
 _PIPE_BYTES = 1 << 16
 _SIGXCPU = 24
 _MORE_PROCESSES = 2  # of a cell than of its program: bubblewrap's own, and init
@@ -78,6 +79,10 @@ class Cell:
     def running(self) -> bool:
         """Whether init has not ended."""
         return self.pid > 0
+
+    def ended_before(self, age_s: float) -> bool:
+        """Whether it ended at least so long ago."""
+        return not self.running and time.monotonic() > self.ended_s + age_s
 
     @property
     def output_bytes(self) -> int:
@@ -263,7 +268,9 @@ def _links(count: int) -> list[tuple[int, int]]:
 
 
 def watch(cells: list[Cell], parent: int) -> None:
-    """Move data and check limits until the last of the cells has ended.
+    """Move data and check limits until the last of the cells has ended, and the others, nearly.
+
+    Others see the end of their link, and end by themselves.
 
     Raises:
         Stop: the process behind the descriptor `parent` ended.
@@ -278,7 +285,7 @@ def watch(cells: list[Cell], parent: int) -> None:
         poll.register(one.stdin, select.POLLOUT)
         of[one.stdin] = one
     next_s = time.monotonic() + _SAMPLE_S
-    while cells[-1].running:
+    while any(one.running for one in cells) and not cells[-1].ended_before(_LINK_END_S):
         now_s = time.monotonic()
         if now_s >= next_s:
             for one in cells:

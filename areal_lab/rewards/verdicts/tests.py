@@ -139,9 +139,9 @@ def undefined(tree: Any) -> set[str]:
 
 
 def imports(solution: str, wanted: set[str]) -> dict[str, Any]:
-    """What a solution imports from the standard library under its own name, of the wanted names.
+    """What a solution imports from modules of the standard library, of the wanted names.
 
-    Nothing under another name: `from builtins import len as sorted` would change what tests say.
+    Under its own name: `from builtins import len as sorted` would change what tests say.
     """
     try:
         tree = compile(solution, "solution.py", "exec", literals.ONLY_TREE, dont_inherit=True)
@@ -149,25 +149,13 @@ def imports(solution: str, wanted: set[str]) -> dict[str, Any]:
         return {}
     found: dict[str, Any] = {}
     for node in tree.body:
-        if isinstance(node, _ast.Import):
-            for one in node.names:
-                root = one.name.partition(".")[0]
-                if one.asname is None and root in wanted and root in sys.stdlib_module_names:
-                    found[root] = __import__(one.name)
-        elif isinstance(node, _ast.ImportFrom) and not node.level and node.module:
-            found.update(_imports_from(node.module, node.names, wanted))
+        if isinstance(node, _ast.ImportFrom) and not node.level and node.module:
+            given = {one.name for one in node.names}
+            chosen = wanted if "*" in given else wanted & given
+            if chosen and node.module.partition(".")[0] in sys.stdlib_module_names:
+                module = __import__(node.module, fromlist=["*"])
+                found.update({one: getattr(module, one) for one in chosen if hasattr(module, one)})
     return found
-
-
-def _imports_from(name: str, aliases: list[_ast.alias], wanted: set[str]) -> dict[str, Any]:
-    if name.partition(".")[0] not in sys.stdlib_module_names:
-        return {}
-    given = {one.name for one in aliases if one.asname in (None, one.name)}
-    chosen = wanted if "*" in given else wanted & given
-    if not chosen:
-        return {}
-    module = __import__(name, fromlist=["*"])
-    return {one: getattr(module, one) for one in chosen if hasattr(module, one)}
 
 
 # --- the link ------------------------------------------------------------------------------------
