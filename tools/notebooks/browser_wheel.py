@@ -27,6 +27,7 @@ PARTS: Final = (
     "areal_lab/extras.py",
     "areal_lab/host/__init__.py",
     "areal_lab/host/cpu.py",
+    "areal_lab/host/isolation.py",
     "areal_lab/plots",
     "areal_lab/metrics",
     "areal_lab/runlog",
