@@ -70,7 +70,7 @@ def _no_files_outside(finished: Any, world: World) -> bool:
 ATTACKS = (
     Attack(
         "200 forks",
-        "at most 32 processes",
+        "at most 32 processes; killed by the keeper where root uses bubblewrap",
         """
 import os, time
 made = 0
