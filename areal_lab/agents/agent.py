@@ -16,7 +16,6 @@ import inspect
 import math
 import secrets
 import traceback
-from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
@@ -91,8 +90,6 @@ class Agent:
         self._parser = tool_call_parser
         self._template = template
         self._stack = AsyncExitStack()
-        self.counts: Counter[str] = Counter()
-        """Forks by cause, answers that came back changed, and settings that were ignored."""
 
     async def open(self, model: Path) -> None:
         """Start the gateway, and the processes of the agents.
@@ -154,7 +151,6 @@ class Agent:
             self._service.end_session(session)
         await self._service.settled(session)
         self._service.export(session, style="concat", discount=self._discount)
-        self._count(conversation)
         scores = conversation.scores
         returns = conversation.returns(scores)
         if outcome.status == "ok" and not session.interactions:
@@ -195,11 +191,6 @@ class Agent:
         except Exception:
             return RewardOutcome("error", math.nan, detail=traceback.format_exc()), {}
         return RewardOutcome("ok", reward, rewards), rewards
-
-    def _count(self, conversation: TreeConversation) -> None:
-        self.counts.update(conversation.counts)
-        self.counts.update({f"fork_{name}": n for name, n in conversation.tree.forks.items()})
-        self.counts.update({f"match_{name}": n for name, n in conversation.tree.matches.items()})
 
 
 def _not_over_http(task_id: str) -> NoReturn:

@@ -8,7 +8,6 @@ ChatRequest --tree--> prompt tokens --sampler--> Generated --reader--> ChatReply
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +17,7 @@ from areal_lab.agents.replies import ReplyReader
 from areal_lab.agents.returns import tree_returns
 from areal_lab.agents.sampler import TurnSampler
 from areal_lab.agents.session_tree import PlannedTurn, SessionTree
+from areal_lab.agents.turns import Row as TreeRow
 from areal_lab.agents.workflow import Row, Turn
 from areal_lab.data.trajectory import Observation, Segment
 from areal_lab.engines.protocol import Generated, SamplingParams
@@ -46,13 +46,12 @@ class TreeConversation:
                 takes log-probs to be of the distribution that the run samples from.
         """
         self.tree = tree
-        self.counts: Counter[str] = Counter()
-        """Requests whose settings were ignored, and texts that look like calls and are none."""
         self._reader = reader
         self._sampler = sampler
         self._end_tokens = end_tokens
         self._pinned = pinned
         self._turn_of: dict[str, int] = {}
+        self._replies: list[ChatReply] = []  # of each turn
         self.scores = Scores()
         """Of the last export."""
 
@@ -125,16 +124,10 @@ class TreeConversation:
             returns: of each turn.
             of_turns: whether turns are compared by their returns, and not samples.
         """
-        return tuple(
-            Row(
-                prompt_tokens=row.prompt_tokens,
-                parts=row.parts,
-                turn_returns=tuple(returns[turn] or 0.0 for turn, _ in row.trained)
-                if of_turns
-                else (),
-            )
-            for row in self.tree.rows()
-        )
+        rows = self.tree.rows()
+        if not of_turns:
+            return tuple(Row(prompt_tokens=row.prompt_tokens, parts=row.parts) for row in rows)
+        return tuple(found for row in rows if (found := _rewarded(row, returns)) is not None)
 
     def notes(self, scores: Scores) -> tuple[Turn, ...]:
         """The turns, for logs and readers."""
@@ -143,7 +136,8 @@ class TreeConversation:
             Turn(
                 tokens=len(turn.tokens),
                 tool=", ".join(call.name for call in turn.message.tool_calls),
-                outcome="ok" if turn.message.tool_calls else "",
+                outcome=_outcome(self._replies[turn.number]),
+                fork=turn.fork or "",
                 reward=scores.rewards.get(names.get(turn.number, "")),
             )
             for turn in self.tree.turns
@@ -156,8 +150,7 @@ class TreeConversation:
             for name, value in (("temperature", request.temperature), ("top_p", request.top_p))
             if value is not None and value != getattr(base, name)
         }
-        if asked and self._pinned:
-            self.counts["sampling_ignored"] += 1
+        if self._pinned:
             asked = {}
         most = base.max_new_tokens
         return replace(
@@ -174,8 +167,7 @@ class TreeConversation:
         reply = self._reader.read(request, planned, generated, reply=index)
         turn = self.tree.record(planned, generated, reply.message)
         self._turn_of[generated.request_id] = turn.number
-        self.counts["malformed_calls"] += reply.malformed_calls
-        self.counts["unknown_calls"] += reply.unknown_calls
+        self._replies.append(reply)
         return reply
 
     def _reply_row(
@@ -199,6 +191,37 @@ class TreeConversation:
             ],
             "finish_reason": turn.generated.finish_reason,
         }
+
+
+def _rewarded(row: TreeRow, returns: tuple[float | None, ...]) -> Row | None:
+    """A row whose turns without a return are context: no reward is not a reward of 0.
+
+    None if no turn has one.
+    """
+    parts: list[Segment | Observation] = []
+    trained = iter(row.trained)
+    turn = left = 0
+    for part in row.parts:
+        if isinstance(part, Segment):
+            if left == 0:
+                turn, left = next(trained)
+            left -= len(part.tokens)
+            parts.append(part if returns[turn] is not None else Observation(part.tokens))
+        else:
+            parts.append(part)
+    found = tuple(value for turn, _ in row.trained if (value := returns[turn]) is not None)
+    if not found:
+        return None
+    return Row(prompt_tokens=row.prompt_tokens, parts=tuple(parts), turn_returns=found)
+
+
+def _outcome(reply: ChatReply) -> str:
+    """Of the calls in a reply."""
+    if reply.malformed_calls:
+        return "malformed call"
+    if reply.unknown_calls:
+        return "unknown tool"
+    return "ok" if reply.message.tool_calls else ""
 
 
 def _plain(parts: tuple[Segment | Observation, ...] | tuple[Segment, ...]) -> list[dict[str, Any]]:

@@ -31,7 +31,7 @@ class ToolCall:
     """Issued by us; the client sends it back with the call and with its result."""
     name: str
     arguments: str
-    """JSON text: of the model in a reply; of the client, who may have written it anew, in a
+    """JSON text: of the model in a reply; of the client, who may have rewritten it, in a
     request."""
 
 

@@ -69,10 +69,7 @@ class ReplyReader:
         thought, said = None, text
         if facts.thinking:
             thought, said = split_thinking(text, opened=facts.opens_thinking)
-        tools: Collection[str] = (
-            () if request.tool_choice == "none" else {tool.name for tool in request.tools}
-        )
-        parsed = parse_calls(said, tools, self._grammar)
+        parsed = parse_calls(said, _callable(request), self._grammar)
         message = Message(
             role="assistant",
             content=parsed.content,

@@ -14,7 +14,7 @@ from areal_lab.extras import require
 
 require("areal_lab.agents.search", "search")
 
-import bm25s  # noqa: E402
+import bm25s  # noqa: E402 - only if it is there
 
 _ON_THE_LOOP: Final = 10_000
 """Documents up to which a query takes less time than handing it to another thread: 2 ms."""

@@ -4,7 +4,7 @@
                                  '------ result' - answer 3
 
 A request brings its whole conversation. Down the tree, the sampled answers in it are found, though
-clients strip them, write arguments of calls anew or drop the reasoning: what was sampled wins. The
+clients strip them, rewrite arguments of calls or drop the reasoning: what was sampled wins. The
 prompt is the tokens through the last of these answers and a bridge to the new messages. Where there
 is none, or the template writes what was before in another way, it is encoded from text, and the
 cause is counted.
@@ -32,7 +32,7 @@ from areal_lab.engines.protocol import Generated
 
 Match: TypeAlias = Literal["exact", "stripped", "call_id"]
 """How a client sent a sampled answer back: as it was shown; with white space stripped, or without
-the text beside its calls; or with arguments of calls written anew, known by the ids of the calls.
+the text beside its calls; or with rewritten arguments of calls, known by the ids of the calls.
 Absent reasoning counts as unchanged."""
 
 

@@ -33,6 +33,8 @@ class Turn:
     """Of the call: `ok`, or what went wrong."""
     reward: float | None = None
     """Of this turn alone, if it has one."""
+    fork: str = ""
+    """Why its prompt does not continue the turn before it (`turns.Fork`); empty if it does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,7 +48,7 @@ def chains(count: int, *, depth: int, seed: int = 1) -> list[Chain]:
     """Chains of `depth` pages, each word of which is in one of them.
 
     Raises:
-        ValueError: there are not so many words.
+        ValueError: there are too few words.
     """
     words = ["".join(sounds) for sounds in product(*[_CONSONANTS, _VOWELS] * 2, _CONSONANTS)]
     if count < 1 or depth < 1 or count * depth > len(words):

@@ -43,7 +43,8 @@ class FailureRate:
         failed = sum(self._recent)
         if failed > self.largest * WINDOW:
             raise RewardError(
-                f"{self.what} failed in {failed} of the last {len(self._recent)} calls "
-                f"(max_error_rate {self.largest:g} allows {self.largest * WINDOW:g} of {WINDOW}); "
+                f"{self.what} failed or timed out in {failed} of the last "
+                f"{len(self._recent)} calls (max_error_rate {self.largest:g} allows "
+                f"{self.largest * WINDOW:g} of {WINDOW}); "
                 f"first failure: {self.first}"
             )

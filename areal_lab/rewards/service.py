@@ -18,7 +18,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -30,7 +30,7 @@ from areal_lab.config.functions import pickle_function
 from areal_lab.data.problems import Problem
 from areal_lab.host.isolation import LevelSetting
 from areal_lab.host.processes import Child, start_child
-from areal_lab.rewards.failure_rate import WINDOW, RewardError
+from areal_lab.rewards.failure_rate import FailureRate, RewardError
 from areal_lab.rewards.wire import (
     LENGTH,
     BadReply,
@@ -136,12 +136,10 @@ class RewardService:
         self._weights = dict(weights or {})
         self._kwargs = dict(kwargs or {})
         self._sandbox: LevelSetting = sandbox
-        self._max_error_rate = max_error_rate
         self._log_folder = log_folder
         self._worker_arguments: list[str] = []
-        self._recent: deque[bool] = deque(maxlen=WINDOW)
+        self._failures = FailureRate("the reward function", max_error_rate)
         self._counts: Counter[str] = Counter()
-        self._first_failure = ""
         self._idle: asyncio.Queue[_Worker | None] = asyncio.Queue()  # None: start one when needed
         self._alive: list[_Worker] = []
         self._started = 0
@@ -334,19 +332,9 @@ class RewardService:
 
     def _count(self, outcomes: Sequence[RewardOutcome]) -> None:
         """Update the counts; raise if too many of the last calls failed."""
-        for outcome in outcomes:
-            self._counts[outcome.status] += 1
-            self._recent.append(outcome.status != "ok")
-            if outcome.status != "ok" and not self._first_failure:
-                self._first_failure = f"{outcome.status}: {outcome.detail}"
-        failed = sum(self._recent)
-        if failed > self._max_error_rate * WINDOW:
-            raise RewardError(
-                f"the reward function failed or timed out in {failed} of the last "
-                f"{len(self._recent)} calls (max_error_rate {self._max_error_rate:g} allows "
-                f"{self._max_error_rate * WINDOW:g} of {WINDOW}); first failure: "
-                f"{self._first_failure}"
-            )
+        self._counts.update(outcome.status for outcome in outcomes)
+        for one in outcomes:
+            self._failures.add("" if one.status == "ok" else f"{one.status}: {one.detail}")
 
 
 def _index(

@@ -54,6 +54,11 @@ class SampleTurn(Protocol):
         """Of this turn alone."""
         ...
 
+    @property
+    def fork(self) -> str:
+        """Why its prompt does not continue the turn before it; empty if it does."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class SampleText:
@@ -219,8 +224,10 @@ def _sample_value(trajectory: Trajectory, text: SampleText) -> dict[str, object]
 
 def _turn_value(turn: SampleTurn) -> dict[str, object]:
     value: dict[str, object] = {"tokens": turn.tokens}
-    if turn.tool:
+    if turn.tool or turn.outcome:
         value |= {"tool": turn.tool, "outcome": turn.outcome}
+    if turn.fork:
+        value["fork"] = turn.fork
     if turn.reward is not None:  # a failed one is nan, which JSON does not have
         value["reward"] = turn.reward if math.isfinite(turn.reward) else None
     return value

@@ -33,12 +33,15 @@ def two_questions(data: Mapping[str, Any]) -> float:
 
 
 async def rewards_of_replies(data: Mapping[str, Any]) -> dict[str, float]:
-    """A reward for each reply, by its id."""
+    """A reward for the first of two replies, by its id."""
     import asyncio
 
     url, key = data["base_url"], data["api_key"]
     messages = [{"role": "user", "content": "1 + 1 ="}]
     first = await asyncio.to_thread(ask, url, key, messages)
+    messages += [{"role": "assistant", "content": first["choices"][0]["message"]["content"]}]
+    messages += [{"role": "user", "content": "2 + 2 ="}]
+    await asyncio.to_thread(ask, url, key, messages)  # no reward is for this one
     return {first["id"]: float(len(first["choices"][0]["message"]["content"]) % 2)}
 
 

@@ -56,17 +56,25 @@ def test_a_conversation_is_trained_on_as_it_was_sampled(tmp_path: Path) -> None:
     assert all(line["turns_mean"] == 2 for line in metrics(folder))
 
 
-@pytest.mark.parametrize(
-    "setting",
-    [
-        workflow("rewards_of_replies", turn_discount=0.5),
-        workflow("reads_the_environment", mode="subprocess", workers=2),
-    ],
-)
-def test_other_ways_to_run_an_agent(tmp_path: Path, setting: str) -> None:
+def test_an_agent_in_processes_reads_the_environment(tmp_path: Path) -> None:
+    setting = workflow("reads_the_environment", mode="subprocess", workers=2)
     config = config_with_template(tmp_path, "total_train_steps=1", setting)
     (step,) = trained_samples(do_run(config).folder)
     assert {sample["reward"] for sample in step} <= {0.0, 1.0}
+
+
+def test_a_turn_without_a_reward_is_context(tmp_path: Path) -> None:
+    config = config_with_template(
+        tmp_path, "total_train_steps=1", workflow("rewards_of_replies", turn_discount=0.5)
+    )
+    (step,) = trained_samples(do_run(config).folder)
+    for sample in step:
+        first, second = sample["turns"]
+        trained = sum(len(part["tokens"]) for part in sample["parts"] if "tokens" in part)
+        seen = sum(len(part["observation"]) for part in sample["parts"] if "observation" in part)
+        assert trained == first["tokens"], "the second turn has no reward, which is no reward of 0"
+        assert seen > second["tokens"]
+        assert sample["turn_returns"] == [first["reward"]]
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def content_pieces(reply: ChatReply) -> list[tuple[str, Shown]]:
     start, text = 0, ""
     for end, (more, _) in enumerate(shown, 1):
         text += more
-        # A token inside a character has no text: its piece goes on until the character is whole.
+        # A token inside a character has no text: its piece continues until the character is whole.
         if end - start >= PIECE_TOKENS and text:
             found.append((text, shown[start:end]))
             start, text = end, ""

@@ -164,7 +164,7 @@ class Connection:
             ) from error
 
     def _refused(self, call: Call, reply: httpx2.Response) -> EngineError:
-        # A server that has another key now was started anew; ours is gone.
+        # A server that has another key now was restarted; ours is gone.
         is_other = reply.status_code == httpx2.codes.UNAUTHORIZED
         return (EngineUnreachable if is_other else EngineError)(
             f"engine {self.base_url} refused {call.method} {call.path} "

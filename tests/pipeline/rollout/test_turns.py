@@ -243,7 +243,9 @@ def test_a_workflow_that_raises_loses_its_group_and_ends_a_run_if_it_happens_oft
     assert "no such page" in group.samples[1].outcome.detail
     for _ in range(9):
         play(one)
-    with pytest.raises(RewardError, match=r"(?s)the workflow failed in 11 of.*KeyError.*no such"):
+    with pytest.raises(
+        RewardError, match=r"(?s)the workflow failed or timed out in 11 of.*KeyError.*no such"
+    ):
         play(one)
 
 
