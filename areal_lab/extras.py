@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import Final, Literal
 
 Extra = Literal[
-    "train", "math", "search", "notebooks", "tensorboard", "wandb", "swanlab", "trackio"
+    "train", "math", "search", "openai", "notebooks", "tensorboard", "wandb", "swanlab", "trackio"
 ]
 
 PACKAGES: Final[dict[Extra, tuple[str, ...]]] = {
@@ -20,6 +20,7 @@ PACKAGES: Final[dict[Extra, tuple[str, ...]]] = {
     ),
     "math": ("math_verify",),
     "search": ("bm25s",),
+    "openai": ("openai",),
     "notebooks": ("marimo", "altair", "anywidget", "pandas"),
     "tensorboard": ("tensorboard",),
     "wandb": ("wandb",),

@@ -36,6 +36,7 @@ IMPORTS: Final = {
     "tensorboard": ("areal_lab", "tensorboard"),
     "math": ("areal_lab", "math_verify"),
     "search": ("areal_lab", "bm25s"),
+    "openai": ("areal_lab", "openai"),
     "wandb": ("areal_lab", "wandb"),
     "swanlab": ("areal_lab", "swanlab"),
     "trackio": ("areal_lab", "trackio"),

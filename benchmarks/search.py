@@ -5,7 +5,7 @@ has the answer (`areal_lab.data.chain`). SmolLM2 is trained on chains of `--dept
 and after that measured on chains of each of `--measure` pages: a sample of depth 100 makes 100
 calls, in 101 turns.
 
-python -m benchmarks.search --json [--depth 10] [--measure 10 30 100] [--steps 12]
+python -m benchmarks.search --json [--depth 10] [--measure 10 30 100] [--steps 40]
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from typing import Any, Final
 
 from areal_lab.config.load import load_config
 from areal_lab.config.schema import TrainConfig
-from areal_lab.data.chain import write_chains
+from areal_lab.data.chain import words_of, write_chains
+from areal_lab.data.tokenize import TextCodec
+from areal_lab.models.locate import resolve_model_path
 from areal_lab.pipeline.model_evaluation import evaluate, prepare_evaluation
 from areal_lab.pipeline.progress import Silent
 from areal_lab.pipeline.train import train
@@ -45,7 +47,7 @@ def main() -> None:
             model, depth, depths, steps = str(folder / "model"), 2, [2], 1
             changed = {"total_train_steps": 1, "gconfig.n_samples": 2, "dataset.batch_size": 2}
         rows = [measure("before", model, folder, one) for one in depths]
-        config = configuration(model, folder, depth=depth, chains=TRAINED)
+        config = configuration(model, folder, depth=depth, chains=TRAINED, seed=1)
         rewards = []
         run = train(config.with_settings(changed))
         for step in run:
@@ -55,10 +57,12 @@ def main() -> None:
     report({"rows": rows, "rewards": rewards, "trained_depth": depth}, arguments)
 
 
-def configuration(model: str, folder: Path, *, depth: int, chains: int) -> TrainConfig:
+def configuration(model: str, folder: Path, *, depth: int, chains: int, seed: int) -> TrainConfig:
     """Settings for chains of one depth, whose files are written."""
     data = folder / f"depth-{depth}-{chains}"
-    write_chains(data, chains, depth=depth)
+    words = words_of(TextCodec.load(resolve_model_path(model)))
+    # The vocabulary of the tiny model has no words.
+    write_chains(data, chains, depth=depth, words=words or None, seed=seed)
     search = {"name": "search", "corpus": str(data / "corpus.jsonl")}
     return load_config(None, []).with_settings(
         {
@@ -90,7 +94,7 @@ def configuration(model: str, folder: Path, *, depth: int, chains: int) -> Train
 
 def measure(weights: str, model: str, folder: Path, depth: int) -> dict[str, Any]:
     """Rewards and ends of samples on chains of one depth, one each, at temperature 1."""
-    config = configuration(model, folder, depth=depth, chains=2 * MEASURED)
+    config = configuration(model, folder, depth=depth, chains=2 * MEASURED, seed=2)
     out = folder / f"{weights}-{depth}"
     evaluation = prepare_evaluation(config, samples=1, ks=[1], out=out)
     found = asyncio.run(evaluate(evaluation, Silent()))
@@ -113,7 +117,7 @@ def _own_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--measure", type=int, nargs="+", default=[10, 30, 100], help="pages of measured chains"
     )
-    parser.add_argument("--steps", type=int, default=12, help="training steps")
+    parser.add_argument("--steps", type=int, default=40, help="training steps")
 
 
 def _say(text: str) -> None:

@@ -58,6 +58,8 @@ class Agent:
         tool_call_parser: how calls of tools are read (`tool_calls.GRAMMARS`); `auto` is the one
             that the model's template writes.
         template: file of a chat template, instead of the model's.
+        describe_tools: whether tools are described in the system message if the template ignores
+            them. False leaves that to the agent's own messages.
 
     Raises:
         ValueError: a number is out of its bounds, or the function cannot be imported.
@@ -73,6 +75,7 @@ class Agent:
         turn_discount: float = 1.0,
         tool_call_parser: str = "auto",
         template: str = "",
+        describe_tools: bool = True,
     ) -> None:
         if mode not in ("inline", "subprocess"):
             raise ValueError(f"mode is {mode!r}, but must be inline or subprocess")
@@ -89,6 +92,7 @@ class Agent:
         self._discount = turn_discount
         self._parser = tool_call_parser
         self._template = template
+        self._describe_tools = describe_tools
         self._stack = AsyncExitStack()
 
     async def open(self, model: Path) -> None:
@@ -100,7 +104,11 @@ class Agent:
         Raises:
             ValueError: in one line: the model has no chat template, or one that cannot be used.
         """
-        self._form = ChatFormat(load_template(model, self._template or None), TextCodec.load(model))
+        self._form = ChatFormat(
+            load_template(model, self._template or None),
+            TextCodec.load(model),
+            describe_tools=self._describe_tools,
+        )
         self._readers: dict[int, ReplyReader] = {}
         self._service = Service(
             _not_over_http,

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -23,9 +24,12 @@ from pathlib import Path
 from typing import Final
 
 from areal_lab.data.problems import Problem
+from areal_lab.data.tokenize import TextCodec
 
 COLORS: Final = ("red", "blue", "green", "black", "white", "brown", "gray", "pink")
-_EXAMPLE: Final = ("hand", "milk", "door")
+_EXAMPLES: Final = (("hand", "milk", "door"), ("gate", "lamp", "rice", "boat"))
+_NOT_WORDS: Final = {"next", "found", *COLORS, *(word for words in _EXAMPLES for word in words)}
+"""Words of other pages, or of all."""
 _CONSONANTS: Final = "bdfgklmnprstvz"
 _VOWELS: Final = "aeiou"
 
@@ -44,40 +48,64 @@ class Chain:
         return [*steps, f"Found: {self.color}"]
 
 
-def chains(count: int, *, depth: int, seed: int = 1) -> list[Chain]:
+def made_up_words() -> list[str]:
+    """Words of five letters that are in no language, such as `bagif`; a few tokens each."""
+    return ["".join(sounds) for sounds in product(*[_CONSONANTS, _VOWELS] * 2, _CONSONANTS)]
+
+
+def words_of(codec: TextCodec) -> list[str]:
+    """Words of four to eight small letters that are one token behind a space.
+
+    A small model copies one token more reliably than several.
+    """
+    texts = (codec.decode([token]) for token in range(codec.vocabulary))
+    return sorted(text[1:] for text in texts if re.fullmatch(" [a-z]{4,8}", text))
+
+
+def chains(
+    count: int, *, depth: int, words: Sequence[str] | None = None, seed: int = 1
+) -> list[Chain]:
     """Chains of `depth` pages, each word of which is in one of them.
+
+    Args:
+        words: to draw from; `made_up_words()` by default.
 
     Raises:
         ValueError: there are too few words.
     """
-    words = ["".join(sounds) for sounds in product(*[_CONSONANTS, _VOWELS] * 2, _CONSONANTS)]
-    if count < 1 or depth < 1 or count * depth > len(words):
+    drawn = [
+        word for word in (made_up_words() if words is None else words) if word not in _NOT_WORDS
+    ]
+    if count < 1 or depth < 1 or count * depth > len(drawn):
         raise ValueError(
             f"{count} chains of depth {depth} have {count * depth} words, but must have 1 to "
-            f"{len(words)}"
+            f"{len(drawn)}"
         )
     rng = random.Random(f"{seed}/chain/{depth}")
-    rng.shuffle(words)
+    rng.shuffle(drawn)
     return [
-        Chain(tuple(words[at * depth : (at + 1) * depth]), rng.choice(COLORS))
+        Chain(tuple(drawn[at * depth : (at + 1) * depth]), rng.choice(COLORS))
         for at in range(count)
     ]
 
 
 def chain_problem(chain: Chain) -> Problem:
-    """The problem of a chain, after one solved example."""
-    example = Chain(_EXAMPLE, COLORS[0])
-    prompt = f"{_solved(example)}Start: {chain.words[0]}\n"
+    """The problem of a chain, after solved examples."""
+    examples = [Chain(words, color) for words, color in zip(_EXAMPLES, COLORS, strict=False)]
+    solved = "".join(map(_solved, examples))
+    prompt = f"{solved}Start: {chain.words[0]}\n"
     return Problem(prompt=prompt, answer=chain.color, key=chain.words[0])
 
 
-def write_chains(folder: Path, count: int, *, depth: int, seed: int = 1) -> None:
+def write_chains(
+    folder: Path, count: int, *, depth: int, words: Sequence[str] | None = None, seed: int = 1
+) -> None:
     """Write problems.jsonl (`dataset.type=jsonl`) and corpus.jsonl (a page a line) into a folder.
 
     Raises:
         ValueError: as `chains`.
     """
-    made = chains(count, depth=depth, seed=seed)
+    made = chains(count, depth=depth, words=words, seed=seed)
     folder.mkdir(parents=True, exist_ok=True)
     problems = [chain_problem(chain) for chain in made]
     _write(

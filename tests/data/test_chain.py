@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from areal_lab.agents.search import Search
-from areal_lab.data.chain import chain_problem, chains, write_chains
+from areal_lab.data.chain import chain_problem, chains, words_of, write_chains
+from tests.agents.smollm2 import codec
 
 
 def test_every_word_is_in_one_chain() -> None:
@@ -35,9 +36,21 @@ def test_following_the_pages_finds_the_answer(tmp_path: Path, depth: int) -> Non
         assert search.find(word) == f"Found: {problem['answer']}"
 
 
-def test_the_example_is_solved() -> None:
+def test_examples_are_solved() -> None:
     (one,) = chains(1, depth=2)
     assert chain_problem(one).prompt == (
         "Start: hand\nOpen: hand\nNext: milk\nOpen: milk\nNext: door\nOpen: door\nFound: red\n"
-        f"Answer: red\nStart: {one.words[0]}\n"
+        "Answer: red\nStart: gate\nOpen: gate\nNext: lamp\nOpen: lamp\nNext: rice\nOpen: rice\n"
+        f"Next: boat\nOpen: boat\nFound: blue\nAnswer: blue\nStart: {one.words[0]}\n"
     )
+
+
+def test_words_of_a_vocabulary_are_one_token_each() -> None:
+    words = words_of(codec())
+    assert {"milk", "garden"} <= set(words)
+    assert not {"the", "zebrafish"} & set(words)
+    assert all(len(codec().encode(f" {word}")) == 1 for word in words[::100])
+    made = chains(64, depth=100, words=words)
+    used = {word for chain in made for word in chain.words}
+    assert len(used) == 6400
+    assert not used & {"next", "found", "red", "milk"}

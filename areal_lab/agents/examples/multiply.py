@@ -1,0 +1,96 @@
+"""An agent that multiplies by calling a tool, written with OpenAI's client.
+
+    user:      Question: 60 * 64
+    assistant: multiply({"a": 60, "b": 64})
+    tool:      3840
+    assistant: Answer: 3840
+
+Examples with the tool and without it stand before the question, as in `areal_lab.data.calculator`:
+a small model then calls it in some of its samples. Needs `pip install 'areal_lab[openai]'`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, Final
+
+from areal_lab.extras import require
+
+require("areal_lab.agents.examples.multiply", "openai")
+
+from openai import AsyncOpenAI  # noqa: E402 - only if it is there
+
+MOST_CALLS: Final = 3
+"""Replies of the model, its answer included."""
+TOOL: Final[Any] = {
+    "type": "function",
+    "function": {
+        "name": "multiply",
+        "description": "Multiply two numbers.",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+            "required": ["a", "b"],
+        },
+    },
+}
+_EXAMPLES: Final = ((34, 27, False), (12, 15, True), (61, 18, False), (25, 32, True))
+"""Factors, and whether the tool is called."""
+
+
+async def run_agent_return_reward(data: Mapping[str, Any]) -> float:
+    """Answer one question; 1 if the answer is right, else 0.
+
+    Args:
+        data: `base_url` and `api_key`, `question` (`60 * 64`) and `answer` (`3840`).
+    """
+    client = _client().with_options(base_url=data["base_url"], api_key=data["api_key"])
+    messages: list[Any] = [*_examples(), _asked(data["question"])]
+    for _ in range(MOST_CALLS):
+        reply = await client.chat.completions.create(model="any", messages=messages, tools=[TOOL])
+        message = reply.choices[0].message
+        if not message.tool_calls:
+            return float((message.content or "").strip() == f"Answer: {data['answer']}")
+        messages.append(message)
+        messages += [
+            {"role": "tool", "tool_call_id": call.id, "content": multiply(call.function.arguments)}
+            for call in message.tool_calls
+        ]
+    return 0.0
+
+
+def multiply(arguments: str) -> str:
+    """What the tool returns, from the JSON of its arguments."""
+    try:
+        given = json.loads(arguments)
+        return str(int(given["a"]) * int(given["b"]))
+    except (ValueError, TypeError, KeyError):
+        return "error: a and b must be integers"
+
+
+@cache
+def _client() -> AsyncOpenAI:
+    """One for all samples, so that they share its pool of connections."""
+    return AsyncOpenAI(base_url="http://127.0.0.1", api_key="none")
+
+
+def _asked(question: str) -> dict[str, Any]:
+    return {"role": "user", "content": f"Question: {question}"}
+
+
+def _examples() -> list[dict[str, Any]]:
+    messages = []
+    for number, (a, b, uses_tool) in enumerate(_EXAMPLES):
+        messages.append(_asked(f"{a} * {b}"))
+        if uses_tool:
+            name = f"call{number:05}"
+            function = {"name": "multiply", "arguments": json.dumps({"a": a, "b": b})}
+            call = {"id": name, "type": "function", "function": function}
+            messages += [
+                {"role": "assistant", "content": None, "tool_calls": [call]},
+                {"role": "tool", "tool_call_id": name, "content": str(a * b)},
+            ]
+        messages.append({"role": "assistant", "content": f"Answer: {a * b}"})
+    return messages
