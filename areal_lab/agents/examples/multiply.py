@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from functools import cache
 from typing import Any, Final
 
 from areal_lab.extras import require
@@ -22,8 +21,8 @@ require("areal_lab.agents.examples.multiply", "openai")
 
 from openai import AsyncOpenAI  # noqa: E402 - only if it is there
 
-MOST_CALLS: Final = 3
-"""Replies of the model, its answer included."""
+MOST_REPLIES: Final = 3
+"""Of the model, its answer included."""
 TOOL: Final[Any] = {
     "type": "function",
     "function": {
@@ -46,18 +45,24 @@ async def run_agent_return_reward(data: Mapping[str, Any]) -> float:
     Args:
         data: `base_url` and `api_key`, `question` (`60 * 64`) and `answer` (`3840`).
     """
-    client = _client().with_options(base_url=data["base_url"], api_key=data["api_key"])
     messages: list[Any] = [*_examples(), _asked(data["question"])]
-    for _ in range(MOST_CALLS):
-        reply = await client.chat.completions.create(model="any", messages=messages, tools=[TOOL])
-        message = reply.choices[0].message
-        if not message.tool_calls:
-            return float((message.content or "").strip() == f"Answer: {data['answer']}")
-        messages.append(message)
-        messages += [
-            {"role": "tool", "tool_call_id": call.id, "content": multiply(call.function.arguments)}
-            for call in message.tool_calls
-        ]
+    async with AsyncOpenAI(base_url=data["base_url"], api_key=data["api_key"]) as client:
+        for _ in range(MOST_REPLIES):
+            reply = await client.chat.completions.create(
+                model="any", messages=messages, tools=[TOOL]
+            )
+            message = reply.choices[0].message
+            if not message.tool_calls:
+                return float((message.content or "").strip() == f"Answer: {data['answer']}")
+            messages.append(message)
+            messages += [
+                {
+                    "role": "tool",
+                    "tool_call_id": call.id,
+                    "content": multiply(call.function.arguments),
+                }
+                for call in message.tool_calls
+            ]
     return 0.0
 
 
@@ -68,12 +73,6 @@ def multiply(arguments: str) -> str:
         return str(int(given["a"]) * int(given["b"]))
     except (ValueError, TypeError, KeyError):
         return "error: a and b must be integers"
-
-
-@cache
-def _client() -> AsyncOpenAI:
-    """One for all samples, so that they share its pool of connections."""
-    return AsyncOpenAI(base_url="http://127.0.0.1", api_key="none")
 
 
 def _asked(question: str) -> dict[str, Any]:
