@@ -24,6 +24,7 @@ from areal_lab.cli.errors import (
     error_text,
     exit_on_error,
 )
+from areal_lab.config.shipped import training_configs
 from areal_lab.extras import MissingExtra, require
 
 app = typer.Typer(
@@ -36,6 +37,8 @@ app = typer.Typer(
 )
 
 app.add_typer(engine_command.app, name="engine")
+
+_A_CONFIG = f"YAML file, or a shipped config: {', '.join(training_configs())}."
 
 
 def _with_settings(schema: Callable[[], tuple[type, Mapping[str, str]]]) -> type[TyperCommand]:
@@ -107,7 +110,7 @@ def train(
         str,
         typer.Argument(
             metavar="CONFIG",
-            help="YAML file, or a shipped config: arithmetic, gsm8k, tiny, calculator.",
+            help=_A_CONFIG,
         ),
     ] = "",
     overrides: Annotated[
@@ -158,7 +161,7 @@ def distill(
         str,
         typer.Argument(
             metavar="CONFIG",
-            help="YAML file, or a shipped config: arithmetic, gsm8k, tiny, calculator.",
+            help=_A_CONFIG,
         ),
     ],
     overrides: Annotated[

@@ -9,6 +9,7 @@ import typer
 
 from areal_lab.config.load import load_config, split_arguments
 from areal_lab.config.problem import refusal
+from areal_lab.config.shipped import training_configs
 from areal_lab.pipeline import console
 from areal_lab.pipeline.resume.recovery import find_recovery
 from areal_lab.pipeline.resume.restart import run_with_restarts
@@ -32,7 +33,8 @@ def run_train(arguments: Sequence[str], *, resume: Path | None, restarts: int) -
     if resume is None:
         if not configs:
             raise refusal(
-                "CONFIG", "give a CONFIG (arithmetic, gsm8k, tiny, calculator, a file), or --resume"
+                "CONFIG",
+                f"give a CONFIG ({', '.join(training_configs())}, or a file), or --resume",
             )
         config = load_config(configs, changes)
         if not restarts:
