@@ -1,16 +1,16 @@
 """CPU and latency that the agents' gateway adds to engines: 500 sessions that sample all the time.
 
 The gateway runs in a process of its own, in front of a scripted conversation that answers 512
-tokens after exactly one second. Each session sends a call of about 6 kB (nine messages, three
-tools), reads the reply, and sends the next one, on its own connection; sessions start spread over
-the second. Rows:
+tokens after 0.5 to 1.5 seconds. Each session sends a call of about 6 kB (nine messages, three
+tools), reads the reply, and sends the next one, on its own connection. With answers of equal length
+sessions that were once delayed together would send together ever after. Rows:
 
 - `plain`: replies as one object; `cpu_ms_per_request` is the gateway's.
 - `streamed`: replies as 64 content events and 3 others, all written once the answer is there;
   `cpu_us_per_event` is what they take beyond a plain reply.
 
-`added_p99_ms` is the time from the first byte of a call to the last of its reply, less the one
-second: by the clients' clock, so it has their own delays in it, too. Nothing else may run.
+`added_p99_ms` is the time from the first byte of a call to the last of its reply, less that of the
+answer: by the clients' clock, so it has their own delays in it, too. Nothing else may run.
 """
 
 from __future__ import annotations
@@ -44,19 +44,28 @@ from benchmarks.harness import Arguments, parse, report, spread
 SESSIONS = 500
 ROUNDS = 10
 """Calls of each session in one measurement; the first one of them warms up."""
-ANSWER_S = 1.0
+SHORTEST_S, LONGEST_S = 0.5, 1.5
+"""Of an answer."""
+_GOLDEN = (5**0.5 - 1) / 2
+"""Its multiples are spread evenly over the fractions of 1."""
 ANSWER_TOKENS = 512
 STREAM_EVENTS = 3
 """Beside those with content: the role, why it ended, the end."""
 MESSAGE_CHARACTERS = 600
 ADMIN = "admin"
+QUESTION = "question "
 _LONGEST_REPLY_BYTES = 1 << 20
 _END_OF_STREAM = b"data: [DONE]\n\n\r\n0\r\n\r\n"
 """Of a chunked body."""
 
 
+def answer_s(number: int) -> float:
+    """Seconds that the answer to a question takes."""
+    return SHORTEST_S + (LONGEST_S - SHORTEST_S) * (number * _GOLDEN % 1)
+
+
 class Scripted:
-    """A conversation that answers the same after a second."""
+    """A conversation that answers the same after a while."""
 
     def __init__(self) -> None:
         """Make the answer once."""
@@ -79,7 +88,7 @@ class Scripted:
 
     async def reply(self, request: ChatRequest) -> list[ChatReply]:
         """The answer."""
-        await asyncio.sleep(ANSWER_S)
+        await asyncio.sleep(answer_s(int(request.messages[-1].content.removeprefix(QUESTION))))
         return [self._reply] * request.replies
 
     def prompt_tokens(self, request: ChatRequest) -> int:
@@ -122,7 +131,7 @@ def call(key: str, number: int, *, stream: bool) -> bytes:
         {
             "model": "gpt-x",
             "messages": [{"role": role, "content": text} for role in roles]
-            + [{"role": "user", "content": f"question {number}"}],
+            + [{"role": "user", "content": f"{QUESTION}{number}"}],
             "tools": [{"type": "function", "function": tool}] * 3,
             "stream": stream,
         }
@@ -135,15 +144,13 @@ def call(key: str, number: int, *, stream: bool) -> bytes:
     return head.encode() + body
 
 
-async def agent(
-    address: tuple[str, int], key: str, *, rounds: int, start_s: float, stream: bool
-) -> list[float]:
+async def agent(address: tuple[str, int], key: str, numbers: range, *, stream: bool) -> list[float]:
     """One session; returns the added latencies of its calls but the first, in milliseconds."""
-    requests = [call(key, number, stream=stream) for number in range(rounds + 1)]
+    requests = [call(key, number, stream=stream) for number in numbers]
     reader, writer = await asyncio.open_connection(*address, limit=_LONGEST_REPLY_BYTES)
-    await asyncio.sleep(start_s)
+    await asyncio.sleep(answer_s(numbers.start) - SHORTEST_S)
     added_ms = []
-    for request in requests:
+    for number, request in zip(numbers, requests, strict=True):
         begun_s = time.perf_counter()
         writer.write(request)
         head = await reader.readuntil(b"\r\n\r\n")
@@ -154,7 +161,7 @@ async def agent(
         else:
             length = head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0]
             await reader.readexactly(int(length))
-        added_ms.append(1000 * (time.perf_counter() - begun_s - ANSWER_S))
+        added_ms.append(1000 * (time.perf_counter() - begun_s - answer_s(number)))
     writer.close()
     return added_ms[1:]
 
@@ -175,8 +182,7 @@ async def measure(
                 agent(
                     address,
                     key,
-                    rounds=rounds,
-                    start_s=ANSWER_S * index / len(keys),
+                    range(index * (rounds + 1), (index + 1) * (rounds + 1)),
                     stream=stream,
                 )
             )
