@@ -15,8 +15,8 @@ Extra = Literal[
 PACKAGES: Final[dict[Extra, tuple[str, ...]]] = {
     "train": (
         *("torch", "transformers", "tokenizers", "safetensors", "accelerate", "peft", "gguf"),
-        *("datasets", "jaxtyping", "jinja2", "fastapi", "uvicorn", "httpx2", "cloudpickle"),
-        "xxhash",
+        *("datasets", "jaxtyping", "jinja2", "fastapi", "uvicorn", "httptools", "httpx2"),
+        *("cloudpickle", "xxhash"),
     ),
     "math": ("math_verify",),
     "search": ("bm25s",),
