@@ -31,11 +31,12 @@ async def opened_workflow(
         display: shows it.
     """
     async with opened(make_workflow(setting), model) as workflow:
-        if not isinstance(workflow, Attended):
+        beside: object = workflow  # which says nothing of `Attended`
+        if not isinstance(beside, Attended):
             yield workflow
             return
-        folder.write_json(FILE, workflow.address())
-        for line in workflow.notices():
+        folder.write_json(FILE, beside.address())
+        for line in beside.notices():
             display.note(line)
         try:
             yield workflow
@@ -45,4 +46,5 @@ async def opened_workflow(
 
 def waits_for(workflow: Workflow | None) -> str:
     """What samples wait for now, outside of the run; empty if none does."""
-    return workflow.waiting_for() if isinstance(workflow, Attended) else ""
+    beside: object = workflow
+    return beside.waiting_for() if isinstance(beside, Attended) else ""
