@@ -1,60 +1,29 @@
 """Samples that programs outside of the run make: they know an address and a key, and no more.
 
-    POST /rl/start_session (admin key)  -->  the oldest sample that waits: its key, its problem
-    calls of the model, /rl/set_reward, /rl/end_session (key of the session)
-    ended, with a reward                -->  the sample
-
-    task             waits for                             unblocked by
-    run (each)       a session                             `/rl/start_session`
-                     its end, its reward                   the client, or time
-    expire           the last sessions of a task's group   time, from the last that was started
-
-A session without a reward is not a sample. One without a task gives its place to the next session.
-One on a task leaves its group without a sample, which is then not trained on: nobody may ever start
-another session on that task.
+run's gateway: host, port --> gateway.json of the run folder
+admin key                 --> a file that only its user can read
 """
 
 from __future__ import annotations
 
-import asyncio
-import json
-import math
-import secrets
-from collections import Counter
 from collections.abc import Mapping
-from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, field
+from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from areal_lab.agents.conversation import TreeConversation
-from areal_lab.agents.gateway.errors import ApiError
 from areal_lab.agents.gateway.server import HOST, base_url, bind, is_loopback, served
-from areal_lab.agents.gateway.service import Service
-from areal_lab.agents.gateway.sessions import Session
 from areal_lab.agents.hosting.admin_key import admin_key, check_admin_key_file, how_to_start
 from areal_lab.agents.hosting.conversations import (
     RUN_REQUESTS,
     Conversations,
     Serving,
-    episode_of,
     run_limits,
 )
-from areal_lab.agents.hosting.waiting import WaitingSamples
+from areal_lab.agents.hosting.outside import OutsideSamples
 from areal_lab.agents.workflow import Episode, WorkflowEngine
-from areal_lab.rewards.service import RewardOutcome
 
-
-@dataclass(slots=True, eq=False)
-class _Sample:
-    """A sample that waits for a session."""
-
-    group: str
-    conversation: TreeConversation
-    told: Mapping[str, Any]
-    session: asyncio.Future[Session] = field(
-        default_factory=lambda: asyncio.get_running_loop().create_future()
-    )
+_MOST_TASKS: Final = 3
+"""That the display names."""
 
 
 class Online:
@@ -119,14 +88,7 @@ class Online:
                 reward_timeout_s=reward_timeout_s,
             ),
         )
-        self._waiting: WaitingSamples[_Sample] = WaitingSamples()
-        self._expiring: dict[str, asyncio.TimerHandle] = {}
         self._stack = AsyncExitStack()
-        self._url = ""
-        self.ends: Counter[str] = Counter()
-        """Sessions that ended, by what became of them."""
-
-    # --- of the run ---
 
     def check_model(self, model: Path) -> None:
         """See `ReadsModel`; the port must be free, too."""
@@ -135,28 +97,24 @@ class Online:
 
     async def open(self, model: Path) -> None:
         """See `Opens`."""
-        self._conversations = Conversations(model, self._serving)
         listener = bind(self._port, self._host)
         self._stack.callback(listener.close)
         self._url = base_url(listener)
         self._open_to_others = not is_loopback(listener)
         key = self._stack.enter_context(admin_key(listener.getsockname()[1], self._key_file))
         self._file = key.file
-        self._service = Service(
-            self._conversation_of,
+        self._samples = OutsideSamples(
+            Conversations(model, self._serving),
+            self._serving,
             admin_key=key.key,
             model=model.name,
-            limits=self._serving.limits,
-            began=self._began,
         )
-        await self._stack.enter_async_context(served(self._service, listener))
+        self._stack.callback(self._samples.close)
+        await self._stack.enter_async_context(served(self._samples.service, listener))
 
     async def close(self) -> None:
         """See `Opens`."""
-        for timer in self._expiring.values():
-            timer.cancel()
         await self._stack.aclose()
-        self._url = ""
 
     def address(self) -> Mapping[str, str]:
         """See `Attended`."""
@@ -178,139 +136,18 @@ class Online:
 
     def waiting_for(self) -> str:
         """See `Attended`."""
-        samples = len(self._waiting)
-        if not self._url or not samples:
+        samples = len(self._samples.waiting)
+        if not samples:
             return ""
+        facts = [f"{self._samples.service.sessions.open} open"]
+        unfilled = self._samples.waiting.unfilled().items()
+        facts += [f"{count} of them on {task!r}" for task, count in list(unfilled)[:_MOST_TASKS]]
+        ends = self._samples.ends
+        if abandoned := ends.total() - ends["rewarded"]:
+            facts.append(f"{abandoned} ended without a reward")
         sessions = f"{samples} session{'s' if samples > 1 else ''} from outside"
-        unfilled = [f"{count} on {task!r}" for task, count in self._waiting.unfilled().items()]
-        of_tasks = f", {', '.join(unfilled[:3])}" if unfilled else ""
-        return f"{sessions} at {self._url} ({self._service.sessions.open} open{of_tasks})"
+        return f"{sessions} at {self._url} ({', '.join(facts)})"
 
     async def run(self, engine: WorkflowEngine, data: Mapping[str, Any]) -> Episode:
         """See `Workflow.run`."""
-        group = f"{engine.stream}-{engine.group}"
-        told = {"group": group, "data": _sendable_fields(data)}
-        try:
-            with self._waiting.member(group):
-                while True:
-                    conversation = self._conversations.open(engine, secrets.token_hex(8))
-                    sample = _Sample(group, conversation, told)
-                    outcome, on_a_task = await self._outcome(sample)
-                    if outcome.status == "ok" or on_a_task:
-                        break
-        finally:
-            if group not in self._waiting and group in self._expiring:
-                self._expiring.pop(group).cancel()
-        of_turns = bool(outcome.rewards) or self._serving.turn_discount < 1
-        return episode_of(conversation, outcome, of_turns=outcome.status == "ok" and of_turns)
-
-    async def _outcome(self, sample: _Sample) -> tuple[RewardOutcome, bool]:
-        """The outcome of a session for this sample, and whether it is on a task."""
-        try:
-            session = await self._session(sample)
-        except TimeoutError as error:
-            return RewardOutcome("timeout", math.nan, detail=str(error)), True
-        return await self._ended(session), bool(session.task_id)
-
-    async def _session(self, sample: _Sample) -> Session:
-        """The session that starts for this sample.
-
-        Raises:
-            TimeoutError: its group wants sessions on a task that starts no more of them.
-        """
-        self._waiting.add(sample.group, sample)
-        try:
-            return await sample.session
-        except asyncio.CancelledError:
-            future = sample.session
-            if not future.cancelled() and future.exception() is None:
-                # It was started in the moment in which the run ceased to need it.
-                self._service.end_session(future.result(), "gateway")
-            raise
-        finally:
-            self._waiting.remove(sample.group, sample)
-
-    async def _ended(self, session: Session) -> RewardOutcome:
-        """What became of a session, once it has ended."""
-        try:
-            await self._service.settled(session)
-        finally:
-            # If the run needs it no more: its client is told at its next call.
-            self._service.end_session(session, "gateway")
-        self._service.export(session, style="concat", discount=self._serving.turn_discount)
-        end = session.outcome
-        self.ends["timeout" if session.ended_by == "timeout" and end != "rewarded" else end] += 1
-        if end == "rewarded":
-            return _outcome_of(session)
-        if session.ended_by == "timeout":
-            limit_s = self._serving.limits.session_timeout_s
-            return RewardOutcome(
-                "timeout",
-                math.nan,
-                detail=f"session {session.session_id} was not used for {limit_s:g} s",
-            )
-        return RewardOutcome(
-            "error", math.nan, detail=f"session {session.session_id} ended without a reward"
-        )
-
-    # --- of the gateway ---
-
-    def _conversation_of(self, task_id: str) -> TreeConversation:
-        while (sample := self._waiting.next(task_id)) is not None and sample.session.done():
-            self._waiting.remove(sample.group, sample)  # its group has just been dropped
-        if sample is None:
-            raise ApiError(
-                429,
-                "no sample of the run waits for a session; it starts more as it trains",
-                code="no_capacity",
-                retry_after_s=self._serving.limits.retry_after_s,
-            )
-        return sample.conversation
-
-    def _began(self, session: Session) -> Mapping[str, Any]:
-        sample = self._waiting.take(session.task_id)
-        assert sample.conversation is session.conversation
-        sample.session.set_result(session)
-        if session.task_id:
-            self._expire_later(sample.group, session.task_id)
-        return sample.told
-
-    def _expire_later(self, group: str, task: str) -> None:
-        """End the wait of a group's other samples if its task starts no further session."""
-        if group in self._expiring:
-            self._expiring.pop(group).cancel()
-        if self._waiting.of_group(group):
-            self._expiring[group] = asyncio.get_running_loop().call_later(
-                self._serving.limits.session_timeout_s, self._expire, group, task
-            )
-
-    def _expire(self, group: str, task: str) -> None:
-        del self._expiring[group]
-        samples = self._waiting.of_group(group)
-        for sample in samples:
-            self.ends["not_started"] += 1
-            self._waiting.remove(group, sample)
-            sample.session.set_exception(
-                TimeoutError(
-                    f"task {task!r} started no further session in "
-                    f"{self._serving.limits.session_timeout_s:g} s, but its group wants "
-                    f"{len(samples)} more; start as many sessions on a task as gconfig.n_samples"
-                )
-            )
-
-
-def _outcome_of(session: Session) -> RewardOutcome:
-    """The reward of a session, and those of its replies by their ids."""
-    total = session.total_reward()
-    assert total is not None, "it has one"
-    return RewardOutcome("ok", total, session.rewards_by_name())
-
-
-def _sendable_fields(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a problem that JSON can hold."""
-    found = {}
-    for name, value in data.items():
-        with suppress(TypeError, ValueError):
-            json.dumps(value, allow_nan=False)
-            found[name] = value
-    return found
+        return await self._samples.run(engine, data)

@@ -302,7 +302,8 @@ class Rollout:
             self.failures.add(failed.detail)
             return Episode(rows=(), outcome=failed, end="abort")
         outcome = episode.outcome
-        self.failures.add("" if outcome.status == "ok" else outcome.detail or outcome.status)
+        failed = outcome.status not in ("ok", "abandoned")
+        self.failures.add(outcome.detail or outcome.status if failed else "")
         return episode
 
     def _text(self, parts: Sequence[Segment | Observation]) -> str:
