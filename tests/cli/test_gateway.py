@@ -91,7 +91,7 @@ def test_a_gateway_serves_sessions_and_loses_no_token(
 
 
 def _sessions(http: httpx2.Client, admin: str) -> list[dict[str, Any]]:
-    """A session of two turns with a tool and a reward, and one that is open; returns the replies."""
+    """A session of two turns with a tool and a reward, and one that stays open; the replies."""
     started = http.post("/rl/start_session", json={"task_id": "a"}, headers=bearer(admin)).json()
     key, other = bearer(started["api_key"]), bearer("wrong")
     assert http.post("/rl/start_session", headers=other).status_code == 403

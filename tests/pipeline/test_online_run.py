@@ -12,7 +12,6 @@ import pytest
 
 from areal_lab.pipeline.progress import Silent
 from areal_lab.pipeline.run import prepare
-from areal_lab.pipeline.state import RunState
 from areal_lab.pipeline.step_report import StepReport
 from areal_lab.preflight.check import notes
 from tests.pipeline.outside import post
@@ -40,8 +39,8 @@ class StartsAProgram(Silent):
         self.notes.append(text)
         if "waits for sessions from outside" not in text:
             return
-        url = text.split(" at ")[1].split(";")[0]
-        file = text.rsplit(" ", 1)[1]
+        url = text.partition(" at ")[2].partition(";")[0]
+        file = text.rpartition(" ")[2]
         self.address = {"url": url, "admin_key_file": file}
         command = [sys.executable, "-m", "tests.pipeline.outside", url, file]
         self.programs.append(subprocess.Popen(command))
@@ -59,9 +58,8 @@ def test_sessions_from_outside_are_trained_on_as_they_were_sampled(
         "evaluation.max_problems=2",
         WORKFLOW,
     )
-    display, state = StartsAProgram(), RunState()
+    display = StartsAProgram()
     seen: list[dict[str, str]] = []
-    waited: set[str] = set()
 
     def on_step(_: StepReport) -> None:
         (run,) = (tmp_path / "runs").iterdir()
@@ -69,9 +67,8 @@ def test_sessions_from_outside_are_trained_on_as_they_were_sampled(
         key = Path(display.address["admin_key_file"])
         assert key.stat().st_mode & 0o777 == 0o600
         assert not key.is_relative_to(run)
-        waited.add(state.waiting_for)
 
-    result = do_run(config, on_step=on_step, display=display, state=state)
+    result = do_run(config, on_step=on_step, display=display)
     (program,) = display.programs
     assert program.wait(60) == 0
     assert seen == [display.address] * 3

@@ -1,4 +1,4 @@
-"""How sessions are served: what is refused before anything starts, and the two styles of returns."""
+"""How sessions are served: what is refused first, and the two styles of returns."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_model_that_cannot_be_served_is_refused_before_it_is(model: Path) -> N
         Online(host="192.0.2.1").check_model(model)
     with pytest.raises(ValueError, match="host is '', but must be"):
         Online(host="").check_model(model)
-    with pytest.raises(ValueError, match="tool_call_parser|hermez"):
+    with pytest.raises(ValueError, match="hermez"):
         Online(tool_call_parser="hermez").check_model(model)
     (model / "chat_template.jinja").unlink()
     with pytest.raises(ValueError, match="has no chat template"):

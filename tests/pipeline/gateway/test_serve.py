@@ -1,4 +1,4 @@
-"""A gateway of its own, in this process, with a real engine: how it ends, and what it attaches to."""
+"""A gateway of its own in this process, with a real engine: how it ends, what it attaches to."""
 
 from __future__ import annotations
 
