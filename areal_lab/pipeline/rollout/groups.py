@@ -302,8 +302,8 @@ class Rollout:
             self.failures.add(failed.detail)
             return Episode(rows=(), outcome=failed, end="abort")
         outcome = episode.outcome
-        failed = outcome.status not in ("ok", "abandoned")
-        self.failures.add(outcome.detail or outcome.status if failed else "")
+        fine = outcome.status in ("ok", "abandoned")
+        self.failures.add("" if fine else outcome.detail or outcome.status)
         return episode
 
     def _text(self, parts: Sequence[Segment | Observation]) -> str:
