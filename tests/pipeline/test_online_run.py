@@ -12,7 +12,9 @@ import pytest
 
 from areal_lab.pipeline.progress import Silent
 from areal_lab.pipeline.run import prepare
+from areal_lab.pipeline.state import StopSignal
 from areal_lab.pipeline.step_report import StepReport
+from areal_lab.pipeline.train import resume_run
 from areal_lab.preflight.check import notes
 from tests.pipeline.outside import post
 from tests.pipeline.test_agent_program import config_with_template
@@ -90,6 +92,33 @@ def test_sessions_from_outside_are_trained_on_as_they_were_sampled(
     assert all(len(step) == 3 * 4 for step in trained_samples(result.folder))
     with pytest.raises((urllib.error.URLError, OSError)):
         post(f"{display.address['url']}/rl/start_session", "anything")
+
+
+@pytest.mark.slow
+def test_a_run_that_continues_waits_for_new_sessions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    config = config_with_template(
+        tmp_path,
+        "total_train_steps=4",
+        "eta=2",
+        "save_every_steps=1",
+        "checkpoint.open_groups=tokens",
+        "evaluation.max_problems=0",
+        WORKFLOW,
+    )
+    display, stop = StartsAProgram(), StopSignal()
+    first = do_run(config, display=display, stop=stop, on_step=lambda _: stop.request()).folder
+    assert display.programs[0].wait(60) == 0
+    again = StartsAProgram()
+    steps = [report.step for report in resume_run(first, display=again)]
+    assert again.programs[0].wait(60) == 0
+    assert steps == [2, 3, 4]
+    samples = [sample for step in trained_samples(first) for sample in step]
+    assert sorted({sample["group"] for sample in samples}) == list(range(4 * 3))
+    models = checkpoints(first)
+    assert max(rescored_difference(models, sample)[0] for sample in samples) < 1e-4
 
 
 def test_a_port_in_use_and_a_model_without_template_are_refused_first(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ a file named     its key; if it does not exist, it is made with a new one, and s
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -95,7 +96,7 @@ def check_admin_key_file(file: str) -> None:
 def how_to_start(url: str, file: Path) -> str:
     """A command that starts a session."""
     return (
-        f'curl {url}/rl/start_session -H "Authorization: Bearer $(cat {file})" '
+        f'curl {url}/rl/start_session -H "Authorization: Bearer $(cat {shlex.quote(str(file))})" '
         """-d '{"task_id": "try"}'"""
     )
 
