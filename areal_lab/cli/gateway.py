@@ -1,7 +1,7 @@
 """`areal-lab gateway`: engines behind the protocols of agents, until Ctrl-C.
 
 Ctrl-C once     nothing new, calls that sample end, sessions are written
-Ctrl-C twice    calls that sample are cut off; sessions are written
+Ctrl-C twice    calls that sample are cut off, with the tokens so far; sessions are written
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def gateway_plan(model: str, arguments: Sequence[str], options: GatewayOptions) 
 
 async def _until_stopped(plan: GatewayPlan) -> Path | None:
     """Serve; returns the file of sessions, if there is one."""
-    stop = asyncio.Event()
+    stop, hurry = asyncio.Event(), asyncio.Event()
     serving = False
 
     def ready(told: Ready) -> None:
@@ -126,13 +126,15 @@ async def _until_stopped(plan: GatewayPlan) -> Path | None:
         _announce(told, plan)
 
     gateway = StandaloneGateway(
-        plan=plan, display=Lines(Console(stderr=True)), ready=ready, stop=stop
+        plan=plan, display=Lines(Console(stderr=True)), ready=ready, stop=stop, hurry=hurry
     )
     work = asyncio.create_task(gateway.run())
 
     def interrupt() -> None:
-        if stop.is_set() or not serving:
+        if hurry.is_set() or not serving:
             work.cancel()
+        if stop.is_set():
+            hurry.set()
         stop.set()
 
     for number in (signal.SIGINT, signal.SIGTERM):

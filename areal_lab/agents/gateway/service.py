@@ -246,18 +246,20 @@ class Service:
             "counts": dict(sorted(self.sessions.counts.items())),
         }
 
-    async def close(self, *, grace_s: float = 0.0) -> None:
-        """Refuse everything new, cancel what samples, and end all sessions.
+    async def drain(self, timeout_s: float) -> None:
+        """Refuse everything new, and wait for what samples, but not longer than this."""
+        self._closed = True
+        tasks = [each.task for known in self._exchanges.values() for each in known]
+        if tasks:
+            await asyncio.wait(tasks, timeout=timeout_s)
+
+    async def close(self) -> None:
+        """Cancel what samples, end all sessions, and refuse everything new.
 
         Conversations record what they have sampled; sessions can still be exported.
-
-        Args:
-            grace_s: how long what samples has to end by itself.
         """
         self._closed = True
         tasks = [each.task for known in self._exchanges.values() for each in known]
-        if tasks and grace_s:
-            await asyncio.wait(tasks, timeout=grace_s)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -20,6 +20,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 from areal_lab.agents.conversation import TreeConversation
 from areal_lab.agents.gateway.server import base_url, bind, is_loopback, served
@@ -33,7 +34,7 @@ from areal_lab.pipeline.gateway.prepare import GatewayPlan
 from areal_lab.pipeline.gateway.session_lines import SessionLines
 from areal_lab.pipeline.progress import Display
 from areal_lab.pipeline.rollout.groups import Rollout, context_tokens, sampling_params
-from areal_lab.pipeline.rollout.turns import TurnRouter
+from areal_lab.pipeline.rollout.turns import SampleEngine, TurnRouter
 from areal_lab.pipeline.servers.pool import ServerPool
 from areal_lab.pipeline.servers.standing import start_standing
 from areal_lab.rewards.service import RewardService
@@ -41,6 +42,8 @@ from areal_lab.runlog.folder import RunFolder
 
 GRACE_S: Final = 10.0
 """How long calls that sample have to end once the gateway is asked to stop."""
+_CUT_S: Final = 5.0
+"""How long engines have to return what there is of calls that are cut off."""
 _STATE_S: Final = 5.0
 """Between two looks at whether the state has changed."""
 
@@ -66,11 +69,16 @@ class StandaloneGateway:
     ready: Callable[[Ready], None]
     """Called once it serves."""
     stop: asyncio.Event
-    """Set to end it; canceling `run` does not wait for calls that sample."""
+    """Set to end it, once calls that sample have ended."""
+    hurry: asyncio.Event
+    """Set to cut them off then, with the tokens so far. Canceling `run` loses these tokens."""
     written: SessionLines | None = None
     """What was written; None before it serves."""
     _lines: SessionLines = field(init=False)
     _service: Service = field(init=False)
+    _sampling: WeakKeyDictionary[TreeConversation, SampleEngine] = field(
+        default_factory=WeakKeyDictionary
+    )
     _following: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def run(self) -> None:
@@ -112,7 +120,9 @@ class StandaloneGateway:
         def open_conversation(task_id: str) -> TreeConversation:
             del task_id
             engine = rollout.sample_engine(stream="gateway", group=next(numbers), sample=0)
-            return conversations.open(engine, secrets.token_hex(8))
+            conversation = conversations.open(engine, secrets.token_hex(8))
+            self._sampling[conversation] = engine
+            return conversation
 
         self._service = service = Service(
             open_conversation,
@@ -136,12 +146,7 @@ class StandaloneGateway:
                 )
             )
             await self._until_over(pool, serving)
-            if service.in_flight:
-                self.display.note(
-                    f"stopping: {service.in_flight} calls have {GRACE_S:g} s to end; press Ctrl-C "
-                    "again to end them now"
-                )
-            await service.close(grace_s=GRACE_S)
+            await self._end_calls(pool)
 
     async def _until_over(self, pool: ServerPool, serving: asyncio.Task[None]) -> None:
         """Wait until it is asked to stop.
@@ -161,6 +166,32 @@ class StandaloneGateway:
         if pool.given_up.is_set():
             assert pool.last_error is not None
             raise pool.last_error
+
+    async def _end_calls(self, pool: ServerPool) -> None:
+        """Let what samples end, or cut it off."""
+        service = self._service
+        if service.in_flight:
+            self.display.note(
+                f"stopping: calls that sample ({service.in_flight}) have {GRACE_S:g} s to end; "
+                "press Ctrl-C again to cut them off now"
+            )
+        draining = asyncio.create_task(service.drain(GRACE_S))
+        hurrying = asyncio.create_task(self.hurry.wait())
+        try:
+            await asyncio.wait((draining, hurrying), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            draining.cancel()
+            hurrying.cancel()
+        if service.in_flight:
+            await pool.abort(
+                [
+                    name
+                    for engine in self._sampling.values()
+                    for name, turn in engine.open.items()
+                    if turn.engine is not None
+                ]
+            )
+            await service.drain(_CUT_S)
 
     # --- sessions ---
 

@@ -71,8 +71,8 @@ class Client:
         key: str = (await self.post("/rl/start_session", self.admin)).json()["api_key"]
         return key
 
-    async def chat(self, key: str, *, tokens: int = 8) -> httpx2.Response:
-        body = {"messages": [{"role": "user", "content": "1 + 2"}], "max_tokens": tokens}
+    async def chat(self, key: str, *, tokens: int = 8, n: int = 1) -> httpx2.Response:
+        body = {"messages": [{"role": "user", "content": "1 + 2"}], "max_tokens": tokens, "n": n}
         return await self.post("/v1/chat/completions", key, body)
 
     async def ended(self, key: str, **fields: Any) -> None:
@@ -86,7 +86,11 @@ async def serving(
 ) -> AsyncIterator[tuple[StandaloneGateway, asyncio.Task[None], Client]]:
     told: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
     gateway = StandaloneGateway(
-        plan=plan, display=Silent(), ready=told.set_result, stop=asyncio.Event()
+        plan=plan,
+        display=Silent(),
+        ready=told.set_result,
+        stop=asyncio.Event(),
+        hurry=asyncio.Event(),
     )
     async with asyncio.timeout(BOUND_S):
         work = asyncio.create_task(gateway.run())
@@ -127,6 +131,28 @@ def test_calls_end_before_the_gateway_does(model: Path) -> None:
             assert tokens == reply.json()["usage"]["completion_tokens"]
             assert line["samples"][0]["reward"] is None
             assert line["session"]["ended_by"] == "gateway"
+
+    asyncio.run(scenario())
+
+
+def test_calls_that_are_cut_off_keep_their_tokens(model: Path) -> None:
+    plan = plan_of(model)
+
+    async def scenario() -> None:
+        async with serving(plan) as (gateway, work, client):
+            key = await client.start()
+            calling = asyncio.create_task(client.chat(key, tokens=240, n=32))
+            await until_sampling(gateway)
+            gateway.stop.set()
+            gateway.hurry.set()
+            reply = await calling
+            await work
+            (line,) = lines_of(plan)
+            ends = [sample["finish_reason"] for sample in line["samples"]]
+            assert "abort" in ends
+            written = [part["tokens"] for row in line["samples"] for part in row["parts"]]
+            usage = reply.json()["usage"]["completion_tokens"]
+            assert sum(map(len, written)) == usage < 32 * 240
 
     asyncio.run(scenario())
 
