@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
+import shutil
 import tempfile
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
@@ -75,6 +76,7 @@ class StandaloneGateway:
     written: SessionLines | None = None
     """What was written; None before it serves."""
     _lines: SessionLines = field(init=False)
+    _logs: RunFolder = field(init=False)
     _service: Service = field(init=False)
     _sampling: WeakKeyDictionary[TreeConversation, SampleEngine] = field(
         default_factory=WeakKeyDictionary
@@ -93,6 +95,7 @@ class StandaloneGateway:
                 await self._run(fleet)
             except BaseExceptionGroup as errors:
                 raise first_error(errors) from errors
+        shutil.rmtree(self._logs.path, ignore_errors=True)
 
     async def _run(self, fleet: Fleet) -> None:
         plan = self.plan
@@ -103,9 +106,9 @@ class StandaloneGateway:
             plan.folder, conversations.codec, discount=plan.serving.turn_discount
         )
         key = fleet.stack.enter_context(admin_key(listener.getsockname()[1], plan.admin_key_file))
-        logs = RunFolder(Path(tempfile.mkdtemp(prefix="areal_lab-gateway-")))
+        logs = self._logs = RunFolder(Path(tempfile.mkdtemp(prefix="areal_lab-gateway-")))
         (logs.path / "logs").mkdir()
-        self.display.note(f"logs of engines are in {logs.path / 'logs'}")
+        self.display.note(f"logs of engines are in {logs.path / 'logs'}, if they fail")
         pool = await start_standing(
             plan.config,
             logs,
