@@ -6,7 +6,8 @@
     gateway (one of the run) --> the session of this sample --> turns on the run's engines
 
 The function is all that a user writes. It runs on the event loop (`inline`), or in a process of its
-own that is killed when it takes too long (`subprocess`).
+own that is killed when it takes too long (`subprocess`). Programs that the run does not start are
+another workflow (`hosting.online`).
 """
 
 from __future__ import annotations
@@ -18,22 +19,21 @@ import secrets
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Literal, NoReturn
 
-from areal_lab.agents.chat_format import ChatFormat
-from areal_lab.agents.conversation import TreeConversation
 from areal_lab.agents.gateway.errors import ApiError
-from areal_lab.agents.gateway.server import base_url, bind, serve
+from areal_lab.agents.gateway.server import base_url, bind, served
 from areal_lab.agents.gateway.service import Service
-from areal_lab.agents.gateway.sessions import Limits
-from areal_lab.agents.replies import ReplyReader
-from areal_lab.agents.session_tree import SessionTree
-from areal_lab.agents.template import load_template
+from areal_lab.agents.hosting.conversations import (
+    RUN_REQUESTS,
+    Conversations,
+    Serving,
+    episode_of,
+    run_limits,
+)
 from areal_lab.agents.workflow import Episode, WorkflowEngine
 from areal_lab.config.functions import load_function
-from areal_lab.data.tokenize import TextCodec
 from areal_lab.rewards.service import RewardOutcome, RewardService
 from areal_lab.rewards.worker import reward_of
 
@@ -54,7 +54,11 @@ class Agent:
             Anthropic, for programs that read them.
         workers: processes, with `subprocess`: samples at once.
         timeout_s: of a sample.
-        turn_discount: of rewards of single replies, from a reply to the one before it.
+        requests: calls that sample at once; one more is refused with 429.
+        session_requests: calls that sample at once in one sample.
+        turn_discount: of rewards, from a reply to the one before it.
+        turn_discount_style: `tree` carries rewards back along each conversation; `linear` in order
+            of creation, as AReaL does, so that parallel conversations get each other's rewards.
         tool_call_parser: how calls of tools are read (`tool_calls.GRAMMARS`); `auto` is the one
             that the model's template writes.
         template: file of a chat template, instead of the model's.
@@ -72,54 +76,52 @@ class Agent:
         mode: Mode = "inline",
         workers: int = 4,
         timeout_s: float = 3600.0,
+        requests: int = RUN_REQUESTS,
+        session_requests: int = 64,
         turn_discount: float = 1.0,
+        turn_discount_style: str = "tree",
         tool_call_parser: str = "auto",
         template: str = "",
         describe_tools: bool = True,
     ) -> None:
         if mode not in ("inline", "subprocess"):
-            raise ValueError(f"mode is {mode!r}, but must be inline or subprocess")
+            raise ValueError(f"mode is {mode!r}, but must be inline, subprocess or online")
         if not timeout_s > 0:
             raise ValueError(f"timeout_s is {timeout_s}, but must be > 0 (seconds)")
-        if not 0 <= turn_discount <= 1:
-            raise ValueError(f"turn_discount is {turn_discount}, but must be in [0, 1]")
         if workers < 1:
             raise ValueError(f"workers is {workers}, but must be >= 1")
+        self._serving = Serving(
+            tool_call_parser=tool_call_parser,
+            template=template,
+            describe_tools=describe_tools,
+            turn_discount=turn_discount,
+            turn_discount_style=turn_discount_style,
+            limits=run_limits(
+                requests=requests, session_requests=session_requests, session_timeout_s=timeout_s
+            ),
+        )
         self._fn = fn
         self._function: Callable[..., Any] | None = load_function(fn) if mode == "inline" else None
         self._workers = workers
         self._timeout_s = timeout_s
-        self._discount = turn_discount
-        self._parser = tool_call_parser
-        self._template = template
-        self._describe_tools = describe_tools
         self._stack = AsyncExitStack()
 
+    def check_model(self, model: Path) -> None:
+        """See `ReadsModel`."""
+        self._serving.check_model(model)
+
     async def open(self, model: Path) -> None:
-        """Start the gateway, and the processes of the agents.
-
-        Args:
-            model: folder with the tokenizer and the chat template.
-
-        Raises:
-            ValueError: in one line: the model has no chat template, or one that cannot be used.
-        """
-        self._form = ChatFormat(
-            load_template(model, self._template or None),
-            TextCodec.load(model),
-            describe_tools=self._describe_tools,
-        )
-        self._readers: dict[int, ReplyReader] = {}
+        """See `Opens`: the gateway, and the processes of the agents."""
+        self._conversations = Conversations(model, self._serving)
         self._service = Service(
             _not_over_http,
             admin_key=secrets.token_urlsafe(32),
             model=model.name,
-            limits=Limits(session_timeout_s=self._timeout_s),
+            limits=self._serving.limits,
         )
         listener = bind()
         self._url = base_url(listener)
-        serving = asyncio.create_task(serve(self._service, listener), name="gateway")
-        self._stack.push_async_callback(_end, serving)
+        await self._stack.enter_async_context(served(self._service, listener))
         if self._function is None:
             self._processes = await self._stack.enter_async_context(
                 RewardService(
@@ -138,12 +140,7 @@ class Agent:
     async def run(self, engine: WorkflowEngine, data: Mapping[str, Any]) -> Episode:
         """See `Workflow.run`."""
         name = secrets.token_hex(8)
-        conversation = TreeConversation(
-            SessionTree(self._form, now=datetime.now(UTC), session=name),
-            self._reader(engine.context_tokens),
-            engine,
-            end_tokens=self._form.end_tokens,
-        )
+        conversation = self._conversations.open(engine, name)
         session, key = self._service.start_session(name, conversation=conversation)
         given = {**data, "base_url": f"{self._url}/v1", "api_key": key}
         rewards: Mapping[str, float] = {}
@@ -158,28 +155,13 @@ class Agent:
         finally:
             self._service.end_session(session)
         await self._service.settled(session)
-        self._service.export(session, style="concat", discount=self._discount)
-        scores = conversation.scores
-        returns = conversation.returns(scores)
+        discount = self._serving.turn_discount
+        self._service.export(session, style="concat", discount=discount)
         if outcome.status == "ok" and not session.interactions:
             detail = "the agent returned a reward, but asked the model for nothing"
             outcome = RewardOutcome("error", math.nan, detail=detail)
-        turns = conversation.tree.turns
-        return Episode(
-            rows=conversation.episode_rows(
-                returns, of_turns=outcome.status == "ok" and (bool(rewards) or self._discount < 1)
-            ),
-            outcome=outcome,
-            end=turns[-1].generated.finish_reason if turns else "abort",
-            turns=conversation.notes(scores),
-        )
-
-    def _reader(self, context_tokens: int) -> ReplyReader:
-        reader = self._readers.get(context_tokens)
-        if reader is None:
-            reader = ReplyReader(self._form, grammar=self._parser, context_tokens=context_tokens)
-            self._readers[context_tokens] = reader
-        return reader
+        of_turns = outcome.status == "ok" and (bool(rewards) or discount < 1)
+        return episode_of(conversation, outcome, of_turns=of_turns)
 
     async def _reward(self, data: Mapping[str, Any]) -> tuple[RewardOutcome, Mapping[str, float]]:
         """What the agent returned, and rewards of single replies by their ids."""
@@ -203,8 +185,3 @@ class Agent:
 
 def _not_over_http(task_id: str) -> NoReturn:
     raise ApiError(403, f"sessions of a run are started by the run, and not for {task_id!r}")
-
-
-async def _end(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)

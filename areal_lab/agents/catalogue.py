@@ -17,10 +17,15 @@ from areal_lab.config.functions import load_function
 from areal_lab.config.suggest import nearest
 
 
-def _agent(**keywords: Any) -> Workflow:
+def _agent(*, mode: str = "inline", **keywords: Any) -> Workflow:
     from areal_lab.agents.agent import Agent  # its server takes a while to import
+    from areal_lab.agents.hosting.online import Online
 
-    return Agent(**keywords)
+    if mode == "online":
+        _check_keywords("agent with mode online", Online, keywords)
+        return Online(**keywords)
+    _check_keywords(f"agent with mode {mode}", Agent, keywords)
+    return Agent(mode=mode, **keywords)  # type: ignore[arg-type]  # which it checks
 
 
 WORKFLOWS: Final[Mapping[str, Callable[..., Workflow]]] = {
@@ -47,13 +52,7 @@ def make_workflow(setting: Mapping[str, Any]) -> Workflow | None:
             f"name is {name!r}, but must be module:class or one of {known}"
             f"{nearest(name, list(WORKFLOWS))}"
         )
-    parameters = inspect.signature(make).parameters
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    unknown = [keyword for keyword in keywords if keyword not in parameters]
-    if unknown and not takes_any:
-        raise ValueError(
-            f"{name} has no keyword {unknown[0]!r}; it takes {', '.join(parameters) or 'none'}"
-        )
+    _check_keywords(name, make, keywords)
     try:
         made: Workflow = make(**keywords)
     except TypeError as error:
@@ -61,3 +60,16 @@ def make_workflow(setting: Mapping[str, Any]) -> Workflow | None:
     if not inspect.iscoroutinefunction(getattr(made, "run", None)):
         raise ValueError(f"{name} has no method `async def run(self, engine, data)`")
     return made
+
+
+def _check_keywords(
+    name: str, make: Callable[..., Workflow], keywords: Mapping[str, object]
+) -> None:
+    """Refuse keywords that the workflow does not take."""
+    parameters = inspect.signature(make).parameters
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    unknown = [keyword for keyword in keywords if keyword not in parameters]
+    if unknown and not takes_any:
+        raise ValueError(
+            f"{name} has no keyword {unknown[0]!r}; it takes {', '.join(parameters) or 'none'}"
+        )

@@ -14,7 +14,7 @@ from typing import Any
 from areal_lab.agents.gateway.conversation import PromptTooLong, Scores
 from areal_lab.agents.messages import ChatReply, ChatRequest
 from areal_lab.agents.replies import ReplyReader
-from areal_lab.agents.returns import tree_returns
+from areal_lab.agents.returns import Returns, tree_returns
 from areal_lab.agents.sampler import TurnSampler
 from areal_lab.agents.session_tree import PlannedTurn, SessionTree
 from areal_lab.agents.turns import Row as TreeRow
@@ -34,6 +34,7 @@ class TreeConversation:
         *,
         end_tokens: tuple[int, ...] = (),
         pinned: bool = True,
+        returns: Returns = tree_returns,
     ) -> None:
         """Begin a session.
 
@@ -44,14 +45,18 @@ class TreeConversation:
             end_tokens: that end an answer (`ChatFormat.end_tokens`).
             pinned: whether the temperature and top-p that a client asks for are ignored: training
                 takes log-probs to be of the distribution that the run samples from.
+            returns: how rewards reach the turns before (`returns.STYLES`).
         """
         self.tree = tree
         self._reader = reader
         self._sampler = sampler
         self._end_tokens = end_tokens
         self._pinned = pinned
+        self._returns = returns
         self._turn_of: dict[str, int] = {}
         self._replies: list[ChatReply] = []  # of each turn
+        self.samplings: list[SamplingParams] = []
+        """How each turn was sampled."""
         self.scores = Scores()
         """Of the last export."""
 
@@ -115,7 +120,7 @@ class TreeConversation:
                 rewards[self._turn_of[name]] = reward
         if scores.final is not None and rewards:
             rewards[-1] = scores.final + (rewards[-1] or 0.0)
-        return tree_returns(self.tree.follows, rewards, scores.discount)
+        return self._returns(self.tree.follows, rewards, scores.discount)
 
     def episode_rows(self, returns: tuple[float | None, ...], *, of_turns: bool) -> tuple[Row, ...]:
         """The rows to train on.
@@ -168,6 +173,7 @@ class TreeConversation:
         turn = self.tree.record(planned, generated, reply.message)
         self._turn_of[generated.request_id] = turn.number
         self._replies.append(reply)
+        self.samplings.append(self._sampling(request))
         return reply
 
     def _reply_row(

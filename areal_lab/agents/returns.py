@@ -10,8 +10,10 @@ A missing reward is None and stays one where no later turn has a reward: it is n
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, TypeAlias
+
+from areal_lab.config.suggest import nearest
 
 Returns: TypeAlias = Callable[
     [Sequence[int | None], Sequence[float | None], float], tuple[float | None, ...]
@@ -67,6 +69,25 @@ def linear_returns(
         later = found[-1] if found else None
         found.append(_discounted(reward, [] if later is None else [later], discount))
     return tuple(reversed(found))
+
+
+STYLES: Final[Mapping[str, Returns]] = {"tree": tree_returns, "linear": linear_returns}
+"""By the value of the setting `turn_discount_style`."""
+
+
+def returns_named(style: str) -> Returns:
+    """The function of a style.
+
+    Raises:
+        ValueError: in one line, if there is no such style.
+    """
+    found = STYLES.get(style)
+    if found is None:
+        raise ValueError(
+            f"turn_discount_style is {style!r}, but must be one of {', '.join(STYLES)}"
+            f"{nearest(style, list(STYLES))}"
+        )
+    return found
 
 
 def _discounted(reward: float | None, later: Sequence[float], discount: float) -> float | None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from areal_lab.agents.sampler import TurnSampler
+from areal_lab.control.events import GroupId
 from areal_lab.data.trajectory import CUT_OFF, Observation, SampleEnd, Segment
 from areal_lab.engines.protocol import Generated
 from areal_lab.rewards.service import RewardOutcome
@@ -77,6 +78,16 @@ class Episode:
 class WorkflowEngine(TurnSampler, Protocol):
     """What a workflow is given: turns, the tokenizer, and the run's rewards."""
 
+    @property
+    def stream(self) -> str:
+        """`train`, or `held-out` for problems that are not trained on."""
+        ...
+
+    @property
+    def group(self) -> GroupId:
+        """Of the sample, in its stream: samples of a group are compared."""
+        ...
+
     def encode(self, text: str, *, begins: bool = False) -> tuple[int, ...]:
         """Tokens of a text.
 
@@ -129,6 +140,39 @@ class Opens(Protocol):
 
     async def close(self) -> None:
         """Stop it."""
+        ...
+
+
+@runtime_checkable
+class ReadsModel(Protocol):
+    """A workflow that not every model suits, or that needs something of this machine."""
+
+    def check_model(self, model: Path) -> None:
+        """Refuse what `open` could not serve; called before any process starts.
+
+        Args:
+            model: folder with the tokenizer of the model that is sampled.
+
+        Raises:
+            ValueError: in one line.
+        """
+        ...
+
+
+@runtime_checkable
+class Attended(Protocol):
+    """A workflow whose samples wait for something outside of the run, once it is open."""
+
+    def address(self) -> Mapping[str, str]:
+        """Where they are attended to, for `gateway.json` in the run folder; no keys."""
+        ...
+
+    def notices(self) -> tuple[str, ...]:
+        """Lines for the user, when the run begins."""
+        ...
+
+    def waiting_for(self) -> str:
+        """What samples wait for now; empty if none does."""
         ...
 
 

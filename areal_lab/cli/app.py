@@ -312,6 +312,129 @@ def evaluate(
     run_eval(model, dataset, overrides or [], options)
 
 
+@app.command(cls=_with_settings(_train_settings))
+@exit_on_error
+def gateway(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="Model folder or name, RUN, or RUN/best.")
+    ],
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="CONFIG a.b=c",
+            help="A config, such as RUN/config.yaml, and settings that override it: "
+            "rollout.backend=sglang rollout.engines=2, or 'rollout.addresses=[\"http://...\"]' for "
+            "servers that run already; of gconfig and rollout. Without a config "
+            "gconfig.max_new_tokens is 1024.",
+        ),
+    ] = None,
+    *,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")
+    ] = 30100,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; 0.0.0.0 accepts other machines.")
+    ] = "127.0.0.1",
+    admin_key_file: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE",
+            help="File with the admin key, or to be made; the default is a new key in a file of "
+            "its own.",
+        ),
+    ] = "",
+    export: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Write each session into sessions.jsonl of this folder when it ends. By default "
+            "only those that nothing has exported, below gateways/, when the gateway ends.",
+        ),
+    ] = None,
+    capacity: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Sessions that may be started before POST /grant_capacity grants more; the "
+            "default is any number.",
+        ),
+    ] = None,
+    max_sessions: Annotated[
+        int, typer.Option(min=1, help="Sessions at once; one more is refused with 429.")
+    ] = 1024,
+    max_requests: Annotated[
+        int, typer.Option(min=1, help="Calls that sample at once; one more is refused with 429.")
+    ] = 1024,
+    max_session_requests: Annotated[
+        int, typer.Option(min=1, help="Calls that sample at once in one session.")
+    ] = 64,
+    session_timeout_s: Annotated[
+        float, typer.Option(min=0.001, help="A session that is not used for so long is ended.")
+    ] = 3600.0,
+    reward_timeout_s: Annotated[
+        float,
+        typer.Option(min=0.0, help="How long after its end a session may still get its reward."),
+    ] = 0.0,
+    pinned: Annotated[
+        bool,
+        typer.Option(
+            "--pinned",
+            help="Ignore the temperature and top-p that clients ask for, as a run does.",
+        ),
+    ] = False,
+    turn_discount: Annotated[
+        float,
+        typer.Option(min=0.0, max=1.0, help="Of rewards in sessions.jsonl, from turn to turn."),
+    ] = 1.0,
+    turn_discount_style: Annotated[
+        str,
+        typer.Option(
+            help="tree (along each conversation) or linear (in order of creation, so that parallel "
+            "conversations get each other's rewards)."
+        ),
+    ] = "tree",
+    tool_call_parser: Annotated[
+        str, typer.Option(help="How calls of tools are read; auto is what the template writes.")
+    ] = "auto",
+    template: Annotated[
+        str, typer.Option(metavar="FILE", help="Chat template, instead of the model's.")
+    ] = "",
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of sampling; the default is another one each time.")
+    ] = None,
+) -> None:
+    """Serve a model to agents: OpenAI's and Anthropic's protocols, and sessions with rewards.
+
+    Runs until Ctrl-C. Each session has a key of its own, which the admin key starts. Tokens are
+    kept as they were sampled, with log-probs, and exported over HTTP or into a file.
+    """
+    require("areal-lab gateway", "train")
+    from areal_lab.cli.gateway import GatewayOptions, run_gateway
+
+    run_gateway(
+        model,
+        arguments or [],
+        GatewayOptions(
+            host=host,
+            port=port,
+            admin_key_file=admin_key_file,
+            export=export,
+            capacity=capacity,
+            max_sessions=max_sessions,
+            max_requests=max_requests,
+            max_session_requests=max_session_requests,
+            session_timeout_s=session_timeout_s,
+            reward_timeout_s=reward_timeout_s,
+            pinned=pinned,
+            turn_discount=turn_discount,
+            turn_discount_style=turn_discount_style,
+            tool_call_parser=tool_call_parser,
+            template=template,
+            seed=seed,
+        ),
+    )
+
+
 @app.command(cls=_with_settings(_cosim_settings))
 @exit_on_error
 def cosim(

@@ -93,17 +93,26 @@ def write_key_file(port: int, key: str) -> Path:
     """
     file = key_file(port)
     try:
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # A new file: one that a killed server left may have another mode.
-        file.unlink(missing_ok=True)
-        with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as opened:
-            opened.write(key)
+        write_private(file, key)
     except OSError as error:
         raise ValueError(
             f"the key of the server cannot be written to {file} ({error.strerror}); set "
             f"XDG_STATE_HOME to another folder, or {KEY_VARIABLE} to a key"
         ) from error
     return file
+
+
+def write_private(file: Path, key: str) -> None:
+    """Write a key into a new file that only this user can read.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # A new file: one that a killed server left may have another mode.
+    file.unlink(missing_ok=True)
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as opened:
+        opened.write(key)
 
 
 def remove_key_file(port: int, key: str) -> None:

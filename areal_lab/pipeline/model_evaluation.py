@@ -6,17 +6,13 @@ check -> engines, reward workers up -> sample and score every problem -> results
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from areal_lab.agents.catalogue import make_workflow
-from areal_lab.agents.workflow import opened
 from areal_lab.config.problem import ConfigError, problems_of, refusal
 from areal_lab.config.schema import TrainConfig
 from areal_lab.control.routing import routing_named
@@ -24,21 +20,18 @@ from areal_lab.data.benchmarks import benchmark_named, benchmark_problems, is_te
 from areal_lab.data.problems import Problem
 from areal_lab.data.sources import load_problems
 from areal_lab.data.tokenize import TextCodec
-from areal_lab.engines.client.engine_client import EngineClient
-from areal_lab.engines.protocol import PauseMode, WeightsFolder
 from areal_lab.models.folder import read_model_facts
 from areal_lab.pipeline.evaluation_results import SampleResult, results, sample_lines, samples_of
 from areal_lab.pipeline.fleet import Fleet, first_error
 from areal_lab.pipeline.progress import Display
+from areal_lab.pipeline.rollout.attended import opened_workflow
 from areal_lab.pipeline.rollout.groups import Rollout, context_tokens, sampling_params
 from areal_lab.pipeline.rollout.scored import ScoredGroup
 from areal_lab.pipeline.rollout.turns import TurnRouter
-from areal_lab.pipeline.servers.health import HealthLimits
 from areal_lab.pipeline.servers.pool import ServerPool
-from areal_lab.pipeline.servers.push import PushTo, Weights
-from areal_lab.pipeline.servers.sources import LaunchModel, count_engines, engine_sources
+from areal_lab.pipeline.servers.standing import start_standing
 from areal_lab.preflight import check as preflight
-from areal_lab.preflight.functions import check_functions
+from areal_lab.preflight.functions import check_functions, check_workflow_model
 from areal_lab.rewards.failure_rate import FailureRate
 from areal_lab.rewards.service import RewardService
 from areal_lab.runlog.folder import RunFolder
@@ -108,6 +101,7 @@ def prepare_evaluation(
         raise ConfigError(*found, *problems_of(error, "actor.path")) from error
     prompts = [problem.prompt for problem in problems]
     found += preflight.check_tokens(config, prompts, model, facts)
+    found += check_workflow_model(config, model)
     if found:
         raise ConfigError(*found)
     return Evaluation(
@@ -199,29 +193,7 @@ async def _start(
     """Start servers and reward workers; `fleet` stops them."""
     config, rollout = evaluation.config, evaluation.config.rollout
     codec = TextCodec.load(evaluation.model)
-    servers = count_engines(config)
-    display.phase(f"waiting for {servers} {rollout.backend} server{'s' * (servers > 1)} to start")
-    first: asyncio.Future[LaunchModel] = asyncio.get_running_loop().create_future()
-    first.set_result(LaunchModel(evaluation.model))
-    threads = rollout.threads or max(1, len(os.sched_getaffinity(0)) // servers)
-    pool = ServerPool(
-        sources=engine_sources(
-            config, folder, first, model_path=evaluation.model, codec=codec, threads=threads
-        ),
-        health=HealthLimits(
-            interval_s=rollout.health_interval_s,
-            timeout_s=rollout.health_timeout_s,
-            stall_s=rollout.stall_timeout_s,
-        ),
-        max_restarts=0,
-        pause_mode=PauseMode(rollout.pause_mode),
-        weights=WeightsFolder(path=evaluation.model, version=0, checksum="", size_bytes=0),
-        prepare_push=_no_push,
-        note=display.note,
-        opened=fleet.add_engine,
-    )
-    fleet.stack.push_async_callback(pool.close)
-    await pool.start()
+    pool = await start_standing(config, folder, evaluation.model, fleet=fleet, display=display)
     rewards = await fleet.stack.enter_async_context(
         RewardService(
             config.reward.fn,
@@ -243,7 +215,7 @@ async def _start(
             run_seed=config.seed,
             running_samples=rollout.max_running_requests,
             workflow=await fleet.stack.enter_async_context(
-                opened(make_workflow(rollout.workflow), evaluation.model)
+                opened_workflow(rollout.workflow, evaluation.model, folder=folder, display=display)
             ),
             context_tokens=context_tokens(config, evaluation.model),
             router=TurnRouter(routing_named(rollout.routing).make_router()),
@@ -251,10 +223,6 @@ async def _start(
         ),
         pool,
     )
-
-
-def _no_push(weights: Weights, clients: Sequence[EngineClient], mode: PauseMode) -> PushTo:
-    raise AssertionError(f"weights are never pushed: {weights}, {len(clients)}, {mode}")
 
 
 def _state(by_problem: dict[int, list[SampleResult]], total: int) -> str:

@@ -17,8 +17,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from areal_lab.agents.catalogue import make_workflow
-from areal_lab.agents.workflow import opened
 from areal_lab.config.functions import pickle_function
 from areal_lab.config.schema import TrainConfig
 from areal_lab.control.events import EngineId, GroupId, Version
@@ -40,6 +38,7 @@ from areal_lab.pipeline.requests import Desk
 from areal_lab.pipeline.resume.recovery import Recovery
 from areal_lab.pipeline.resume.saved_run import OpenTokens, SavedRun
 from areal_lab.pipeline.resume.writer import CheckpointWriter
+from areal_lab.pipeline.rollout.attended import opened_workflow
 from areal_lab.pipeline.rollout.groups import Rollout, context_tokens, sampling_params
 from areal_lab.pipeline.rollout.turns import TurnRouter
 from areal_lab.pipeline.servers.health import HealthLimits
@@ -201,7 +200,7 @@ async def start_run(context: RunContext) -> RunPerformer:
         response_tokens=context.response_tokens,
         running_samples=config.rollout.max_running_requests,
         workflow=await fleet.stack.enter_async_context(
-            opened(make_workflow(config.rollout.workflow), model_path)
+            opened_workflow(config.rollout.workflow, model_path, folder=folder, display=display)
         ),
         context_tokens=context_tokens(config, model_path),
         router=TurnRouter(routing_named(config.rollout.routing).make_router()),

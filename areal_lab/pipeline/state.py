@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from areal_lab.control.coordinator import Coordinator
 from areal_lab.host.processes import Child
 from areal_lab.pipeline.performer import RunPerformer
+from areal_lab.pipeline.rollout.attended import waits_for
 
 
 @dataclass(slots=True)
@@ -59,7 +60,11 @@ class RunState:
         """
         try:
             while self.coordinator is not None:
-                self.waiting_for = self.coordinator.waiting_for()
+                outside = (
+                    "" if self.performer is None else waits_for(self.performer.rollout.workflow)
+                )
+                waiting = (self.coordinator.waiting_for(), outside)
+                self.waiting_for = "; ".join(text for text in waiting if text)
                 self.counts = self._counts()
                 await asyncio.sleep(every_s)
         finally:

@@ -50,7 +50,11 @@ from areal_lab.models.locate import (
 )
 from areal_lab.preflight.allocation import engine_plan
 from areal_lab.preflight.division import check_division
-from areal_lab.preflight.functions import check_functions, check_objective
+from areal_lab.preflight.functions import (
+    check_functions,
+    check_objective,
+    check_workflow_model,
+)
 from areal_lab.preflight.limits import limits_of, lora_of, schedule_of, version_bytes
 from areal_lab.preflight.memory import estimate
 from areal_lab.preflight.placement import (
@@ -106,6 +110,7 @@ def check(
     found += others
     if not others:
         found += check_division(config)
+    found += check_workflow_model(config, folder)
     version = version_bytes(config, folder, facts.parameters)
     found += check_space(config, facts, version, disk_usage)
     if problems is not None:
@@ -177,6 +182,7 @@ def notes(config: TrainConfig) -> list[str]:
         )
     lines += _unused_gpus(config)
     lines += _turn_notes(config)
+    lines += _workflow_notes(config)
     lines += _evaluation_notes(config)
     if config.reward.sandbox == "unsafe":
         lines.append(
@@ -200,6 +206,18 @@ def _turn_notes(config: TrainConfig) -> list[str]:
             "and get them again with their tokens, as with rollout.pause_mode=abort"
         ]
     return []
+
+
+def _workflow_notes(config: TrainConfig) -> list[str]:
+    workflow, evaluation = config.rollout.workflow, config.evaluation
+    online = workflow.get("name") == "agent" and workflow.get("mode") == "online"
+    if not online or not evaluation.max_problems:
+        return []
+    return [
+        "held-out problems wait for sessions from outside, too, before and after training: "
+        f"{evaluation.samples_per_problem} for each of up to {evaluation.max_problems} problems; "
+        "evaluation.max_problems=0 switches them off"
+    ]
 
 
 def _evaluation_notes(config: TrainConfig) -> list[str]:

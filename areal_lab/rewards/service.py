@@ -24,7 +24,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from areal_lab.config.functions import pickle_function
 from areal_lab.data.problems import Problem
@@ -59,7 +59,9 @@ _SOFT_TIMEOUT_GRACE_S = 1.0  # an async function is stopped inside its worker fi
 class RewardOutcome:
     """The result of scoring one completion."""
 
-    status: Status
+    status: Status | Literal["abandoned"]
+    """A sample that programs outside of the run make is `abandoned` if they end it without a
+    reward, which is no failure of the run."""
     reward: float
     """The reward to train on; NaN unless `status` is ok."""
     rewards: dict[str, float] = field(default_factory=dict)

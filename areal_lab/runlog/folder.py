@@ -24,7 +24,7 @@ from omegaconf import OmegaConf
 
 from areal_lab.config.offline import RunConfig
 from areal_lab.control.events import Version
-from areal_lab.data.trajectory import Segment, Trajectory
+from areal_lab.data.trajectory import Observation, Segment, Trajectory
 from areal_lab.host.cpu import processor_name
 from areal_lab.host.home import expanded
 
@@ -57,6 +57,60 @@ class SampleTurn(Protocol):
     @property
     def fork(self) -> str:
         """Why its prompt does not continue the turn before it; empty if it does."""
+        ...
+
+
+class WrittenRow(Protocol):
+    """A row of a sample, as it is written: a `Trajectory`, or one without a reward."""
+
+    @property
+    def group(self) -> int:
+        """Number of its group."""
+        ...
+
+    @property
+    def sample(self) -> int:
+        """Index of the sample inside its group."""
+        ...
+
+    @property
+    def row(self) -> int:
+        """Index of the row inside its sample."""
+        ...
+
+    @property
+    def prompt_tokens(self) -> tuple[int, ...]:
+        """Before the first part."""
+        ...
+
+    @property
+    def parts(self) -> tuple[Segment | Observation, ...]:
+        """Generated and observed tokens."""
+        ...
+
+    @property
+    def finish_reason(self) -> str:
+        """Why it ended."""
+        ...
+
+    @property
+    def reward(self) -> float | None:
+        """Of the sample; None if it has none."""
+        ...
+
+    @property
+    def rewards(self) -> Mapping[str, float]:
+        """Named components."""
+        ...
+
+    @property
+    def turn_returns(self) -> Sequence[float | None]:
+        """Return of each turn of this row, if turns are compared; None if none reaches it."""
+        ...
+
+    @property
+    def response_tokens(self) -> tuple[int, ...]:
+        """Tokens of all parts."""
         ...
 
 
@@ -138,7 +192,7 @@ class RunFolder:
         samples = zip(trajectories, texts, strict=True)
         with temporary.open("w", encoding="utf-8") as file:
             for _, members in itertools.groupby(samples, key=lambda sample: sample[0].group):
-                line = _group_line(step, list(members), special)
+                line = group_line(step, list(members), special)
                 file.write(json.dumps(line, separators=(",", ":")) + "\n")
         os.replace(temporary, path)
 
@@ -163,9 +217,16 @@ def _fresh_folder(parent: Path, stem: str) -> Path:
     raise AssertionError("itertools.count does not end")
 
 
-def _group_line(
-    step: Version, samples: Sequence[tuple[Trajectory, SampleText]], special: Mapping[int, str]
+def group_line(
+    step: Version, samples: Sequence[tuple[WrittenRow, SampleText]], special: Mapping[int, str]
 ) -> dict[str, object]:
+    """The line of a group, for `trajectories/`.
+
+    Args:
+        step: number of the training step; 0 if it was not trained on.
+        samples: its rows with their texts, at least one.
+        special: names of special tokens by id; those that occur are written.
+    """
     first, text = samples[0]
     occurring = {token for trajectory, _ in samples for token in trajectory.response_tokens}
     return {
@@ -184,14 +245,14 @@ def _group_line(
     }
 
 
-def _prompt_value(trajectory: Trajectory, text: SampleText, first: Trajectory) -> dict[str, object]:
+def _prompt_value(trajectory: WrittenRow, text: SampleText, first: WrittenRow) -> dict[str, object]:
     """The prompt of a row that does not begin as the group does."""
     if trajectory.prompt_tokens == first.prompt_tokens:
         return {}
     return {"prompt": text.prompt, "prompt_tokens": trajectory.prompt_tokens}
 
 
-def _sample_value(trajectory: Trajectory, text: SampleText) -> dict[str, object]:
+def _sample_value(trajectory: WrittenRow, text: SampleText) -> dict[str, object]:
     known: dict[str, object] = {}
     if text.characters is not None:
         known["characters"] = text.characters

@@ -24,6 +24,8 @@ class Scripted:
     """Of completions; 0 of others."""
     sampling: SamplingParams = field(default_factory=lambda: SamplingParams(max_new_tokens=100))
     context_tokens: int = 1000
+    stream: str = "train"
+    group: int = 0
     prompts: list[str] = field(default_factory=list)
     """What each turn continued."""
     scored: list[str] = field(default_factory=list)

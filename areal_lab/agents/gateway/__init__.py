@@ -3,5 +3,5 @@
     agent -- OpenAI chat, OpenAI responses, Anthropic messages --> Call --> Conversation --> engines
 
 Knows no tokens, templates or engines: those are behind `conversation.Conversation`. May import the
-messages of `agents`; imported by the command line and by the rollouts of `pipeline`.
+messages of `agents`; imported by its conversations, `hosting`, and the workflow `agent`.
 """

@@ -167,7 +167,7 @@ def _add_sessions(app: FastAPI, service: Service) -> None:
                 f"task_id has {len(task_id)} characters, of {_MOST_TASK_ID} at most", "task_id"
             )
         session, key = service.start_session(task_id, reading.text(body, "api_key"))
-        return JsonReply({"session_id": session.session_id, "api_key": key})
+        return JsonReply({"session_id": session.session_id, "api_key": key, **session.told})
 
     @app.post("/rl/set_reward")
     async def set_reward(request: Request) -> Response:

@@ -7,10 +7,12 @@ group.create_task(serve(Service(...), listener))   # agents use base_url(listene
 from __future__ import annotations
 
 import asyncio
+import errno
+import ipaddress
 import resource
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Final
 
 import uvicorn
@@ -37,16 +39,26 @@ class _Server(uvicorn.Server):
         yield
 
 
-def bind(port: int = 0) -> socket.socket:
-    """A socket that listens on this port of the loopback address; 0 takes a free one.
+def bind(port: int = 0, host: str = HOST) -> socket.socket:
+    """A socket that listens on this port; 0 takes a free one.
+
+    Args:
+        port: to listen on.
+        host: an address of this machine; an IPv6 address serves IPv6 only.
 
     Raises:
-        ValueError: the port is not available.
+        ValueError: the port is not available, or the host is no address of this machine.
     """
+    if not host:  # which would be every address
+        raise _wrong_host(host, "it is empty")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listener = socket.create_server((HOST, port), backlog=_BACKLOG)
-    except (OSError, OverflowError) as error:
+        listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except (OSError, OverflowError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
+        unknown = isinstance(error, socket.gaierror | UnicodeError)
+        if unknown or getattr(error, "errno", None) == errno.EADDRNOTAVAIL:
+            raise _wrong_host(host, reason.lower()) from error
         raise ValueError(f"port {port} is not available for the gateway: {reason}") from error
     # asyncio turns Nagle's algorithm off for sockets that know they are TCP, which this one does
     # once it is read from its descriptor. Otherwise each reply waits 40 ms for an acknowledgment.
@@ -54,9 +66,28 @@ def bind(port: int = 0) -> socket.socket:
 
 
 def base_url(listener: socket.socket) -> str:
-    """Where agents find a gateway that serves on this socket; `/v1` may follow."""
+    """Where agents of this machine find a gateway that serves on this socket; `/v1` may follow."""
     host, port = listener.getsockname()[:2]
-    return f"http://{host}:{port}"
+    address = ipaddress.ip_address(host)
+    if address.is_unspecified:
+        host = "127.0.0.1" if address.version == 4 else "::1"
+    return f"http://[{host}]:{port}" if address.version == 6 else f"http://{host}:{port}"
+
+
+def is_loopback(listener: socket.socket) -> bool:
+    """Whether only this machine reaches a socket."""
+    return ipaddress.ip_address(listener.getsockname()[0]).is_loopback
+
+
+@asynccontextmanager
+async def served(service: Service, listener: socket.socket) -> AsyncIterator[asyncio.Task[None]]:
+    """Serve until the end of the block; the task ends before that only if serving fails."""
+    serving = asyncio.create_task(serve(service, listener), name="gateway")
+    try:
+        yield serving
+    finally:
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
 
 
 async def serve(service: Service, listener: socket.socket) -> None:
@@ -92,6 +123,13 @@ async def serve(service: Service, listener: socket.socket) -> None:
         await service.close()
         server.should_exit = True
         await asyncio.wait((serving,))
+
+
+def _wrong_host(host: str, reason: str) -> ValueError:
+    return ValueError(
+        f"host is {host!r}, but must be an address of this machine, such as {HOST}, or 0.0.0.0 for "
+        f"all of them ({reason})"
+    )
 
 
 async def _sweep(service: Service) -> None:

@@ -14,14 +14,14 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from areal_lab.agents.gateway.calls import Answer, Call, Dialect, continued, prompt
 from areal_lab.agents.gateway.conversation import Conversation, ExportStyle, PromptTooLong
 from areal_lab.agents.gateway.errors import ApiError, invalid
 from areal_lab.agents.gateway.exchanges import Exchange, sent_again
-from areal_lab.agents.gateway.sessions import Limits, Session, Sessions
+from areal_lab.agents.gateway.sessions import EndedBy, Limits, Session, Sessions
 from areal_lab.agents.messages import ChatReply
 
 OpenConversation = Callable[[str], Conversation]
@@ -41,6 +41,8 @@ class Service:
         model: str,
         limits: Limits | None = None,
         clock: Callable[[], float] = time.monotonic,
+        began: Callable[[Session], Mapping[str, Any]] = lambda _: {},
+        lost: Callable[[Session], None] = lambda _: None,
     ) -> None:
         """Create the service without sessions.
 
@@ -50,13 +52,17 @@ class Service:
             model: the name under which the model is listed; every name is served.
             limits: what it serves at a time.
             clock: seconds of a clock that only goes forward.
+            began: called with each session whose conversation `open_conversation` made; what it
+                returns is told to whoever started the session (`Session.told`).
+            lost: called with each session that is forgotten although nothing has exported it.
         """
         self.limits = limits or Limits()
-        self.sessions = Sessions(admin_key, self.limits)
+        self.sessions = Sessions(admin_key, self.limits, lost)
         self.model = model
         self.in_flight = 0
         """Calls that sample now."""
         self._open_conversation = open_conversation
+        self._began = began
         self._clock = clock
         self._exchanges: dict[Session, list[Exchange]] = {}
         self._closed = False
@@ -73,10 +79,12 @@ class Service:
         """
         self._require_open()
         now_s = self._clock()
-        if conversation is None:
-            self.sessions.check_capacity(now_s)
-            conversation = self._open_conversation(task_id)
-        return self.sessions.start(task_id, conversation, now_s, key)
+        if conversation is not None:
+            return self.sessions.start(task_id, conversation, now_s, key)
+        self.sessions.check_capacity(now_s)
+        session, key = self.sessions.start(task_id, self._open_conversation(task_id), now_s, key)
+        session.told = self._began(session)
+        return session, key
 
     def session(self, keys: Iterable[str]) -> Session:
         """The session of a key, open or ended; raises ApiError as `Sessions.of_key`."""
@@ -90,9 +98,9 @@ class Service:
         """A session by its id; raises ApiError as `Sessions.of_id`."""
         return self.sessions.of_id(session_id, self._clock())
 
-    def end_session(self, session: Session) -> None:
+    def end_session(self, session: Session, by: EndedBy = "client") -> None:
         """End a session; what samples now is still recorded, and waited for by its export."""
-        self.sessions.end(session, self._clock())
+        self.sessions.end(session, self._clock(), by)
         session.changed.set()
 
     def set_reward(
@@ -187,6 +195,8 @@ class Service:
                 replies=tuple(replies),
             )
             session.record(call, answer)
+            generated = session.interactions[answer.interaction_id].generated_tokens
+            self.sessions.counts["generated_tokens"] += generated
             return answer
         except BaseException:
             # If the client sends it again, it is a new call.
@@ -235,6 +245,13 @@ class Service:
             "requests_in_flight": self.in_flight,
             "counts": dict(sorted(self.sessions.counts.items())),
         }
+
+    async def drain(self, timeout_s: float) -> None:
+        """Refuse everything new, and wait for what samples, but not longer than this."""
+        self._closed = True
+        tasks = [each.task for known in self._exchanges.values() for each in known]
+        if tasks:
+            await asyncio.wait(tasks, timeout=timeout_s)
 
     async def close(self) -> None:
         """Cancel what samples, end all sessions, and refuse everything new.

@@ -14,7 +14,7 @@ import hmac
 import math
 import secrets
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
@@ -104,6 +104,8 @@ class Session:
     exported_s: float | None = None
     reward: float | None = None
     """Of the session as a whole."""
+    told: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """What whoever starts it over HTTP is told beside its id and key."""
     interactions: dict[str, Interaction] = field(default_factory=dict, repr=False)
     """In the order in which they were answered."""
     changed: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
@@ -127,6 +129,36 @@ class Session:
             turn=self._shared(turn_after(call, answer)) if call.keep else None,
         )
 
+    def scores(self, *, style: ExportStyle, discount: float) -> Scores:
+        """Its rewards so far, by the replies that they are for."""
+        interactions = self.interactions.values()
+        return Scores(
+            style=style,
+            discount=discount,
+            final=self.reward,
+            rewards={
+                each.replies[index]: reward
+                for each in interactions
+                for index, reward in each.rewards.items()
+            },
+            undelivered=frozenset(
+                reply for each in interactions if not each.delivered for reply in each.replies
+            ),
+        )
+
+    def rewards_by_name(self) -> dict[str, float]:
+        """Rewards of single replies, by the id of the call, and the index if it had several."""
+        return {
+            call if len(each.replies) == 1 else f"{call}/{index}": reward
+            for call, each in self.interactions.items()
+            for index, reward in sorted(each.rewards.items())
+        }
+
+    def total_reward(self) -> float | None:
+        """The reward of the session and those of its replies; None if there is none."""
+        found = [*self.rewards_by_name().values(), *([] if self.reward is None else [self.reward])]
+        return math.fsum(found) if found else None
+
     def turn(self, interaction_id: str) -> Turn | None:
         """The conversation that ends with this answer, if it was kept."""
         found = self.interactions.get(interaction_id)
@@ -149,19 +181,27 @@ class Session:
 class Sessions:
     """All sessions of a gateway."""
 
-    def __init__(self, admin_key: str, limits: Limits) -> None:
+    def __init__(
+        self, admin_key: str, limits: Limits, lost: Callable[[Session], None] = lambda _: None
+    ) -> None:
         """Start without sessions.
+
+        Args:
+            admin_key: starts sessions and exports them.
+            limits: of sessions, calls and time.
+            lost: called with each session that is forgotten although nothing has exported it.
 
         Raises:
             ValueError: the admin key cannot be sent in a header.
         """
-        if not _sendable(admin_key):
+        if not sendable(admin_key):
             raise ValueError("the admin key must be of printable ASCII characters without spaces")
         self.limits = limits
         self.capacity = limits.capacity
         """Sessions that may still be started; None is not counted."""
         self.counts: Counter[str] = Counter()
         """What happened so far, by name."""
+        self._lost = lost
         self._admin = _digest(admin_key)
         self._by_id: dict[str, Session] = {}
         self._by_key: dict[bytes, Session] = {}
@@ -175,6 +215,10 @@ class Sessions:
     def open(self) -> int:
         """Sessions that have not ended."""
         return sum(1 for each in self._by_id.values() if each.ended_s is None)
+
+    def unexported(self) -> list[Session]:
+        """Sessions that nothing has exported yet, in the order of their start."""
+        return [each for each in self._by_id.values() if each.exported_s is None]
 
     # --- keys ---
 
@@ -262,7 +306,7 @@ class Sessions:
         self.check_capacity(now_s)
         chosen = secrets.token_urlsafe(32) if key is None else key
         digest = _digest(chosen)
-        if not _sendable(chosen):
+        if not sendable(chosen):
             raise invalid(
                 "api_key must be of printable ASCII characters without spaces; leave it out to get "
                 "a new one",
@@ -349,6 +393,7 @@ class Sessions:
             self.counts["never_exported_tokens"] += sum(
                 each.generated_tokens for each in session.interactions.values()
             )
+            self._lost(session)
             self._forget(session)
         return False
 
@@ -498,26 +543,13 @@ class Sessions:
     ) -> dict[str, Any]:
         """The trajectories of a settled session as plain JSON; it can be repeated for a while."""
         assert self.unsettled_s(session, now_s) is None, session
-        interactions = list(session.interactions.values())
-        undelivered = [each for each in interactions if not each.delivered]
-        rows = session.conversation.rows(
-            Scores(
-                style=style,
-                discount=discount,
-                final=session.reward,
-                rewards={
-                    each.replies[index]: reward
-                    for each in interactions
-                    for index, reward in each.rewards.items()
-                },
-                undelivered=frozenset(reply for each in undelivered for reply in each.replies),
-            )
-        )
+        interactions = session.interactions.values()
+        rows = session.conversation.rows(session.scores(style=style, discount=discount))
         if session.exported_s is None:
             session.exported_s = now_s
             self.counts["exported"] += 1
             self.counts[session.outcome] += 1
-            self.counts["undelivered"] += len(undelivered)
+            self.counts["undelivered"] += sum(not each.delivered for each in interactions)
         return {
             "session_id": session.session_id,
             "task_id": session.task_id,
@@ -541,7 +573,8 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
 
 
-def _sendable(key: str) -> bool:
+def sendable(key: str) -> bool:
+    """Whether a key can be sent in a header."""
     return bool(key) and key.isascii() and key.isprintable() and " " not in key
 
 

@@ -225,20 +225,12 @@ class Rollout:
                         self._episode(
                             workflow,
                             problem,
-                            SampleEngine(
+                            self.sample_engine(
                                 stream=stream,
                                 group=group,
                                 sample=index,
-                                run_seed=self.run_seed,
-                                sampling=self.sampling,
-                                context_tokens=self.context_tokens,
-                                codec=self.codec,
-                                rewards=self.rewards,
-                                engines=self.engines,
-                                router=self.router,
-                                generate=self._generate_one,
                                 kept=kept,
-                                open=opened,
+                                opened=opened,
                                 asked=asked,
                                 turns=turns,
                             ),
@@ -269,6 +261,36 @@ class Rollout:
             turns=tuple(turns),
         )
 
+    def sample_engine(
+        self,
+        *,
+        stream: str,
+        group: GroupId,
+        sample: int,
+        kept: PartialSamples = NO_SAMPLES,
+        opened: dict[str, OpenTurn] | None = None,
+        asked: set[str] | None = None,
+        turns: list[SampledTurn] | None = None,
+    ) -> SampleEngine:
+        """What the workflow of one sample is given; see `SampleEngine`."""
+        return SampleEngine(
+            stream=stream,
+            group=group,
+            sample=sample,
+            run_seed=self.run_seed,
+            sampling=self.sampling,
+            context_tokens=self.context_tokens,
+            codec=self.codec,
+            rewards=self.rewards,
+            engines=self.engines,
+            router=self.router,
+            generate=self._generate_one,
+            kept=kept,
+            open={} if opened is None else opened,
+            asked=set() if asked is None else asked,
+            turns=[] if turns is None else turns,
+        )
+
     async def _episode(self, workflow: Workflow, problem: Problem, engine: SampleEngine) -> Episode:
         """One sample; what its workflow raises is an outcome."""
         try:
@@ -280,7 +302,8 @@ class Rollout:
             self.failures.add(failed.detail)
             return Episode(rows=(), outcome=failed, end="abort")
         outcome = episode.outcome
-        self.failures.add("" if outcome.status == "ok" else outcome.detail or outcome.status)
+        fine = outcome.status in ("ok", "abandoned")
+        self.failures.add("" if fine else outcome.detail or outcome.status)
         return episode
 
     def _text(self, parts: Sequence[Segment | Observation]) -> str:

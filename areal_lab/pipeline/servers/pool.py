@@ -18,6 +18,7 @@ one version. Groups that run on it end there; for new ones another server takes 
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, nullcontext, suppress
@@ -66,6 +67,9 @@ class ServerPool:
     """The weights that every engine in `alive` holds, except a pinned one."""
     prepare_push: PreparePush
     """Prepares a push of weights into engines."""
+    foreign: bool = False
+    """Whether the weights are whatever the servers hold, which others may change at any time: they
+    are neither checked nor known by a number of ours."""
     takes_turns: bool = False
     """Whether the trainer computes on the same devices, in turns."""
     note: Callable[[str], None]
@@ -390,11 +394,15 @@ class ServerPool:
 
     def _versions_of(self, number: EngineId) -> tuple[Version, Version]:
         """Oldest and newest version that an engine may hold at the moment."""
+        if self.foreign:
+            return 0, sys.maxsize
         if self._pin is not None and self._pin.server.number == number:
             return self._pin.version, self._pin.version
         return self.weights.version, self._newest
 
     async def _check_weights(self, server: Server) -> None:
+        if self.foreign:
+            return
         async with self._weights_lock:
             if not server.released:
                 expected, _ = self._versions_of(server.number)

@@ -1,0 +1,163 @@
+"""The conversations of one model's sessions, and the samples that they are.
+
+Serving (settings) + model folder --> Conversations --open--> TreeConversation of a session
+                                                                    | rewards
+                                                                    v
+                                                                 Episode
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from areal_lab.agents.chat_format import ChatFormat
+from areal_lab.agents.conversation import TreeConversation
+from areal_lab.agents.gateway.sessions import Limits
+from areal_lab.agents.replies import ReplyReader
+from areal_lab.agents.returns import returns_named
+from areal_lab.agents.sampler import TurnSampler
+from areal_lab.agents.session_tree import SessionTree
+from areal_lab.agents.template import load_template
+from areal_lab.agents.workflow import Episode
+from areal_lab.data.tokenize import TextCodec
+from areal_lab.rewards.service import RewardOutcome
+
+RUN_REQUESTS: Final = 8192
+"""Calls that sample at once in a run: its own limits come first (`max_concurrent_rollouts`)."""
+_LIMITS: Final = Limits()
+_ANY: Final = 2**31
+"""Open sessions of a run, which starts no more samples than it may."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """How the sessions of a gateway are served; checked where it is made."""
+
+    tool_call_parser: str = "auto"
+    """How calls of tools are read (`tool_calls.GRAMMARS`); `auto` is what the template writes."""
+    template: str = ""
+    """File of a chat template, instead of the model's."""
+    describe_tools: bool = True
+    """Whether tools are described in the system message if the template ignores them."""
+    turn_discount: float = 1.0
+    """Of rewards, from a turn to the one before it."""
+    turn_discount_style: str = "tree"
+    """What the turn before it is (`returns.STYLES`)."""
+    pinned: bool = True
+    """Whether the temperature and top-p that clients ask for are ignored."""
+    limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.turn_discount <= 1:
+            raise ValueError(f"turn_discount is {self.turn_discount}, but must be in [0, 1]")
+        returns_named(self.turn_discount_style)
+
+    def check_model(self, model: Path) -> None:
+        """Refuse a model whose sessions cannot be served so.
+
+        Raises:
+            ValueError: in one line: it has no chat template, or one that cannot be used, or there
+                is no such form of calls.
+        """
+        Conversations(model, self).reader(1)
+
+
+def run_limits(
+    *,
+    requests: int = RUN_REQUESTS,
+    session_requests: int = _LIMITS.session_requests,
+    session_timeout_s: float = _LIMITS.session_timeout_s,
+    reward_timeout_s: float = _LIMITS.set_reward_finish_timeout_s,
+) -> Limits:
+    """Limits of the gateway of a run, by the names of its settings.
+
+    Raises:
+        ValueError: a number is out of its bounds.
+    """
+    for name, value, positive in (
+        ("requests", requests, True),
+        ("session_requests", session_requests, True),
+        ("session_timeout_s", session_timeout_s, True),
+        ("reward_timeout_s", reward_timeout_s, False),
+    ):
+        if not (value > 0 if positive else value >= 0):
+            raise ValueError(f"{name} is {value}, but must be {'> 0' if positive else '>= 0'}")
+    return Limits(
+        open_sessions=_ANY,
+        requests=requests,
+        session_requests=session_requests,
+        session_timeout_s=session_timeout_s,
+        set_reward_finish_timeout_s=reward_timeout_s,
+    )
+
+
+class Conversations:
+    """Makes the conversations of one model."""
+
+    def __init__(self, model: Path, serving: Serving) -> None:
+        """Read the model's tokenizer and chat template.
+
+        Raises:
+            ValueError: in one line: the model has no template, or one that cannot be used.
+        """
+        self.codec = TextCodec.load(model)
+        self._form = ChatFormat(
+            load_template(model, serving.template or None),
+            self.codec,
+            describe_tools=serving.describe_tools,
+        )
+        self._serving = serving
+        self._readers: dict[int, ReplyReader] = {}
+
+    def open(self, sampler: TurnSampler, name: str) -> TreeConversation:
+        """The conversation of a new session.
+
+        Args:
+            sampler: of its turns.
+            name: of the session; ids of calls differ between names.
+        """
+        return TreeConversation(
+            SessionTree(self._form, now=datetime.now(UTC), session=name),
+            self.reader(sampler.context_tokens),
+            sampler,
+            end_tokens=self._form.end_tokens,
+            pinned=self._serving.pinned,
+            returns=returns_named(self._serving.turn_discount_style),
+        )
+
+    def reader(self, context_tokens: int) -> ReplyReader:
+        """The reader of replies in a context of this size.
+
+        Raises:
+            ValueError: there is no such form of calls of tools.
+        """
+        reader = self._readers.get(context_tokens)
+        if reader is None:
+            reader = ReplyReader(
+                self._form, grammar=self._serving.tool_call_parser, context_tokens=context_tokens
+            )
+            self._readers[context_tokens] = reader
+        return reader
+
+
+def episode_of(
+    conversation: TreeConversation, outcome: RewardOutcome, *, of_turns: bool
+) -> Episode:
+    """The sample that a session is, once it was exported.
+
+    Args:
+        conversation: of the session, with its scores.
+        outcome: of the sample.
+        of_turns: whether turns are compared by their returns, and not samples.
+    """
+    scores = conversation.scores
+    turns = conversation.tree.turns
+    return Episode(
+        rows=conversation.episode_rows(conversation.returns(scores), of_turns=of_turns),
+        outcome=outcome,
+        end=turns[-1].generated.finish_reason if turns else "abort",
+        turns=conversation.notes(scores),
+    )

@@ -1,0 +1,297 @@
+"""Serve a gateway of its own until it is asked to stop; no token that was sampled is lost.
+
+    engines up --> clients: sessions, calls, rewards --> stop: nothing new, calls end --> sessions
+                                                                                   that are left
+    task             waits for                       unblocked by
+    sessions (each)  its end, its reward             the client, or time; only if all are written
+    state            a few seconds                   time
+
+A session is left if nothing has exported it when the gateway ends, or when it is forgotten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+import shutil
+import tempfile
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+from areal_lab.agents.conversation import TreeConversation
+from areal_lab.agents.gateway.server import base_url, bind, is_loopback, served
+from areal_lab.agents.gateway.service import Service
+from areal_lab.agents.gateway.sessions import Session
+from areal_lab.agents.hosting.admin_key import admin_key
+from areal_lab.agents.hosting.conversations import Conversations
+from areal_lab.control.routing import routing_named
+from areal_lab.pipeline.fleet import Fleet, first_error
+from areal_lab.pipeline.gateway.prepare import GatewayPlan
+from areal_lab.pipeline.gateway.session_lines import SessionLines
+from areal_lab.pipeline.progress import Display
+from areal_lab.pipeline.rollout.groups import Rollout, context_tokens, sampling_params
+from areal_lab.pipeline.rollout.turns import SampleEngine, TurnRouter
+from areal_lab.pipeline.servers.pool import ServerPool
+from areal_lab.pipeline.servers.standing import start_standing
+from areal_lab.rewards.service import RewardService
+from areal_lab.runlog.folder import RunFolder
+
+GRACE_S: Final = 10.0
+"""How long calls that sample have to end once the gateway is asked to stop."""
+_CUT_S: Final = 5.0
+"""How long engines have to return what there is of calls that are cut off."""
+_STATE_S: Final = 5.0
+"""Between two looks at whether the state has changed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """A gateway that serves, for whoever tells people."""
+
+    url: str
+    key_file: Path
+    engines: str
+    """What samples, in a few words."""
+    open_to_others: bool
+    """Whether other machines can reach it."""
+
+
+@dataclass(slots=True, kw_only=True)
+class StandaloneGateway:
+    """One gateway with its engines."""
+
+    plan: GatewayPlan
+    display: Display
+    ready: Callable[[Ready], None]
+    """Called once it serves."""
+    stop: asyncio.Event
+    """Set to end it, once calls that sample have ended."""
+    hurry: asyncio.Event
+    """Set to cut them off then, with the tokens so far. Canceling `run` loses these tokens."""
+    written: SessionLines | None = None
+    """What was written; None before it serves."""
+    _lines: SessionLines = field(init=False)
+    _logs: RunFolder = field(init=False)
+    _service: Service = field(init=False)
+    _sampling: WeakKeyDictionary[TreeConversation, SampleEngine] = field(
+        default_factory=WeakKeyDictionary
+    )
+    _following: set[asyncio.Task[None]] = field(default_factory=set)
+
+    async def run(self) -> None:
+        """Start engines, serve, and end all.
+
+        Raises:
+            Exception: the first error of any part, or why the last engine was lost; sessions are
+                written before.
+        """
+        async with Fleet() as fleet:
+            try:
+                await self._run(fleet)
+            except BaseExceptionGroup as errors:
+                raise first_error(errors) from errors
+        shutil.rmtree(self._logs.path, ignore_errors=True)
+
+    async def _run(self, fleet: Fleet) -> None:
+        plan = self.plan
+        listener = bind(plan.port, plan.host)  # before engines start, which takes a while
+        fleet.stack.callback(listener.close)
+        conversations = Conversations(plan.model, plan.serving)
+        self._lines = self.written = SessionLines(
+            plan.folder, conversations.codec, discount=plan.serving.turn_discount
+        )
+        key = fleet.stack.enter_context(admin_key(listener.getsockname()[1], plan.admin_key_file))
+        logs = self._logs = RunFolder(Path(tempfile.mkdtemp(prefix="areal_lab-gateway-")))
+        (logs.path / "logs").mkdir()
+        self.display.note(f"logs of engines are in {logs.path / 'logs'}, if they fail")
+        pool = await start_standing(
+            plan.config,
+            logs,
+            plan.model,
+            fleet=fleet,
+            display=self.display,
+            restarts=plan.config.rollout.max_engine_restarts,
+        )
+        rollout = _rollout(plan, conversations, pool)
+        numbers = itertools.count()
+
+        def open_conversation(task_id: str) -> TreeConversation:
+            del task_id
+            engine = rollout.sample_engine(stream="gateway", group=next(numbers), sample=0)
+            conversation = conversations.open(engine, secrets.token_hex(8))
+            self._sampling[conversation] = engine
+            return conversation
+
+        self._service = service = Service(
+            open_conversation,
+            admin_key=key.key,
+            model=plan.model.name,
+            limits=plan.serving.limits,
+            began=self._began,
+            lost=self._lost,
+        )
+        async with AsyncExitStack() as stack:
+            stack.callback(self._save_rest)
+            serving = await stack.enter_async_context(served(service, listener))
+            stack.push_async_callback(self._end_tasks)
+            self._spawn(self._tell_state())
+            self.ready(
+                Ready(
+                    url=base_url(listener),
+                    key_file=key.file,
+                    engines=_engines(pool),
+                    open_to_others=not is_loopback(listener),
+                )
+            )
+            await self._until_over(pool, serving)
+            await self._end_calls(pool)
+
+    async def _until_over(self, pool: ServerPool, serving: asyncio.Task[None]) -> None:
+        """Wait until it is asked to stop.
+
+        Raises:
+            Exception: serving failed, or the last engine was lost.
+        """
+        stopping = asyncio.create_task(self.stop.wait())
+        losing = asyncio.create_task(pool.given_up.wait())
+        try:
+            await asyncio.wait((stopping, losing, serving), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopping.cancel()
+            losing.cancel()
+        if serving.done():
+            serving.result()
+        if pool.given_up.is_set():
+            assert pool.last_error is not None
+            raise pool.last_error
+
+    async def _end_calls(self, pool: ServerPool) -> None:
+        """Let what samples end, or cut it off."""
+        service = self._service
+        if service.in_flight:
+            self.display.note(
+                f"stopping: calls that sample ({service.in_flight}) have {GRACE_S:g} s to end; "
+                "press Ctrl-C again to cut them off now"
+            )
+        draining = asyncio.create_task(service.drain(GRACE_S))
+        hurrying = asyncio.create_task(self.hurry.wait())
+        try:
+            await asyncio.wait((draining, hurrying), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            draining.cancel()
+            hurrying.cancel()
+        if service.in_flight:
+            await pool.abort(
+                [
+                    name
+                    for engine in self._sampling.values()
+                    for name, turn in engine.open.items()
+                    if turn.engine is not None
+                ]
+            )
+            await service.drain(_CUT_S)
+
+    # --- sessions ---
+
+    def _began(self, session: Session) -> Mapping[str, Any]:
+        if self.plan.writes_all:
+            self._spawn(self._write_at_end(session))
+        return {}
+
+    async def _write_at_end(self, session: Session) -> None:
+        await self._service.settled(session)
+        if self._save(session):
+            # For a while it can be exported over HTTP, too.
+            self._service.export(session, style="concat", discount=self.plan.serving.turn_discount)
+
+    def _lost(self, session: Session) -> None:
+        self._save(session)
+
+    def _save(self, session: Session) -> bool:
+        """Write a session; False if the file cannot be written, which the end tries again."""
+        try:
+            self._lines.write(session)
+        except OSError as error:
+            self.display.note(f"{self._lines.file} cannot be written: {error.strerror}")
+            return False
+        return True
+
+    def _save_rest(self) -> None:
+        for session in self._service.sessions.unexported():
+            self._lines.write(session)
+
+    # --- tasks ---
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._following.add(task)
+        task.add_done_callback(self._following.discard)
+
+    async def _end_tasks(self) -> None:
+        tasks = list(self._following)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _tell_state(self) -> None:
+        told = state_text(self._service.statistics())
+        while True:
+            await asyncio.sleep(_STATE_S)
+            text = state_text(self._service.statistics())
+            if text != told:
+                self.display.note(text)
+            told = text
+
+
+def state_text(statistics: Mapping[str, Any]) -> str:
+    """What a gateway does now and has done so far, in one line.
+
+    Args:
+        statistics: of its service.
+    """
+    counts: Mapping[str, int] = statistics["counts"]
+
+    def count(name: str) -> int:
+        return counts.get(name, 0)
+
+    refused = count("refused_sessions") + count("refused_requests")
+    problems = [
+        f"{number:,} {what}"
+        for number, what in ((count("failed"), "failed"), (refused, "refused"))
+        if number
+    ]
+    return "; ".join(
+        [
+            f"sessions: {statistics['open_sessions']} open, {count('sessions'):,} started",
+            f"calls: {statistics['requests_in_flight']} sampling, {count('calls'):,} begun"
+            + "".join(f", {problem}" for problem in problems),
+            f"{count('generated_tokens'):,} tokens",
+        ]
+    )
+
+
+def _rollout(plan: GatewayPlan, conversations: Conversations, pool: ServerPool) -> Rollout:
+    config = plan.config
+    return Rollout(
+        engines=pool,
+        codec=conversations.codec,
+        # Its workers are never started: clients set the rewards of their sessions.
+        rewards=RewardService(config.reward.fn),
+        sampling=sampling_params(config.gconfig, conversations.codec),
+        run_seed=plan.seed,
+        running_samples=config.rollout.max_running_requests,
+        context_tokens=context_tokens(config, plan.model),
+        router=TurnRouter(routing_named(config.rollout.routing).make_router()),
+    )
+
+
+def _engines(pool: ServerPool) -> str:
+    servers = list(pool.alive.values())
+    if any(server.process is None for server in servers):
+        return ", ".join(server.client.base_url for server in servers)
+    return f"{len(servers)} {pool.backend} engine{'s' if len(servers) > 1 else ''}"

@@ -1,0 +1,189 @@
+"""`areal-lab gateway`, called as by a user: real processes, HTTP, a tiny model."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import psutil
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+from typer.testing import CliRunner
+
+from areal_lab.cli import app as cli
+from areal_lab.engines.keys import key_file
+from benchmarks.tiny_model import write_tiny_model
+from tests.pipeline.tiny_run import rescored_difference
+
+BOUND_S = 60.0
+TEMPLATE = (
+    "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}"
+    "{% for m in messages %}"
+    "{% if m.role == 'assistant' %}={{ m.content }}<end>{% else %}{{ m.content }}{% endif %}\n"
+    "{% endfor %}{% if add_generation_prompt %}={% endif %}"
+)
+"""Describes a tool in a word: the context is small."""
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "tiny"
+    write_tiny_model(folder, initializer_range=0.2)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return folder
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+def test_a_gateway_serves_sessions_and_loses_no_token(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "areal_lab.cli.app", "gateway", str(model), "--port", "0"]
+    command += ["--export", str(out), "--seed", "3", "rollout.threads=1", "rollout.dtype=float32"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as serving:
+        assert serving.stdout is not None
+        assert serving.stderr is not None
+        told = [serving.stdout.readline()]
+        assert told[0], serving.stderr.read()
+        while "Ctrl-C" not in told[-1]:
+            told.append(serving.stdout.readline())
+        address = re.fullmatch(r"tiny is served on (\S+:(\d+)) by 1 embedded engine\n", told[0])
+        assert address is not None
+        url, port = address[1], int(address[2])
+        file = key_file(port)
+        assert told[1] == f"the admin key is in {file}, which only you can read\n"
+        assert file.stat().st_mode & 0o777 == 0o600
+        admin = file.read_text()
+        assert told[2] == (
+            f'start a session: curl {url}/rl/start_session -H "Authorization: Bearer '
+            f"""$(cat {file})" -d '{{"task_id": "try"}}'\n"""
+        )
+        listening = [
+            one.laddr.ip
+            for one in psutil.Process(serving.pid).net_connections()
+            if one.status == psutil.CONN_LISTEN
+        ]
+        assert listening == ["127.0.0.1"]
+        with httpx2.Client(base_url=url, timeout=BOUND_S, trust_env=False) as http:
+            replies = _sessions(http, admin)
+        serving.send_signal(signal.SIGTERM)
+        assert serving.wait(BOUND_S) == 0
+        said, last = serving.stderr.read(), serving.stdout.read()
+        assert said.endswith("stopped\n")
+        assert last == f"sessions are in {out / 'sessions.jsonl'}\n"
+        assert admin not in "".join(told) + last + said + (out / "sessions.jsonl").read_text()
+    assert not file.exists()
+    _check_file(out / "sessions.jsonl", model, replies)
+
+
+def _sessions(http: httpx2.Client, admin: str) -> list[dict[str, Any]]:
+    """A session of two turns with a tool and a reward, and one that stays open; the replies."""
+    started = http.post("/rl/start_session", json={"task_id": "a"}, headers=bearer(admin)).json()
+    key, other = bearer(started["api_key"]), bearer("wrong")
+    assert http.post("/rl/start_session", headers=other).status_code == 403
+    assert http.post("/rl/start_session").status_code == 401
+    assert http.post("/v1/chat/completions", headers=other, json={}).status_code == 401
+    assert http.post("/v1/chat/completions", headers=bearer(admin), json={}).status_code == 403
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "12 + 34 ="}]
+    replies = []
+    for _ in range(2):
+        body = {"messages": messages, "tools": [TOOL], "logprobs": True, "max_tokens": 20}
+        reply = http.post("/v1/chat/completions", json=body, headers=key)
+        assert reply.status_code == 200, reply.text
+        replies.append(reply.json())
+        messages.append(replies[-1]["choices"][0]["message"])
+        messages.append({"role": "tool", "tool_call_id": "call00000", "content": "46"})
+    assert http.post("/rl/set_reward", json={"reward": 0.5}, headers=key).status_code == 200
+    assert http.post("/rl/end_session", headers=key).json()["interaction_count"] == 2
+    session = {"session_id": started["session_id"], "style": "concat"}
+    exported = http.post("/export_trajectories", json=session, headers=bearer(admin)).json()
+    assert (exported["outcome"], exported["reward"]) == ("rewarded", 0.5)
+    assert [turn["return"] for row in exported["rows"] for turn in row["turns"]] == [0.5, 0.5]
+    opened = http.post("/rl/start_session", headers=bearer(admin)).json()
+    body = {"messages": messages[:1], "logprobs": True, "temperature": 0.5, "max_tokens": 20}
+    reply = http.post("/v1/chat/completions", json=body, headers=bearer(opened["api_key"]))
+    statistics = http.get("/statistics", headers=bearer(admin)).json()
+    assert statistics["open_sessions"] == 1
+    assert statistics["counts"]["generated_tokens"] == sum(
+        one["usage"]["completion_tokens"] for one in (*replies, reply.json())
+    )
+    return [*replies, reply.json()]
+
+
+def _check_file(file: Path, folder: Path, replies: list[dict[str, Any]]) -> None:
+    """The file has what was sampled, with the log-probs that the model gives it."""
+    rewarded, opened = (json.loads(line) for line in file.read_text().splitlines())
+    models = {0: AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)}
+    for line, outcome, reward, ended_by, expected in (
+        (rewarded, "rewarded", 0.5, "client", replies[:2]),
+        (opened, "no_reward", None, "gateway", replies[2:]),
+    ):
+        (sample,) = line["samples"]
+        assert (line["session"]["outcome"], line["session"]["ended_by"]) == (outcome, ended_by)
+        assert sample["reward"] == reward
+        parts = [part for part in sample["parts"] if "tokens" in part]
+        assert len(parts) == len(sample["turns"]) == len(expected)
+        for part, reply in zip(parts, expected, strict=True):
+            assert len(part["tokens"]) == reply["usage"]["completion_tokens"]
+            shown = [one["logprob"] for one in reply["choices"][0]["logprobs"]["content"]]
+            assert part["logprobs"][: len(shown)] == pytest.approx(shown, abs=1e-6)
+        temperatures = [one["temperature"] for one in line["session"]["sampling"]]
+        assert temperatures == ([1.0, 1.0] if reward else [0.5])
+        if reward:
+            assert rescored_difference(models, {**line, **sample})[0] < 1e-4
+    assert rewarded["samples"][0]["completion"].count("46") >= 1
+    assert rewarded["prompt"].endswith("12 + 34 ==")
+
+
+def call(*arguments: str) -> Any:
+    return CliRunner().invoke(cli.app, ["gateway", *arguments])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--host", "192.0.2.1"), "host is '192.0.2.1', but must be an address of this machine"),
+        (("--template", "none.jinja"), "the chat template none.jinja cannot be read"),
+        (("--tool-call-parser", "hermez"), "hermez"),
+        (("--turn-discount-style", "lineal"), "but must be one of tree, linear"),
+        (("--admin-key-file", "/"), "admin_key_file is /, which is not a file; name a file"),
+        (("--export", "/dev/null"), "export is /dev/null, which is a file; name a folder"),
+        (("rollout.backend=sglang",), "sglang"),
+        (("rollout.workflow=tool_use",), "rollout.workflow is 'tool_use', but a gateway serves"),
+        (('rollout.addresses=["http://127.0.0.1:1"]',), "nothing responds at http://127.0.0.1:1"),
+        (("gconfig.max_new_tokens=1000",), "but the model's context is 256 tokens"),
+    ],
+)
+def test_what_cannot_work_is_refused_at_once(
+    model: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    result = call(str(model), "--port", "0", *arguments)
+    assert result.exit_code == 2
+    assert said in result.stderr
+
+
+def test_a_folder_with_sessions_is_not_written_over(tmp_path: Path, model: Path) -> None:
+    (tmp_path / "sessions.jsonl").touch()
+    result = call(str(model), "--port", "0", "--export", str(tmp_path))
+    assert result.exit_code == 2
+    assert "which has sessions.jsonl already; name another folder" in result.stderr
+
+
+def test_a_model_that_does_not_exist() -> None:
+    result = call("no-model", "--port", "0")
+    assert result.exit_code == 2
+    assert "no-model" in result.stderr

@@ -1,0 +1,285 @@
+"""A gateway of its own in this process, with a real engine: how it ends, what it attaches to."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from areal_lab.agents.gateway.sessions import Limits
+from areal_lab.agents.hosting.conversations import Serving
+from areal_lab.config.load import load_config
+from areal_lab.engines.keys import write_key_file
+from areal_lab.engines.launch.backends import ServerOptions
+from areal_lab.engines.launch.start import EngineProcess, launch_engine
+from areal_lab.host.processes import ChildDied
+from areal_lab.pipeline.gateway.prepare import GatewayPlan, prepare_gateway
+from areal_lab.pipeline.gateway.serve import Ready, StandaloneGateway, state_text
+from areal_lab.pipeline.progress import Silent
+from areal_lab.pipeline.servers import sources
+from benchmarks.tiny_model import write_tiny_model
+from tests.pipeline.test_agent_program import TEMPLATE
+
+BOUND_S = 60.0
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    folder = tmp_path / "tiny"
+    write_tiny_model(folder, initializer_range=0.02)  # which ends no reply soon
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return folder
+
+
+def plan_of(model: Path, *overrides: str, export: bool = False, **limits: Any) -> GatewayPlan:
+    config = load_config(None, [f"actor.path={model}", "rollout.threads=1", *overrides])
+    return prepare_gateway(
+        config,
+        Serving(limits=Limits(**limits)),
+        seed=1,
+        host="127.0.0.1",
+        port=0,
+        admin_key_file="",
+        folder=model.parent / "out",
+        writes_all=export,
+        fits_length=True,
+    )
+
+
+class Client:
+    """Starts sessions and uses them."""
+
+    def __init__(self, http: httpx2.AsyncClient, admin: str) -> None:
+        self.http = http
+        self.admin = admin
+
+    async def post(self, path: str, key: str, body: Any = None) -> httpx2.Response:
+        headers = {"authorization": f"Bearer {key}"}
+        return await self.http.post(path, json=body or {}, headers=headers)
+
+    async def start(self) -> str:
+        key: str = (await self.post("/rl/start_session", self.admin)).json()["api_key"]
+        return key
+
+    async def chat(self, key: str, *, tokens: int = 8, n: int = 1) -> httpx2.Response:
+        body = {"messages": [{"role": "user", "content": "1 + 2"}], "max_tokens": tokens, "n": n}
+        return await self.post("/v1/chat/completions", key, body)
+
+    async def ended(self, key: str, **fields: Any) -> None:
+        await self.post("/rl/set_reward", key, {"reward": 1.0, **fields})
+        await self.post("/rl/end_session", key)
+
+
+@asynccontextmanager
+async def serving(
+    plan: GatewayPlan,
+) -> AsyncIterator[tuple[StandaloneGateway, asyncio.Task[None], Client]]:
+    told: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
+    gateway = StandaloneGateway(
+        plan=plan,
+        display=Silent(),
+        ready=told.set_result,
+        stop=asyncio.Event(),
+        hurry=asyncio.Event(),
+    )
+    async with asyncio.timeout(BOUND_S):
+        work = asyncio.create_task(gateway.run())
+        await asyncio.wait((told, work), return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            work.result()
+        ready = told.result()
+        async with httpx2.AsyncClient(base_url=ready.url, timeout=60, trust_env=False) as http:
+            yield gateway, work, Client(http, ready.key_file.read_text())
+        gateway.stop.set()
+        await asyncio.gather(work, return_exceptions=True)
+
+
+def lines_of(plan: GatewayPlan) -> list[dict[str, Any]]:
+    file = plan.folder / "sessions.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+async def until_sampling(gateway: StandaloneGateway, calls: int = 1) -> None:
+    while gateway._service.in_flight < calls:
+        await asyncio.sleep(0.001)
+
+
+def test_calls_end_before_the_gateway_does(model: Path) -> None:
+    plan = plan_of(model)
+
+    async def scenario() -> None:
+        async with serving(plan) as (gateway, work, client):
+            key = await client.start()
+            calling = asyncio.create_task(client.chat(key, tokens=100))
+            await until_sampling(gateway)
+            gateway.stop.set()
+            reply = await calling
+            assert reply.status_code == 200
+            await work
+            (line,) = lines_of(plan)
+            tokens = sum(len(part["tokens"]) for part in line["samples"][0]["parts"])
+            assert tokens == reply.json()["usage"]["completion_tokens"]
+            assert line["samples"][0]["reward"] is None
+            assert line["session"]["ended_by"] == "gateway"
+
+    asyncio.run(scenario())
+
+
+def test_calls_that_are_cut_off_keep_their_tokens(model: Path) -> None:
+    plan = plan_of(model)
+
+    async def scenario() -> None:
+        async with serving(plan) as (gateway, work, client):
+            key = await client.start()
+            calling = asyncio.create_task(client.chat(key, tokens=240, n=32))
+            await until_sampling(gateway)
+            gateway.stop.set()
+            gateway.hurry.set()
+            reply = await calling
+            await work
+            (line,) = lines_of(plan)
+            ends = [sample["finish_reason"] for sample in line["samples"]]
+            assert "abort" in ends
+            written = [part["tokens"] for row in line["samples"] for part in row["parts"]]
+            usage = reply.json()["usage"]["completion_tokens"]
+            assert sum(map(len, written)) == usage < 32 * 240
+
+    asyncio.run(scenario())
+
+
+def test_a_gateway_that_is_canceled_writes_its_sessions_too(model: Path) -> None:
+    plan = plan_of(model)
+
+    async def scenario() -> None:
+        async with serving(plan) as (gateway, work, client):
+            key = await client.start()
+            await client.chat(key)
+            calling = asyncio.create_task(client.chat(key, tokens=240))
+            await until_sampling(gateway)
+            gateway.stop.set()
+            await asyncio.sleep(0)
+            work.cancel()
+            await asyncio.gather(work, calling, return_exceptions=True)
+            assert work.cancelled()
+            (line,) = lines_of(plan)
+            assert len(line["samples"][0]["turns"]) >= 1
+
+    asyncio.run(scenario())
+
+
+def test_sessions_are_written_once_wherever_they_are_exported(model: Path) -> None:
+    plan = plan_of(model, export=True)
+
+    async def scenario() -> None:
+        async with serving(plan) as (gateway, work, client):
+            for reward in (0.0, 1.0):
+                key = await client.start()
+                await client.chat(key)
+                await client.ended(key, reward=reward)
+            session = {"session_id": "session-1"}
+            exported = await client.post("/export_trajectories", client.admin, session)
+            assert exported.json()["reward"] == 1.0
+            await client.start()  # without a token, it is not written
+            gateway.stop.set()
+            await work
+        found = lines_of(plan)
+        assert sorted(line["samples"][0]["reward"] for line in found) == [0.0, 1.0]
+        assert sorted(line["group"] for line in found) == [0, 1]
+
+    asyncio.run(scenario())
+
+
+def test_sessions_that_are_forgotten_are_written_and_exported_ones_are_not(model: Path) -> None:
+    plan = plan_of(model, session_timeout_s=0.05)
+
+    async def scenario() -> None:
+        async with serving(plan) as (gateway, work, client):
+            for name in ("exported", "forgotten"):
+                key = await client.start()
+                await client.chat(key)
+                await client.ended(key)
+                if name == "exported":
+                    body = {"session_id": "session-0"}
+                    await client.post("/export_trajectories", client.admin, body)
+            while gateway.written is None or not gateway.written.written:
+                gateway._service.sweep()
+                await asyncio.sleep(0.01)
+            gateway.stop.set()
+            await work
+        assert [line["session"]["session_id"] for line in lines_of(plan)] == ["session-1"]
+
+    asyncio.run(scenario())
+
+
+def test_a_lost_engine_ends_the_gateway_and_no_session_is_lost(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_of(model)
+    launch, engines = sources.launch_engine, []
+
+    async def watched(*arguments: Any, **options: Any) -> EngineProcess:
+        engines.append(await launch(*arguments, **options))
+        return engines[-1]
+
+    monkeypatch.setattr(sources, "launch_engine", watched)
+
+    async def scenario() -> None:
+        async with serving(plan) as (_gateway, work, client):
+            await client.chat(await client.start())
+            (engine,) = engines
+            os.kill(engine.child.pid, signal.SIGKILL)
+            with pytest.raises(ChildDied):
+                await work
+        assert len(lines_of(plan)) == 1
+
+    asyncio.run(scenario())
+
+
+def test_it_attaches_to_running_engines_whatever_their_weights(model: Path) -> None:
+    async def scenario() -> None:
+        options = ServerOptions(model=model, version="7", port=0, threads=1, dtype="float32")
+        engine = await launch_engine(
+            "embedded",
+            options,
+            index=0,
+            log_path=model.parent / "engine.log",
+            ready_timeout_s=BOUND_S,
+            request_timeout_s=BOUND_S,
+        )
+        port = int(engine.base_url.rsplit(":", 1)[1])
+        write_key_file(port, engine.client.key)
+        plan = plan_of(model, f'rollout.addresses=["{engine.base_url}"]')
+        try:
+            async with serving(replace(plan, writes_all=True)) as (gateway, work, client):
+                key = await client.start()
+                assert (await client.chat(key)).status_code == 200
+                await client.ended(key)
+                gateway.stop.set()
+                await work
+            (line,) = lines_of(plan)
+            assert {part["version"] for part in line["samples"][0]["parts"]} == {7}
+            assert await engine.client.version() == 7, "it gets no weights, and is not stopped"
+        finally:
+            await engine.stop()
+
+    asyncio.run(scenario())
+
+
+def test_the_state_is_one_line() -> None:
+    counts = {"sessions": 1200, "calls": 4, "generated_tokens": 56789}
+    statistics = {"open_sessions": 2, "requests_in_flight": 1, "counts": counts}
+    assert state_text(statistics) == (
+        "sessions: 2 open, 1,200 started; calls: 1 sampling, 4 begun; 56,789 tokens"
+    )
+    troubled = {**statistics, "counts": {"failed": 1, "refused_sessions": 2, "refused_requests": 3}}
+    assert "0 begun, 1 failed, 5 refused; 0 tokens" in state_text(troubled)
