@@ -192,7 +192,7 @@ def _mismatches(count: int) -> str:
 
 def _discarded(tokens: int) -> str:
     """Tokens that were generated and not used."""
-    return f"; {tokens:,} tokens of unknown versions were generated again" if tokens else ""
+    return f"; {tokens:,} tokens discarded" if tokens else ""
 
 
 def interval_text(reward: dict[str, Any] | None) -> str:

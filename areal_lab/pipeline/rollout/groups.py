@@ -15,6 +15,7 @@ import math
 import sys
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -47,6 +48,7 @@ from areal_lab.pipeline.rollout.scored import SampledTurn, ScoredGroup
 from areal_lab.pipeline.rollout.turns import OpenTurn, SampleEngine, TurnRouter, Unfinished
 from areal_lab.rewards.failure_rate import FailureRate, RewardError
 from areal_lab.rewards.service import RewardOutcome, RewardService
+from areal_lab.rewards.wire import Status
 
 
 class GeneratingEngine(Protocol):
@@ -89,7 +91,8 @@ class RecomputeCounts:
     kept_tokens: int = 0
     """Tokens of these samples that were kept and not generated again."""
     discarded_tokens: int = 0
-    """Tokens generated a second time because the weights behind the first ones are unknown."""
+    """Tokens generated and used for nothing: the weights behind them are unknown, the workflow that
+    asked for them raised, or asks for others after a checkpoint."""
 
 
 def sampling_params(generation: GenerationConfig, codec: TextCodec) -> SamplingParams:
@@ -129,9 +132,18 @@ class Rollout:
     """Of the turns of workflows."""
     failures: FailureRate = field(default_factory=FailureRate)
     """Of workflows."""
+    outcomes: Counter[Status] = field(default_factory=Counter)
+    """Samples of workflows by what became of them."""
     recomputed: RecomputeCounts = field(default_factory=RecomputeCounts)
     open: dict[str, dict[str, OpenTurn]] = field(default_factory=dict)
     """Turns of the groups that run, by `group_name`."""
+
+    @property
+    def counts(self) -> dict[str, int] | None:
+        """Samples of the workflow by status: `ok`, `timeout` or `error`; None without one."""
+        if self.workflow is None:
+            return None
+        return {status: self.outcomes[status] for status in ("ok", "timeout", "error")}
 
     async def group(
         self,
@@ -237,6 +249,7 @@ class Rollout:
                                 engines=self.engines,
                                 router=self.router,
                                 generate=self._generate_one,
+                                so_far=self._turn_so_far,
                                 kept=kept,
                                 open=opened,
                                 asked=asked,
@@ -276,10 +289,17 @@ class Rollout:
         except (RewardError, EngineError, ChildDied):
             raise  # of the run, and not of this sample
         except Exception:
+            engine.give_up()
             failed = RewardOutcome("error", math.nan, detail=traceback.format_exc())
+            self.outcomes[failed.status] += 1
+            # They are in no row.
+            self.recomputed.discarded_tokens += sum(
+                turn.tokens for turn in engine.turns if turn.sample == engine.sample
+            )
             self.failures.add(failed.detail)
             return Episode(rows=(), outcome=failed, end="abort")
         outcome = episode.outcome
+        self.outcomes[outcome.status] += 1
         self.failures.add("" if outcome.status == "ok" else outcome.detail or outcome.status)
         return episode
 
@@ -296,12 +316,15 @@ class Rollout:
         """What there is of a running group, by the names of its requests; turns that ended too."""
         found: dict[str, Generated] = {}
         for name, turn in self.open.get(group_name(stream, group), {}).items():
-            received: PartialSamples = {}
-            if turn.engine is not None:
-                with suppress(EngineUnreachable):
-                    received = self.engines.engine(turn.engine).received([name])
-            found |= samples_so_far(turn.samples, received)
+            found |= self._turn_so_far(name, turn)
         return found
+
+    def _turn_so_far(self, name: str, turn: OpenTurn) -> dict[str, Generated]:
+        received: PartialSamples = {}
+        if turn.engine is not None:
+            with suppress(EngineUnreachable):
+                received = self.engines.engine(turn.engine).received([name])
+        return samples_so_far(turn.samples, received)
 
     def running_requests(self, stream: str, group: GroupId) -> list[str]:
         """The names of the requests of a group that engines have now."""
