@@ -6,8 +6,8 @@
     gateway (one of the run) --> the session of this sample --> turns on the run's engines
 
 The function is all that a user writes. It runs on the event loop (`inline`), or in a process of its
-own that is killed when it takes too long (`subprocess`). However it ends, its sample has an outcome,
-and what the model was generating for it ends, too.
+own that is killed when it takes too long (`subprocess`). However it ends, its sample has an
+outcome, and what the model was generating for it ends, too.
 """
 
 from __future__ import annotations
