@@ -189,7 +189,8 @@ def watch_parent(*, guarded: bool = False) -> threading.Thread | None:
 
     Args:
         guarded: whether a second process watches, too, and kills this one if it cannot do so
-            itself: code in C, such as a regular expression, may keep all threads from running.
+            itself: code in C, such as a regular expression, may keep all threads from running. It
+            has the functions of `on_parent_death` that are registered by now.
 
     Returns:
         The watching thread. A child that notices its parent's exit in another way, such as a
@@ -212,11 +213,7 @@ def watch_parent(*, guarded: bool = False) -> threading.Thread | None:
     def wait_for_end() -> None:
         if os.getppid() == parent:
             _wait_for_any(watched)
-        for clean_up in _clean_ups:
-            try:
-                clean_up()
-            except Exception:  # the process exits next in any case
-                traceback.print_exc()
+        _clean_up()
         os.killpg(os.getpgid(0), signal.SIGKILL)
 
     watcher = threading.Thread(target=wait_for_end, name="lifeline", daemon=True)
@@ -243,11 +240,21 @@ def _fork_guard(watched: Sequence[int], *, lives: bool) -> None:
         os.closerange(first, os.sysconf("SC_OPEN_MAX"))
         if lives:
             _wait_for_any(watched)
-        with suppress(ProcessLookupError):
+        with suppress(ProcessLookupError):  # it has ended by itself, as it should
             _wait_for_any([os.pidfd_open(group)], GUARD_GRACE_S)
+            os.kill(group, signal.SIGKILL)
+            _clean_up()
         os.killpg(group, signal.SIGKILL)
     finally:
         os._exit(0)
+
+
+def _clean_up() -> None:
+    for clean_up in _clean_ups:
+        try:
+            clean_up()
+        except Exception:  # the process exits next in any case
+            traceback.print_exc()
 
 
 def _wait_for_any(ends: Sequence[int], timeout_s: float | None = None) -> None:

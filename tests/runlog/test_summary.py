@@ -179,9 +179,7 @@ def test_incidents_are_shown_when_there_were_some(tmp_path):
         "2 lost, 1 came back; 7 samples resubmitted to other engines, keeping 1,234 tokens" in text
     )
     assert "tokens discarded" not in text
-    assert "; 56 tokens discarded" in shown(
-        engine_losses=1, discarded_tokens=56
-    )
+    assert "; 56 tokens discarded" in shown(engine_losses=1, discarded_tokens=56)
     assert "version mismatches    1; tokens of unknown" in text
 
 
