@@ -1,0 +1,43 @@
+"""Faults of rewards, sandbox, agents and gateway; `docs/reliability.md` has what a run counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.fault_lab.page import COUNTED, counts_text
+from tests.fault_lab.part_runs import (
+    Counted,
+    engine_lost_between_tools,
+    faults_of_agents,
+    faults_of_rewards,
+)
+
+Record = Callable[[str, object], None]
+Cause = Callable[[Callable[[Path, pytest.MonkeyPatch], Counted]], None]
+
+
+@pytest.fixture
+def cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: Record) -> Cause:
+    """Cause the faults of a run; what it counted is recorded for the page."""
+
+    def all_of(run: Callable[[Path, pytest.MonkeyPatch], Counted]) -> None:
+        for fault, counts in run(tmp_path, monkeypatch).items():
+            record_property(f"{COUNTED}{fault.name}", counts_text(counts))
+
+    return all_of
+
+
+def test_a_run_loses_only_what_it_counts_of_rewards(cause: Cause) -> None:
+    cause(faults_of_rewards)
+
+
+def test_a_run_loses_only_what_it_counts_of_agents(cause: Cause) -> None:
+    cause(faults_of_agents)
+
+
+@pytest.mark.slow
+def test_an_engine_that_dies_in_a_turn_after_a_tool_costs_nothing(cause: Cause) -> None:
+    cause(engine_lost_between_tools)
