@@ -20,7 +20,7 @@ from xml.etree import ElementTree
 from areal_lab.host.cpu import processor_name
 from tests.fault_lab.faults import RUNS, Fault
 from tests.fault_lab.lab import timings_of
-from tests.fault_lab.parts import PART_FAULTS
+from tests.fault_lab.parts import PART_FAULTS, PartFault
 
 PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 BEGIN, END = "<!-- faults: begin -->\n", "<!-- faults: end -->\n"
@@ -106,8 +106,10 @@ def parts_table(counts: Mapping[str, str]) -> str:
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
-def counts_text(counts: Mapping[str, int]) -> str:
+def counts_text(fault: PartFault, counts: Mapping[str, int]) -> str:
     """`filtered` 1, `rewards.error` 1."""
+    if fault.shown:
+        return fault.shown
     return ", ".join(f"`{name}` {count}" for name, count in sorted(counts.items())) or "nothing"
 
 

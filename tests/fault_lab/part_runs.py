@@ -7,20 +7,27 @@ weights are loaded and checkpoints saved.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import select
 import signal
+import subprocess
+import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import psutil
 import pytest
+from omegaconf import OmegaConf
 
 from areal_lab.agents import tool_use
 from areal_lab.agents.agent import Agent
+from areal_lab.agents.gateway import server
 from areal_lab.agents.tool_use import Call, Notation
 from areal_lab.config.schema import TrainConfig
 from areal_lab.control.events import EngineId
@@ -32,6 +39,7 @@ from areal_lab.pipeline.rollout.groups import Rollout
 from areal_lab.pipeline.run import RunResult
 from areal_lab.pipeline.state import RunState
 from areal_lab.pipeline.step_report import StepReport
+from areal_lab.rewards.failure_rate import RewardError
 from areal_lab.rewards.service import RewardService
 from areal_lab.runlog.file import read_log_file
 from areal_lab.runlog.replay import check_replay
@@ -46,6 +54,8 @@ from tests.fault_lab.parts import (
     AGENT_STREAM,
     ENGINE_TOOL,
     ENGINE_TURN,
+    GATEWAY_DEAF,
+    GATEWAY_KILLED,
     KEEPER_HUNG,
     KEEPER_KILLED,
     PROGRAM_KILLED,
@@ -116,7 +126,7 @@ def faults_of_agents(folder: Path, patch: pytest.MonkeyPatch) -> Counted:
     patch.setenv(programs.KEY_VARIABLE, "a-key-that-agents-must-not-get")
     idle = IdleKills(state, lambda run: agent_of(run)._processes)
     idle.arm(patch, AGENT_LOADING, AGENT_SAVING)
-    turns = Turns(state, dies_in=f"{programs.SECOND}\n=")
+    turns = Turns(state, dies_in=f"{programs.SECOND}=")
     turns.arm(patch)
 
     def on_step(report: StepReport) -> None:
@@ -168,6 +178,68 @@ def engine_lost_between_tools(folder: Path, patch: pytest.MonkeyPatch) -> Counte
     check_run(result, folder, claims)
     check_conversations(result, turns=2)
     return counted(result.summary, [ENGINE_TOOL])
+
+
+def gateway_goes_deaf(folder: Path, patch: pytest.MonkeyPatch) -> Counted:
+    """The gateway's listening socket is closed; connections that there are stay."""
+    prepare(folder, patch)
+    gateways: list[server._Server] = []
+    startup = server._Server.startup
+
+    async def noted(gateway: server._Server, sockets: Any = None) -> None:
+        await startup(gateway, sockets)
+        gateways.append(gateway)
+
+    def on_step(_: StepReport) -> None:
+        for listener in gateways[0].servers:
+            listener.close()
+
+    patch.setattr(server._Server, "startup", noted)
+    config = faulty_config(
+        folder, "rollout.workflow={name: agent, fn: 'tests.pipeline.programs:two_questions'}"
+    )
+    with pytest.raises(RewardError, match=r"failed or timed out in 11 of .*(?s:.*)refused"):
+        do_run(config, on_step=on_step)
+    (run,) = (folder / "runs").iterdir()
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["status"] == "failed"
+    assert "refused" in summary["error"]
+    assert summary["workflow"]["error"] >= 11
+    check_nothing_is_left(folder, ())
+    return {GATEWAY_DEAF: {}}
+
+
+def run_is_killed(folder: Path, patch: pytest.MonkeyPatch) -> Counted:
+    """A run is killed while agents compute in C, where none of their threads can notice it."""
+    claims = prepare(folder, patch)
+    patch.setenv(programs.FOLDER, str(claims))
+    patch.setenv("TMPDIR", str(folder / "tmp"))
+    config = faulty_config(
+        folder,
+        "rollout.workflow={name: agent, fn: 'tests.fault_lab.programs:keeps_all_threads', "
+        "mode: subprocess, workers: 2}",
+    )
+    (folder / "config.yaml").write_text(OmegaConf.to_yaml(config.model_dump()))
+    run = subprocess.Popen(
+        [sys.executable, "-m", "areal_lab.cli.app", "train", str(folder / "config.yaml")],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        while len(busy := list(claims.iterdir())) < 2:
+            assert run.poll() is None, "the run ended early"
+            time.sleep(programs.POLL_S)
+        children = [one.pid for one in psutil.Process(run.pid).children(recursive=True)]
+        assert {int(file.name) for file in busy} < set(children)
+        memory = list(SHARED_MEMORY.glob(f"areal_lab-{run.pid}-*"))
+        assert list((folder / "tmp").iterdir())
+    finally:
+        run.kill()
+        run.wait()
+    check_nothing_is_left(folder, children)
+    assert memory
+    assert not [one for one in memory if one.exists()]
+    return {GATEWAY_KILLED: {}}
 
 
 # --- faults --------------------------------------------------------------------------------------
@@ -392,7 +464,8 @@ def counted(summary: Mapping[str, Any], faults: Sequence[PartFault]) -> Counted:
         expected.update(fault.counts)
     names = {*expected, "rewards.error", "rewards.timeout", "filtered", "engine_losses"}
     found = {name: value_of(summary, name) for name in names}
-    assert found == {name: expected[name] for name in names}
+    wanted = {name: expected[name] for name in names}
+    assert found == wanted, (found, wanted)
     assert summary["engine_restarts"] == summary["version_mismatches"] == 0
     measured = {name: value_of(summary, name) for name in MEASURED}
     if any(fault.measured for fault in faults):

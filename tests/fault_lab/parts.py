@@ -21,10 +21,11 @@ class PartFault:
     """Happens to it, and when."""
     outcome: str
     counts: Mapping[str, int] = field(default_factory=dict, compare=False)
-    """What the fault adds to fields of summary.json. Empty: nothing is lost; of engines the numbers
-    are those of the run."""
+    """What the fault adds to fields of summary.json; nothing if nothing is lost."""
     measured: bool = False
     """Whether the counts are those of the run, since they depend on how far the engine was."""
+    shown: str = ""
+    """Instead of the counts, if the run does not end well."""
 
     @property
     def name(self) -> str:
@@ -119,12 +120,13 @@ GATEWAY_KILLED = PartFault(
     part="gateway",
     what="killed, which is the run: it lives in the run's process",
     outcome="agents, workers and engines end, also those that compute in C; nothing stays behind",
+    shown="no summary; the run continues from its newest checkpoint",
 )
 GATEWAY_DEAF = PartFault(
     part="gateway",
     what="its listening socket is closed",
     outcome="no agent can connect: above `reward.max_error_rate` the run stops with their error",
-    counts={"workflow.error": 11},
+    shown="`status` failed, `error` has the agent's",
 )
 
 PART_FAULTS: Final = (

@@ -6,6 +6,7 @@ and the processes that must be gone.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -13,7 +14,8 @@ import signal
 import threading
 import time
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,17 +43,25 @@ _LONG: Final = "import threading, time\n" + "\n".join(
 
 def claim(folder: Path, faults: Sequence[str], prompt: str) -> str:
     """The fault that is to happen now; empty if none is left, or the group had one already."""
-    taken = {file.name: file.read_text() for file in folder.iterdir()}
-    if any(json.loads(text or "{}").get("prompt") == prompt for text in taken.values()):
-        return ""
-    for fault in faults:
-        try:
-            with (folder / fault).open("x") as file:
-                file.write(json.dumps({"prompt": prompt, "processes": [os.getpid()]}))
-        except FileExistsError:
-            continue
-        return fault
-    return ""
+    with open_locked(folder):
+        taken = {file.name: json.loads(file.read_text()) for file in folder.iterdir()}
+        left = [fault for fault in faults if fault not in taken]
+        if not left or any(one["prompt"] == prompt for one in taken.values()):
+            return ""
+        noted = {"prompt": prompt, "processes": [os.getpid()]}
+        (folder / left[0]).write_text(json.dumps(noted))
+        return left[0]
+
+
+@contextmanager
+def open_locked(folder: Path) -> Iterator[None]:
+    """One process at a time."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def note_processes(folder: Path, fault: str, processes: Sequence[int]) -> None:
@@ -163,7 +173,7 @@ def begin_stream(url: str, key: str, messages: Sequence[Mapping[str, str]]) -> N
 
 def process_that_asks(prompt: str) -> int | None:
     """The process whose number this prompt tells, if it tells one."""
-    found = re.fullmatch(r"(\d+) =\n=", prompt)
+    found = re.fullmatch(r"(\d+) ==", prompt)
     return None if found is None else int(found.group(1))
 
 

@@ -7,14 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.fault_lab.page import COUNTED, counts_text
+from tests.fault_lab.page import COUNTED, PAGE, PARTS_HEAD, counts_text
 from tests.fault_lab.part_runs import (
     Counted,
     engine_lost_between_tools,
     faults_of_agents,
     faults_of_rewards,
+    gateway_goes_deaf,
+    run_is_killed,
 )
+from tests.fault_lab.parts import PART_FAULTS
 
+PARTS = {fault.part for fault in PART_FAULTS}
 Record = Callable[[str, object], None]
 Cause = Callable[[Callable[[Path, pytest.MonkeyPatch], Counted]], None]
 
@@ -25,7 +29,7 @@ def cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: Reco
 
     def all_of(run: Callable[[Path, pytest.MonkeyPatch], Counted]) -> None:
         for fault, counts in run(tmp_path, monkeypatch).items():
-            record_property(f"{COUNTED}{fault.name}", counts_text(counts))
+            record_property(f"{COUNTED}{fault.name}", counts_text(fault, counts))
 
     return all_of
 
@@ -41,3 +45,20 @@ def test_a_run_loses_only_what_it_counts_of_agents(cause: Cause) -> None:
 @pytest.mark.slow
 def test_an_engine_that_dies_in_a_turn_after_a_tool_costs_nothing(cause: Cause) -> None:
     cause(engine_lost_between_tools)
+
+
+@pytest.mark.slow
+def test_a_run_whose_agents_cannot_connect_says_so(cause: Cause) -> None:
+    cause(gateway_goes_deaf)
+
+
+@pytest.mark.slow
+def test_nothing_stays_behind_when_the_gateway_is_killed_with_its_run(cause: Cause) -> None:
+    cause(run_is_killed)
+
+
+def test_the_page_has_every_fault_of_a_part() -> None:
+    rows = [line.strip("| \n").split(" | ") for line in PAGE.read_text().splitlines()]
+    parts = [tuple(row[:3]) for row in rows if len(row) == len(PARTS_HEAD) and row[0] in PARTS]
+    assert parts == [(fault.part, fault.what, fault.outcome) for fault in PART_FAULTS]
+    assert not [row for row in rows if len(row) == len(PARTS_HEAD) and row[3] == "not run"]
