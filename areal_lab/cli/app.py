@@ -25,6 +25,7 @@ from areal_lab.cli.errors import (
     exit_on_error,
 )
 from areal_lab.extras import MissingExtra, require
+from areal_lab.host.terminal import printable
 
 app = typer.Typer(
     name="areal-lab",
@@ -529,7 +530,7 @@ def trace(
     """
     from areal_lab.pipeline.report import export_trace, format_run
 
-    typer.echo(format_run(run))
+    typer.echo(printable(format_run(run)))
     typer.echo(f"trace: {export_trace(run, out or run / 'trace.json')}")
 
 
