@@ -66,6 +66,7 @@ from tests.fault_lab.parts import (
     WORKER_SAVING,
     PartFault,
 )
+from tests.pipeline.kept_keys import keep_keys
 from tests.pipeline.tiny_run import (
     checkpoints,
     do_run,
@@ -129,7 +130,10 @@ def faults_of_agents(folder: Path, patch: pytest.MonkeyPatch) -> Counted:
     turns = Turns(state, dies_in=f"{programs.SECOND}=")
     turns.arm(patch)
 
+    keys = keep_keys(patch)
+
     def on_step(report: StepReport) -> None:
+        keys.look(report)
         idle.kill(AGENT_IDLE)
         turns.may_kill_engine = report.step >= 2
 
@@ -150,6 +154,8 @@ def faults_of_agents(folder: Path, patch: pytest.MonkeyPatch) -> Counted:
     assert idle.killed.keys() == {AGENT_IDLE, AGENT_LOADING, AGENT_SAVING}
     check_run(result, folder, claims)
     check_conversations(result, turns=2)
+    assert keys.of_sessions > STEPS * GROUPS * SAMPLES
+    keys.assert_not_in(result.folder)
     return counted(result.summary, faults)
 
 

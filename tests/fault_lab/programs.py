@@ -177,11 +177,6 @@ def process_that_asks(prompt: str) -> int | None:
     return None if found is None else int(found.group(1))
 
 
-async def tells_its_key(data: Mapping[str, Any]) -> float:
-    """Fails with everything that it was given, as tracebacks of some clients do."""
-    raise ValueError(f"no page for {dict(data)}")
-
-
 def keeps_all_threads(data: Mapping[str, Any]) -> float:
     """Asks, and then computes in C for ever."""
     ask(data["base_url"], data["api_key"], [{"role": "user", "content": "1 ="}])
