@@ -108,7 +108,7 @@ class SampleEngine:
     _running: dict[str, asyncio.Task[tuple[Generated, EngineId]]] = field(default_factory=dict)
     """By the names of their requests."""
     _given_up: bool = False
-    _left: dict[str, tuple[Generated | None, EngineId | None]] = field(default_factory=dict)
+    _left: dict[str, tuple[Generated, EngineId | None]] = field(default_factory=dict)
     """What there was of the turns that ran when the sample was given up, and their engines."""
 
     async def turn(
@@ -149,10 +149,10 @@ class SampleEngine:
         """See `WorkflowEngine.give_up`."""
         self._given_up = True
         for name, task in self._running.items():
-            turn = self.open.get(name)
-            if turn is not None:  # else it still waits for its first engine
-                # Now, since the engine's client forgets a request that is canceled.
-                self._left[name] = self.so_far(name, turn).get(name), turn.engine
+            # Now, since the engine's client forgets a request that is canceled. One that waits for
+            # its first engine has nothing yet.
+            turn = self.open.get(name, OpenTurn(None, {}))
+            self._left[name] = self.so_far(name, turn).get(name, _nothing(name)), turn.engine
             task.cancel()
 
     async def _unless_given_up(self, request: GenerateRequest) -> tuple[Generated, EngineId | None]:
@@ -164,14 +164,11 @@ class SampleEngine:
                 return await self._running[name]
             except asyncio.CancelledError:
                 task = asyncio.current_task()
-                if not self._given_up or (task is not None and task.cancelling()):
+                if name not in self._left or (task is not None and task.cancelling()):
                     raise
             finally:
                 del self._running[name]
-        generated, engine = self._left.get(name, (None, None))
-        generated = generated or Generated(
-            request_id=name, segments=(), finish_reason="abort", retractions=0, cached_tokens=0
-        )
+        generated, engine = self._left.get(name, (_nothing(name), None))
         self.open[name] = OpenTurn(None, {name: generated})
         return generated, engine
 
@@ -224,3 +221,10 @@ class OpenTurn:
     """Where it runs; None if it ended, or waits for an engine."""
     samples: PartialSamples
     """What there was of it when it came to that engine, or all of it."""
+
+
+def _nothing(name: str) -> Generated:
+    """A request that was given up before its first token."""
+    return Generated(
+        request_id=name, segments=(), finish_reason="abort", retractions=0, cached_tokens=0
+    )
