@@ -49,6 +49,7 @@ from tests.fault_lab.parts import (
     AGENT_BETWEEN,
     AGENT_HUNG,
     AGENT_IDLE,
+    AGENT_IDLE_HUNG,
     AGENT_LOADING,
     AGENT_SAVING,
     AGENT_STREAM,
@@ -61,6 +62,7 @@ from tests.fault_lab.parts import (
     PROGRAM_KILLED,
     WORKER_HUNG,
     WORKER_IDLE,
+    WORKER_IDLE_HUNG,
     WORKER_KILLED,
     WORKER_LOADING,
     WORKER_SAVING,
@@ -157,6 +159,54 @@ def faults_of_agents(folder: Path, patch: pytest.MonkeyPatch) -> Counted:
     assert keys.of_sessions > STEPS * GROUPS * SAMPLES
     keys.assert_not_in(result.folder)
     return counted(result.summary, faults)
+
+
+def worker_hung_while_idle(folder: Path, patch: pytest.MonkeyPatch) -> Counted:
+    """A reward worker that hangs between two steps."""
+    return _hung_while_idle(
+        folder,
+        patch,
+        WORKER_IDLE_HUNG,
+        lambda run: run.rollout.rewards,
+        "reward.fn=tests.pipeline.rewards:even_digits",
+        f"reward.timeout_s={HUNG_S}",
+        "reward.workers=2",
+    )
+
+
+def agent_hung_while_idle(folder: Path, patch: pytest.MonkeyPatch) -> Counted:
+    """An agent's process that hangs between two steps."""
+    return _hung_while_idle(
+        folder,
+        patch,
+        AGENT_IDLE_HUNG,
+        lambda run: agent_of(run)._processes,
+        "rollout.workflow={name: agent, fn: 'tests.pipeline.programs:two_questions', "
+        f"mode: subprocess, workers: 3, timeout_s: {HUNG_S}}}",
+    )
+
+
+def _hung_while_idle(
+    folder: Path,
+    patch: pytest.MonkeyPatch,
+    fault: PartFault,
+    of: Callable[[RunPerformer], RewardService],
+    *overrides: str,
+) -> Counted:
+    claims, state = prepare(folder, patch), RunState()
+    hung: list[int] = []
+
+    def on_step(report: StepReport) -> None:
+        if report.step == 1:
+            assert state.performer is not None
+            worker = next(one for one in of(state.performer)._alive if one.usable)
+            os.kill(worker.child.pid, signal.SIGSTOP)
+            hung.append(worker.child.pid)
+
+    result = do_run(faulty_config(folder, *overrides), on_step=on_step, state=state)
+    check_run(result, folder, claims)
+    check_nothing_is_left(folder, hung)
+    return counted(result.summary, [fault])
 
 
 def engine_lost_between_tools(folder: Path, patch: pytest.MonkeyPatch) -> Counted:

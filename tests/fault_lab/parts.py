@@ -36,6 +36,7 @@ class PartFault:
 IDLE = "killed while it is idle"
 LOADING = "killed while the engines load weights"
 SAVING = "killed while a checkpoint is saved"
+IDLE_HUNG = "hung (SIGSTOP) while it is idle"
 REPLACED = "continues with a new process; nothing is lost"
 
 _WORKER = "reward worker"
@@ -52,6 +53,12 @@ WORKER_HUNG = PartFault(
     part=_WORKER,
     what="hung (SIGSTOP) while it scores",
     outcome="is killed after `reward.timeout_s`; then as above",
+    counts={"rewards.timeout": 1, "filtered": 1},
+)
+WORKER_IDLE_HUNG = PartFault(
+    part=_WORKER,
+    what=IDLE_HUNG,
+    outcome="is noticed when it is asked: as while it scores",
     counts={"rewards.timeout": 1, "filtered": 1},
 )
 KEEPER_KILLED = PartFault(
@@ -101,6 +108,13 @@ AGENT_HUNG = PartFault(
     counts={"workflow.timeout": 1, "filtered": 1},
 )
 
+AGENT_IDLE_HUNG = PartFault(
+    part=_AGENT,
+    what=IDLE_HUNG,
+    outcome="is noticed when it is asked: as between two turns",
+    counts={"workflow.timeout": 1, "filtered": 1},
+)
+
 ENGINE_TURN = PartFault(
     part="engine",
     what="killed in the second turn of an agent",
@@ -130,9 +144,9 @@ GATEWAY_DEAF = PartFault(
 )
 
 PART_FAULTS: Final = (
-    *(WORKER_IDLE, WORKER_LOADING, WORKER_SAVING, WORKER_KILLED, WORKER_HUNG),
+    *(WORKER_IDLE, WORKER_LOADING, WORKER_SAVING, WORKER_KILLED, WORKER_HUNG, WORKER_IDLE_HUNG),
     *(KEEPER_KILLED, KEEPER_HUNG, PROGRAM_KILLED),
     *(AGENT_IDLE, AGENT_LOADING, AGENT_SAVING, AGENT_BETWEEN, AGENT_ASKING, AGENT_STREAM),
-    *(AGENT_HUNG, ENGINE_TURN, ENGINE_TOOL, GATEWAY_KILLED, GATEWAY_DEAF),
+    *(AGENT_HUNG, AGENT_IDLE_HUNG, ENGINE_TURN, ENGINE_TOOL, GATEWAY_KILLED, GATEWAY_DEAF),
 )
 """In the order of the table."""

@@ -10,11 +10,13 @@ import pytest
 from tests.fault_lab.page import COUNTED, PAGE, PARTS_HEAD, counts_text
 from tests.fault_lab.part_runs import (
     Counted,
+    agent_hung_while_idle,
     engine_lost_between_tools,
     faults_of_agents,
     faults_of_rewards,
     gateway_goes_deaf,
     run_is_killed,
+    worker_hung_while_idle,
 )
 from tests.fault_lab.parts import PART_FAULTS
 
@@ -45,6 +47,14 @@ def test_a_run_loses_only_what_it_counts_of_agents(cause: Cause) -> None:
 @pytest.mark.slow
 def test_an_engine_that_dies_in_a_turn_after_a_tool_costs_nothing(cause: Cause) -> None:
     cause(engine_lost_between_tools)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("run", [worker_hung_while_idle, agent_hung_while_idle])
+def test_a_process_that_hangs_while_it_is_idle_costs_one_sample(
+    cause: Cause, run: Callable[[Path, pytest.MonkeyPatch], Counted]
+) -> None:
+    cause(run)
 
 
 @pytest.mark.slow
