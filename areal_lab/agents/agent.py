@@ -6,8 +6,9 @@
     gateway (one of the run) --> the session of this sample --> turns on the run's engines
 
 The function is all that a user writes. It runs on the event loop (`inline`), or in a process of its
-own that is killed when it takes too long (`subprocess`). Programs that the run does not start are
-another workflow (`hosting.online`).
+own that is killed when it takes too long (`subprocess`). However it ends, its sample has an
+outcome, and what the model was generating for it ends, too. Programs that the run does not start
+are another workflow (`hosting.online`).
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ import asyncio
 import inspect
 import math
 import secrets
+import threading
 import traceback
 from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal, NoReturn
 
@@ -34,6 +37,7 @@ from areal_lab.agents.hosting.conversations import (
 )
 from areal_lab.agents.workflow import Episode, WorkflowEngine
 from areal_lab.config.functions import load_function
+from areal_lab.rewards.failure_rate import RewardError
 from areal_lab.rewards.service import RewardOutcome, RewardService
 from areal_lab.rewards.worker import reward_of
 
@@ -97,7 +101,10 @@ class Agent:
             turn_discount=turn_discount,
             turn_discount_style=turn_discount_style,
             limits=run_limits(
-                requests=requests, session_requests=session_requests, session_timeout_s=timeout_s
+                requests=requests,
+                session_requests=session_requests,
+                # Sessions end with their agents, which may have to wait for a process first.
+                session_timeout_s=math.inf,
             ),
         )
         self._fn = fn
@@ -121,7 +128,7 @@ class Agent:
         )
         listener = bind()
         self._url = base_url(listener)
-        await self._stack.enter_async_context(served(self._service, listener))
+        self._gateway = await self._stack.enter_async_context(served(self._service, listener))
         if self._function is None:
             self._processes = await self._stack.enter_async_context(
                 RewardService(
@@ -138,12 +145,18 @@ class Agent:
         await self._stack.aclose()
 
     async def run(self, engine: WorkflowEngine, data: Mapping[str, Any]) -> Episode:
-        """See `Workflow.run`."""
+        """See `Workflow.run`.
+
+        Raises:
+            RewardError: the gateway has ended, which no agent can do anything about.
+        """
+        self._check_gateway()
         name = secrets.token_hex(8)
         conversation = self._conversations.open(engine, name)
         session, key = self._service.start_session(name, conversation=conversation)
         given = {**data, "base_url": f"{self._url}/v1", "api_key": key}
         rewards: Mapping[str, float] = {}
+        outcome: RewardOutcome | None = None
         try:
             outcome, rewards = await self._reward(given)
             for reply, reward in rewards.items():
@@ -154,6 +167,12 @@ class Agent:
             outcome = RewardOutcome("error", math.nan, detail=str(error))
         finally:
             self._service.end_session(session)
+            if outcome is None or outcome.status != "ok":
+                engine.give_up()  # nobody is there to read the rest
+        if outcome.status != "ok":
+            self._check_gateway()
+        # Tracebacks show what agents were given.
+        outcome = replace(outcome, detail=outcome.detail.replace(key, "(key of its session)"))
         await self._service.settled(session)
         discount = self._serving.turn_discount
         self._service.export(session, style="concat", discount=discount)
@@ -168,19 +187,59 @@ class Agent:
         if self._function is None:
             (outcome,) = await self._processes.score([""], data)
             return outcome, outcome.rewards
+        limit = asyncio.timeout(self._timeout_s)
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with limit:
                 if inspect.iscoroutinefunction(self._function):
                     value = await self._function(dict(data))
                 else:
-                    value = await asyncio.to_thread(self._function, dict(data))
+                    value = await _in_thread(self._function, dict(data))
             reward, rewards = reward_of(value)
-        except TimeoutError:
-            detail = f"the agent took more than {self._timeout_s:g} s"
-            return RewardOutcome("timeout", math.nan, detail=detail), {}
-        except Exception:
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            return RewardOutcome("error", math.nan, detail="the agent canceled itself"), {}
+        except (Exception, SystemExit) as error:
+            if isinstance(error, TimeoutError) and limit.expired():
+                detail = f"the agent took more than {self._timeout_s:g} s"
+                return RewardOutcome("timeout", math.nan, detail=detail), {}
             return RewardOutcome("error", math.nan, detail=traceback.format_exc()), {}
         return RewardOutcome("ok", reward, rewards), rewards
+
+    def _check_gateway(self) -> None:
+        if self._gateway.done():
+            error = None if self._gateway.cancelled() else self._gateway.exception()
+            raise RewardError(f"the gateway of the run has ended: {error!r}")
+
+
+async def _in_thread(function: Callable[..., Any], data: dict[str, Any]) -> Any:
+    """Call a function in a thread of its own.
+
+    The event loop's executor has few of them, and the end of the program waits for each, also for
+    one whose agent hangs.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
+
+    def tell(value: Any, error: BaseException | None) -> None:
+        if not done.done():  # it took too long
+            done.set_result((value, error))
+
+    def call() -> None:
+        value, error = None, None
+        try:
+            value = function(data)
+        except BaseException as raised:
+            error = raised
+        with suppress(RuntimeError):  # the run has ended, and its event loop is closed
+            loop.call_soon_threadsafe(tell, value, error)
+
+    threading.Thread(target=call, name="agent", daemon=True).start()
+    value, error = await done
+    if error is not None:
+        raise error
+    return value
 
 
 def _not_over_http(task_id: str) -> NoReturn:

@@ -101,6 +101,11 @@ class WorkflowEngine(TurnSampler, Protocol):
         """Text of tokens, without special tokens."""
         ...
 
+    def give_up(self) -> None:
+        """End the sample's turns: those that run return the tokens so far at once and stop on their
+        engines, later ones return no token; both with the finish reason `abort`."""
+        ...
+
     async def score(self, completion: str, data: Mapping[str, Any]) -> RewardOutcome:
         """The reward of a completion, by the run's reward function.
 

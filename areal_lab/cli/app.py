@@ -26,6 +26,7 @@ from areal_lab.cli.errors import (
 )
 from areal_lab.config.shipped import training_configs
 from areal_lab.extras import MissingExtra, require
+from areal_lab.host.terminal import printable
 
 app = typer.Typer(
     name="areal-lab",
@@ -655,7 +656,7 @@ def trace(
     """
     from areal_lab.pipeline.report import export_trace, format_run
 
-    typer.echo(format_run(run))
+    typer.echo(printable(format_run(run)))
     typer.echo(f"trace: {export_trace(run, out or run / 'trace.json')}")
 
 

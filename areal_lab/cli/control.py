@@ -11,6 +11,7 @@ import typer
 
 from areal_lab.cli.errors import FAILED, error_exit
 from areal_lab.config.suggest import nearest
+from areal_lab.host.terminal import printable
 from areal_lab.live.attach import AttachedRun, attach_run, live_runs
 from areal_lab.live.mailbox import RequestRefused, RunEnded
 from areal_lab.runlog.records import finite_json
@@ -33,7 +34,7 @@ def run_control(folder: Path, asked: str, *, as_json: bool) -> None:
     if as_json:
         raise ValueError(f"--json has no effect with {asked}; it prints the status")
     try:
-        typer.echo(_ask(run, asked))
+        typer.echo(printable(_ask(run, asked)))
     except (RequestRefused, RunEnded) as error:
         raise error_exit(str(error), FAILED) from error
 
@@ -42,14 +43,14 @@ def print_live_runs(parent: Path) -> None:
     """One line for each run below `parent` that is alive."""
     found = live_runs(parent)
     for run in found:
-        typer.echo(f"{_shown(run.folder)}  {run.snapshot()}")
+        typer.echo(printable(f"{_shown(run.folder)}  {run.snapshot()}"))
     if not found:
         typer.echo(f"no run is alive in {parent}")
 
 
 def _print_status(run: AttachedRun, *, as_json: bool) -> None:
     now = run.snapshot()
-    typer.echo(json.dumps(finite_json(asdict(now)), indent=2) if as_json else str(now))
+    typer.echo(json.dumps(finite_json(asdict(now)), indent=2) if as_json else printable(str(now)))
     if now.alive is False:
         raise typer.Exit(FAILED)
 

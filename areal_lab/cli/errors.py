@@ -9,6 +9,8 @@ from typing import Final, ParamSpec
 
 import typer
 
+from areal_lab.host.terminal import printable
+
 FAILED: Final = 1
 WRONG_SETTINGS: Final = 2
 INTERRUPTED: Final = 130
@@ -33,7 +35,7 @@ def exit_on_error(command: Callable[P, None]) -> Callable[P, None]:
 
 def error_exit(message: str, code: int) -> typer.Exit:
     """Print the message in red on stderr and return the exit to raise."""
-    typer.secho(f"error: {message}", err=True, fg="red")
+    typer.secho(printable(f"error: {message}"), err=True, fg="red")
     return typer.Exit(code)
 
 

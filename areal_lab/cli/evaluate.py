@@ -13,12 +13,14 @@ from typing import Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from areal_lab.cli.errors import FAILED, error_exit, error_text
 from areal_lab.config.load import load_config
 from areal_lab.config.problem import ConfigError
 from areal_lab.config.schema import TrainConfig
 from areal_lab.data.benchmarks import REWARDS, benchmark_named
+from areal_lab.host.terminal import printable
 from areal_lab.pipeline.console import interval_text
 from areal_lab.pipeline.model_evaluation import Evaluation, evaluate, prepare_evaluation
 from areal_lab.pipeline.progress import terminal_display
@@ -105,7 +107,8 @@ def results_table(found: Mapping[str, Any]) -> Table:
     failed = ", ".join(f"{count} {name}" for name, count in counts.items()) or "none failed"
     table.add_row("rewards", failed, style="red" if counts else "")
     if counts:
-        table.add_row("first failure", found["first_failure"].strip().splitlines()[-1], style="red")
+        last = found["first_failure"].strip().splitlines()[-1]
+        table.add_row("first failure", Text(printable(last)), style="red")
     table.add_row("time", f"{found['wall_s']:.0f} s, {found['generating_s']:.0f} s generating")
     return table
 

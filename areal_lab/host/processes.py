@@ -2,7 +2,8 @@
 
     parent holds the write end of a pipe (the lifeline) --- child waits at its read end,
                                                             and on the parent's pidfd
-    parent exits, even by SIGKILL  ->  kernel closes the pipe  ->  child kills its own group
+    parent exits, even by SIGKILL  ->  kernel closes the pipe  ->  child kills its own group, or
+                                                                   its guard does
 
 The pidfd (Linux) is needed if the parent forked other children: they hold copies of the write end,
 so the pipe stays open.
@@ -23,7 +24,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
@@ -35,7 +36,15 @@ _LIFELINE = "AREAL_LAB_LIFELINE"
 
 _ENDED: Final = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
+KEPT_BACK: Final = ("AREAL_LAB_ENGINE_KEY",)
+"""Variables of this process that its children do not inherit, unless they are given to them: the
+code of rewards, agents and sinks has no use for the key of an engine."""
+
 _clean_ups: list[Callable[[], None]] = []
+
+GUARD_GRACE_S: Final = 2.0
+"""Seconds that a child whose parent is gone has for its functions of `on_parent_death`, until its
+guard kills it."""
 
 STOP_GRACE_S = 5.0
 """Seconds between SIGTERM and SIGKILL when stopping a child."""
@@ -116,7 +125,7 @@ async def start_child(
     Args:
         name: name of the process in messages, such as "engine 0".
         log_path: file that receives its standard output and error.
-        environment: variables to add to this process's own.
+        environment: variables to add to this process's own, of which `KEPT_BACK` are left out.
         pass_fds: descriptors the child inherits under the same numbers.
     """
     return await start_command(
@@ -151,7 +160,11 @@ async def start_command(
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=log,
-                env={**os.environ, **(environment or {}), _LIFELINE: f"{read_fd},{os.getpid()}"},
+                env={
+                    **inherited_environment(),
+                    **(environment or {}),
+                    _LIFELINE: f"{read_fd},{os.getpid()}",
+                },
                 pass_fds=(read_fd, *pass_fds),
                 start_new_session=True,
             )
@@ -163,11 +176,21 @@ async def start_command(
     return Child(name=name, process=process, log_path=log_path, _lifeline=os.fdopen(write_fd, "wb"))
 
 
-def watch_parent() -> threading.Thread | None:
+def inherited_environment() -> dict[str, str]:
+    """The environment of this process without `KEPT_BACK`."""
+    return {name: value for name, value in os.environ.items() if name not in KEPT_BACK}
+
+
+def watch_parent(*, guarded: bool = False) -> threading.Thread | None:
     """In a child: exit, with all descendants, as soon as the parent is gone.
 
     Does nothing in a process that was not started by `start_child`, so that a server can also be
-    started by hand.
+    started by hand. Call it before there is another thread.
+
+    Args:
+        guarded: whether a second process watches, too, and kills this one if it cannot do so
+            itself: code in C, such as a regular expression, may keep all threads from running. It
+            has the functions of `on_parent_death` that are registered by now.
 
     Returns:
         The watching thread. A child that notices its parent's exit in another way, such as a
@@ -184,23 +207,62 @@ def watch_parent() -> threading.Thread | None:
             watched.append(os.pidfd_open(parent))
         except OSError:
             pass  # the parent is gone already; getppid says so below
+    if guarded:
+        _fork_guard(watched, lives=os.getppid() == parent)
 
     def wait_for_end() -> None:
         if os.getppid() == parent:
-            poll = select.poll()
-            for end in watched:
-                poll.register(end, select.POLLIN)
-            poll.poll()  # nothing is ever written: any event is the end
-        for clean_up in _clean_ups:
-            try:
-                clean_up()
-            except Exception:  # the process exits next in any case
-                traceback.print_exc()
+            _wait_for_any(watched)
+        _clean_up()
         os.killpg(os.getpgid(0), signal.SIGKILL)
 
     watcher = threading.Thread(target=wait_for_end, name="lifeline", daemon=True)
     watcher.start()
     return watcher
+
+
+def _fork_guard(watched: Sequence[int], *, lives: bool) -> None:
+    """Fork a process that kills this group a little after the parent's end.
+
+    Args:
+        watched: descriptors that tell the parent's end.
+        lives: whether the parent did when they were opened.
+    """
+    group = os.getpgid(0)
+    if os.fork():
+        return
+    try:
+        # Others must see the end of this process's sockets and pipes when it dies.
+        first = 0
+        for kept in sorted(watched):
+            os.closerange(first, kept)
+            first = kept + 1
+        os.closerange(first, os.sysconf("SC_OPEN_MAX"))
+        if lives:
+            _wait_for_any(watched)
+        with suppress(ProcessLookupError):  # it has ended by itself, as it should
+            _wait_for_any([os.pidfd_open(group)], GUARD_GRACE_S)
+            os.kill(group, signal.SIGKILL)
+            _clean_up()
+        os.killpg(group, signal.SIGKILL)
+    finally:
+        os._exit(0)
+
+
+def _clean_up() -> None:
+    for clean_up in _clean_ups:
+        try:
+            clean_up()
+        except Exception:  # the process exits next in any case
+            traceback.print_exc()
+
+
+def _wait_for_any(ends: Sequence[int], timeout_s: float | None = None) -> None:
+    """Wait for an event on a descriptor. Nothing is ever written: any event is an end."""
+    poll = select.poll()
+    for end in ends:
+        poll.register(end, select.POLLIN)
+    poll.poll(None if timeout_s is None else 1000 * timeout_s)
 
 
 def on_parent_death(clean_up: Callable[[], None]) -> None:

@@ -18,6 +18,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from areal_lab.host.terminal import printable
 from areal_lab.live.attach import attach_run
 from areal_lab.live.snapshot import Snapshot
 from areal_lab.metrics.alarm import Alarm
@@ -80,10 +81,10 @@ def view(run: RecordedRun | None, snapshot: Snapshot, folder: Path, width: int) 
         folder: of the run.
         width: columns of the terminal.
     """
-    head = Text(folder.name, style="bold")
+    head = Text(printable(folder.name), style="bold")
     if run is None:
-        return Group(head, Text(str(snapshot)))
-    parts: list[RenderableType] = [head, Text(_state(run, snapshot))]
+        return Group(head, _plain(str(snapshot)))
+    parts: list[RenderableType] = [head, _plain(_state(run, snapshot))]
     parts += [Rule(style="dim"), _curves(run, folder, width), Rule(style="dim"), _processes(run)]
     alarms = read_alarms(folder, run.metrics, run.settings, _eta(run))
     parts += [Rule(style="dim"), *_alarms(alarms)]
@@ -172,7 +173,7 @@ def _processes(run: RecordedRun) -> Table:
             for cause, seconds in list(use.idle_s.items())[:2]
             if use.total_s and seconds / use.total_s >= 0.01
         ]
-        table.add_row(name, f"busy {use.busy_share:.0%}", "; ".join(idle))
+        table.add_row(_plain(name), f"busy {use.busy_share:.0%}", _plain("; ".join(idle)))
     if len(uses) > _PROCESSES_SHOWN:
         table.add_row("", "", f"and {len(uses) - _PROCESSES_SHOWN} more")
     return table
@@ -180,7 +181,7 @@ def _processes(run: RecordedRun) -> Table:
 
 def _alarms(alarms: Sequence[Alarm]) -> list[RenderableType]:
     lasting = [one for one in alarms if one.ended_step is None]
-    lines: list[RenderableType] = [Text(str(one), style="red") for one in lasting]
+    lines: list[RenderableType] = [Text(printable(str(one)), style="red") for one in lasting]
     if not lasting:
         lines.append(Text("no alarm", style="dim"))
     past = [
@@ -189,8 +190,13 @@ def _alarms(alarms: Sequence[Alarm]) -> list[RenderableType]:
         if one.ended_step is not None
     ]
     if past:
-        lines.append(Text(f"over: {', '.join(past)}", style="dim"))
+        lines.append(Text(printable(f"over: {', '.join(past)}"), style="dim"))
     return lines
+
+
+def _plain(text: str) -> Text:
+    """What a log says, which may be somebody else's: neither markup nor escape sequences."""
+    return Text(printable(text))
 
 
 def _eta(run: RecordedRun) -> float:

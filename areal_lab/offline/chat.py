@@ -29,7 +29,9 @@ def chat_renderer(folder: Path) -> Render:
     """
     from transformers import AutoTokenizer  # text without a template does without
 
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    tokenizer: Any = AutoTokenizer.from_pretrained(
+        folder, local_files_only=True, trust_remote_code=False
+    )
     if not tokenizer.chat_template:
         raise ValueError(
             f"{folder} has no chat template, but the rows have messages, or dataset.chat is true; "

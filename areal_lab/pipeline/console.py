@@ -13,8 +13,10 @@ from typing import Any, Final
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from areal_lab.config.schema import TrainConfig
+from areal_lab.host.terminal import printable
 from areal_lab.pipeline.progress import Display, terminal_display
 from areal_lab.pipeline.resume.recovery import Recovery
 from areal_lab.pipeline.run import RunResult, prepare, prepare_recovery, run
@@ -147,16 +149,15 @@ def add_watching_rows(table: Table, summary: Mapping[str, Any]) -> None:
         ended = alarm["ended_step"]
         until = "to the end" if ended is None else f"to {ended}"
         name = alarm["name"].replace("_", " ")
-        table.add_row(
-            "alarm", f"{name}, step {alarm['since_step']} {until}: {alarm['what']}", style="red"
-        )
+        said = f"{name}, step {alarm['since_step']} {until}: {alarm['what']}"
+        table.add_row("alarm", Text(said), style="red")
     for name, sink in (summary.get("sinks") or {}).items():
         problems = [
             *([f"{sink['missing_points']} points missing"] if sink["missing_points"] else []),
             *([f"{sink['failures']} failures, first {sink['error']}"] if sink["failures"] else []),
         ]
         got = f"{sink['points']} points; {sink['where']}" if sink["where"] else "not opened"
-        table.add_row(name, "; ".join([got, *problems]))
+        table.add_row(name, Text(printable("; ".join([got, *problems]))))
 
 
 def _evaluations(evaluations: Mapping[str, Any]) -> str:
@@ -192,7 +193,7 @@ def _mismatches(count: int) -> str:
 
 def _discarded(tokens: int) -> str:
     """Tokens that were generated and not used."""
-    return f"; {tokens:,} tokens of unknown versions were generated again" if tokens else ""
+    return f"; {tokens:,} tokens discarded" if tokens else ""
 
 
 def interval_text(reward: dict[str, Any] | None) -> str:

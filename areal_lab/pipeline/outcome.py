@@ -69,6 +69,7 @@ def summary_so_far(
             "threads": {"trainer": threads.trainer, "engine": threads.engine} if threads else None,
             "alarms": inputs.alarms.summary() if inputs.alarms else None,
             "rewards": performer.rollout.rewards.counts if performer else None,
+            "workflow": performer.rollout.counts if performer else None,
             "evaluations": _evaluations(performer, log) if performer else None,
             "best": _best(performer.folder) if performer else None,
             "held_out_unjudged": {

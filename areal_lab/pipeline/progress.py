@@ -19,6 +19,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from areal_lab.host.terminal import printable
 from areal_lab.pipeline.step_report import StepReport
 
 _BAR_WIDTH = 32
@@ -101,7 +102,7 @@ class Lines:
         self._print(text)
 
     def _print(self, text: str) -> None:
-        line = f"[{self.clock() - self._began_s:6.1f} s] {text}"
+        line = f"[{self.clock() - self._began_s:6.1f} s] {printable(text)}"
         self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -121,7 +122,7 @@ class Screen:
 
     def phase(self, text: str) -> None:
         """Show the phase until the next one."""
-        self._phase, self._phase_s = text, time.monotonic()
+        self._phase, self._phase_s = printable(text), time.monotonic()
 
     def step(self, report: StepReport) -> None:
         """Print the step above the panel."""
@@ -130,7 +131,7 @@ class Screen:
 
     def note(self, text: str) -> None:
         """Print the note above the panel."""
-        self.console.print(Text(text, style="bold"))
+        self.console.print(Text(printable(text), style="bold"))
 
     def __rich__(self) -> RenderableType:
         """The panel, as of now."""

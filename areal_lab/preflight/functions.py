@@ -20,6 +20,7 @@ from areal_lab.config.functions import load_function
 from areal_lab.config.mappings import texts
 from areal_lab.config.problem import Kind, Problem, problems_of
 from areal_lab.config.schema import RewardConfig, TrainConfig
+from areal_lab.host.processes import inherited_environment
 from areal_lab.rewards.sandbox.levels import NoSandbox, choose, takes_sandbox
 from areal_lab.training.objective.formula_calls import read_call
 from areal_lab.training.objective.formulas import Role
@@ -149,6 +150,7 @@ def _check_function(
         ended = subprocess.run(
             [sys.executable, "-m", by, name, *more],
             capture_output=True, text=True, check=False, timeout=_IMPORT_TIMEOUT_S,
+            env=inherited_environment(),
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         yield _wrong(setting, f"{setting}: importing {name!r} took over {_IMPORT_TIMEOUT_S:g} s")
@@ -187,6 +189,7 @@ def _trial_call(settings: str) -> tuple[str, ...]:
         ended = subprocess.run(
             [sys.executable, "-m", "areal_lab.training.objective.trial_call", settings],
             capture_output=True, text=True, check=False, timeout=_IMPORT_TIMEOUT_S,
+            env=inherited_environment(),
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return (f"actor.loss: a trial call took over {_IMPORT_TIMEOUT_S:g} s",)

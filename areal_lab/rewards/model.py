@@ -45,7 +45,11 @@ class RewardModel:
         self._context = read_model_facts(folder).context_tokens
         self._device = device
         model: Any = AutoModelForSequenceClassification.from_pretrained(
-            folder, num_labels=1, dtype=torch.float32, local_files_only=True
+            folder,
+            num_labels=1,
+            dtype=torch.float32,
+            local_files_only=True,
+            trust_remote_code=False,
         )
         self._model = model.eval().to(device)
 

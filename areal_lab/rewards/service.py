@@ -4,7 +4,8 @@
                                     <--(an outcome as each ends)--
 
 A completion that takes too long or crashes its worker costs that completion and a new worker, which
-scores the rest of the group; other groups are not affected. Failures are counted, not scored 0:
+scores the rest of the group; other groups are not affected. A worker that ended while it was idle
+costs nothing but a new one. Failures are counted, not scored 0:
 their reward is NaN. Workers end with this process, however it ends. Nothing that a worker sends is
 unpickled; one that sends what is no reply is ended, too.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import math
 import pickle
+import select
 import socket
 import sys
 import tempfile
@@ -80,6 +82,17 @@ class _Worker:
     writer: asyncio.StreamWriter
     is_async: bool = False
     requests: int = 0
+
+    @property
+    def usable(self) -> bool:
+        """Whether it waits for a request: one that has ended meanwhile, or has sent something that
+        it was not asked for, does not."""
+        if self.reader.at_eof() or self.writer.is_closing():
+            return False
+        # What the event loop has not noticed yet counts, too.
+        poll = select.poll()
+        poll.register(self.writer.get_extra_info("socket").fileno(), select.POLLIN)
+        return not poll.poll(0)
 
     async def receive(self) -> Reply:
         header = await self.reader.readexactly(LENGTH.size)
@@ -199,6 +212,9 @@ class RewardService:
         outcomes: dict[int, RewardOutcome] = {}
         one_by_one = False
         try:
+            if worker is not None and not worker.usable:
+                await self._discard(worker)
+                worker = None
             while len(outcomes) < len(completions):
                 if worker is None:
                     worker = await self._start()

@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> int:
     descriptor, *folders = arguments
     for folder in folders:
         on_parent_death(functools.partial(shutil.rmtree, folder, ignore_errors=True))
-    watcher = watch_parent()
+    watcher = watch_parent(guarded=True)
     os.set_inheritable(int(descriptor), False)  # the function's child processes must not keep it
     with socket.socket(fileno=int(descriptor)) as connection:
         messages = _received(connection)

@@ -25,7 +25,8 @@ class Incidents:
     kept_tokens: int = 0
     """Tokens of these samples that were kept and not generated again."""
     discarded_tokens: int = 0
-    """Tokens generated a second time because the weights behind the first ones are unknown."""
+    """Tokens generated and used for nothing: the weights behind them are unknown, the workflow that
+    asked for them raised, or asks for others after a checkpoint."""
     recomputed_tokens: int = 0
     """Tokens, prompts included, whose keys and values were computed again: after an interruption,
     and when a sample continued on another server."""

@@ -25,6 +25,7 @@ from areal_lab.config.offline import RunConfig
 from areal_lab.config.problem import Kind, Problem
 from areal_lab.config.watching import SinkName
 from areal_lab.extras import MissingExtra, require
+from areal_lab.host.processes import inherited_environment
 from areal_lab.sinks.points import Points
 from areal_lab.sinks.worker import Status
 
@@ -111,7 +112,7 @@ class Sinks:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                env={**inherited_environment(), "OMP_NUM_THREADS": "1"},
                 start_new_session=True,  # Ctrl-C is for the run, which then closes its sinks
             )
         started = _Process(sink, process, threading.Thread(name=f"sink {sink}", daemon=True))

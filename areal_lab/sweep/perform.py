@@ -155,6 +155,7 @@ class Sweep:
             [sys.executable, *_PROGRAM, *command],
             log_path=folder / ERRORS,
             output_path=folder / OUTPUT,
+            environment=os.environ,  # its cells are runs, which may attach to servers with a key
         )
         self._children.add(child)
         try:

@@ -113,6 +113,7 @@ def _load(kind: Any, path: Path, **options: Any) -> Any:
         dtype=torch.float32,
         attn_implementation=TREE_ATTENTION,
         local_files_only=True,
+        trust_remote_code=False,
         **options,
     )
 

@@ -29,6 +29,10 @@ class Scripted:
     prompts: list[str] = field(default_factory=list)
     """What each turn continued."""
     scored: list[str] = field(default_factory=list)
+    given_up: bool = False
+
+    def give_up(self) -> None:
+        self.given_up = True
 
     async def turn(
         self, prompt_tokens: Sequence[int], sampling: SamplingParams | None = None

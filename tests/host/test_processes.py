@@ -39,6 +39,16 @@ CHILDREN = {
     "watch_parent()\n"
     "os.write(int(sys.argv[1]), b'%d' % os.getpid())\n"
     "signal.pause()\n",
+    "keeps_all_threads": "from areal_lab.host.processes import watch_parent\n"
+    "import os, re, sys\n"
+    "watch_parent(guarded=True)\n"
+    "os.write(int(sys.argv[1]), b'%d' % os.getpid())\n"
+    "re.match('(a+)+$', 'a' * 64 + 'b')\n",
+    "is_stopped": "from areal_lab.host.processes import watch_parent\n"
+    "import os, signal, sys\n"
+    "watch_parent(guarded=True)\n"
+    "os.write(int(sys.argv[1]), b'%d' % os.getpid())\n"
+    "os.kill(os.getpid(), signal.SIGSTOP)\n",
     "ignores_sigterm": "import os, signal, sys\n"
     "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
     "os.write(int(sys.argv[1]), b'%d' % os.getpid())\n"
@@ -63,7 +73,7 @@ from areal_lab.host.processes import start_child
 async def main():
     hears, tells = os.pipe()
     child = await start_child(
-        "child", "waits", [str(tells)], log_path=Path(sys.argv[1]), pass_fds=[tells]
+        "child", sys.argv[3], [str(tells)], log_path=Path(sys.argv[1]), pass_fds=[tells]
     )
     word = os.read(hears, 20)
     if sys.argv[2] == "alone" or os.fork() > 0:
@@ -160,12 +170,21 @@ def test_a_second_stop_closes_no_other_descriptor(modules: Path) -> None:
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("how", ["alone", "fork"])
-def test_a_child_dies_when_its_parent_is_killed(modules: Path, how: str) -> None:
-    """Even when another child of the parent, forked, still holds a copy of the lifeline."""
+@pytest.mark.parametrize(
+    ("how", "child"),
+    [
+        ("alone", "waits"),
+        ("fork", "waits"),
+        ("alone", "keeps_all_threads"),
+        ("alone", "is_stopped"),
+    ],
+)
+def test_a_child_dies_when_its_parent_is_killed(modules: Path, how: str, child: str) -> None:
+    """Even when another child of the parent, forked, still holds a copy of the lifeline, or when
+    the child itself cannot notice it."""
     log = modules / "a.log"
     with subprocess.Popen(
-        [sys.executable, "-c", PARENT, str(log), how],
+        [sys.executable, "-c", PARENT, str(log), how, child],
         stdout=subprocess.PIPE,
         start_new_session=True,
     ) as parent:

@@ -60,6 +60,6 @@ def asks_nothing(data: Mapping[str, Any]) -> float:
 
 
 def crashes(data: Mapping[str, Any]) -> float:
-    """Fails after it has sampled."""
+    """Fails after it has sampled, with all that it was given, as tracebacks of some clients do."""
     ask(data["base_url"], data["api_key"], [{"role": "user", "content": "1 ="}])
-    raise KeyError("no such page")
+    raise KeyError(f"no such page: {dict(data)}")

@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from areal_lab.pipeline.progress import Lines
 from areal_lab.pipeline.run import prepare
 from areal_lab.rewards.failure_rate import RewardError
+from tests.pipeline.kept_keys import keep_keys
 from tests.pipeline.tiny_run import (
     checkpoints,
     do_run,
@@ -35,7 +38,10 @@ def config_with_template(folder: Path, *overrides: str):  # type: ignore[no-unty
     return config
 
 
-def test_a_conversation_is_trained_on_as_it_was_sampled(tmp_path: Path) -> None:
+def test_a_conversation_is_trained_on_as_it_was_sampled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    keys = keep_keys(monkeypatch)
     config = config_with_template(
         tmp_path,
         "total_train_steps=3",
@@ -43,7 +49,12 @@ def test_a_conversation_is_trained_on_as_it_was_sampled(tmp_path: Path) -> None:
         "save_every_steps=1",
         workflow("two_questions"),
     )
-    folder = do_run(config).folder
+    folder = do_run(config, on_step=keys.look, display=Lines(Console(stderr=True))).folder
+    assert keys.of_sessions >= 3 * 3 * 4
+    keys.assert_not_in(folder)
+    out, err = capfd.readouterr()
+    assert "training" in err
+    keys.assert_not_in_text(out + err)
     models, worst = checkpoints(folder), 0.0
     for step in trained_samples(folder):
         for sample in step:
@@ -81,11 +92,15 @@ def test_a_turn_without_a_reward_is_context(tmp_path: Path) -> None:
     ("fn", "reason"), [("asks_nothing", "asked the model for nothing"), ("crashes", "no such page")]
 )
 def test_an_agent_that_cannot_be_trained_on_ends_the_run_with_the_reason(
-    tmp_path: Path, fn: str, reason: str
+    tmp_path: Path, fn: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    keys = keep_keys(monkeypatch)
     config = config_with_template(tmp_path, "total_train_steps=1", workflow(fn))
-    with pytest.raises(RewardError, match=reason):
+    with pytest.raises(RewardError, match=reason) as ended:
         do_run(config)
+    keys.assert_not_in_text(str(ended.value))
+    (folder,) = (tmp_path / "runs").iterdir()
+    keys.assert_not_in(folder)
 
 
 def test_what_cannot_work_is_refused_first(tmp_path: Path) -> None:

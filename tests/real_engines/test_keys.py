@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import httpx2
@@ -52,6 +53,12 @@ def test_the_key_is_in_no_command_line_and_no_log(lab: Lab) -> None:
     for process in processes:
         assert key not in " ".join(process.cmdline())
     assert key not in lab.engine.child.log_path.read_text(errors="replace")
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it has ended
+            assert key.encode() not in file.read_bytes(), file
+    if (scratch := lab.engine._scratch) is not None:
+        for file in scratch.folder.rglob("*"):
+            assert not file.is_file() or key.encode() not in file.read_bytes(), file
     left = Path(f"/proc/{processes[0].pid}/environ").stat().st_mode
     assert left & 0o077 == 0
 

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from areal_lab.data.problems import Problem
+from areal_lab.engines.keys import KEY_VARIABLE
 from areal_lab.rewards.failure_rate import RewardError
 from areal_lab.rewards.service import RewardOutcome, RewardService
 from areal_lab.rewards.wire import LENGTH
@@ -135,6 +136,30 @@ def test_a_hung_completion_costs_only_itself() -> None:
     assert math.isnan(outcomes[1].reward)
     assert "no reward after" in outcomes[1].detail
     assert counts == {"ok": 3, "timeout": 1, "error": 0}
+
+
+def test_a_worker_that_ended_while_it_was_idle_costs_nothing() -> None:
+    async def main() -> tuple[list[RewardOutcome], dict[str, int]]:
+        async with RewardService(SCORE) as service:
+            (first,) = await service.score(["pid"], EXAMPLE)
+            os.kill(int(first.reward), signal.SIGKILL)
+            wait_for_end(int(first.reward))
+            return await service.score(["pid", "13"], EXAMPLE), service.counts
+
+    outcomes, counts = asyncio.run(main())
+    assert outcomes[1].reward == 1.0
+    assert counts == {"ok": 3, "timeout": 0, "error": 0}
+
+
+def test_workers_do_not_get_the_key_of_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, "a-key")
+
+    def score(completion: str, example: object) -> float:
+        del completion, example
+        own = Path("/proc/self/environ").read_bytes()
+        return float(KEY_VARIABLE in os.environ or KEY_VARIABLE.encode() in own)
+
+    assert score_group(["13"], score)[0][0].reward == 0.0
 
 
 def test_a_worker_that_ignores_being_asked_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,12 +376,14 @@ def test_output_of_the_function_goes_to_the_log_folder(tmp_path: Path) -> None:
 
 
 PARENT = """
-import asyncio, os, sys
+import asyncio, os, re, sys
 from areal_lab.rewards.service import RewardService
 
 def score(completion, example):
     if completion == "pid":
         return os.getpid()
+    if completion == "in C":  # which keeps all threads from running
+        re.match("(a+)+$", "a" * 64 + "b")
     while True:
         pass
 
@@ -364,8 +391,8 @@ async def main():
     async with RewardService(score, timeout_s=1000) as service:
         (outcome,) = await service.score(["pid"], {})
         print(int(outcome.reward), flush=True)
-        if "busy" in sys.argv:
-            await service.score(["hang"], {})
+        if "idle" not in sys.argv:
+            await service.score(sys.argv[1:], {})
         await asyncio.Event().wait()
 
 asyncio.run(main())
@@ -373,7 +400,7 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-@pytest.mark.parametrize("doing", ["busy", "idle"])
+@pytest.mark.parametrize("doing", ["busy", "in C", "idle"])
 def test_a_worker_dies_with_its_parent_however_that_dies(
     how: signal.Signals, doing: str, tmp_path: Path
 ) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx2
+import psutil
 import pytest
 from safetensors.torch import load_file
 
@@ -40,6 +41,7 @@ class Pair:
 
     loop: asyncio.AbstractEventLoop
     root: Path
+    transfer: str
     trainer: TrainerProcess
     engine: EngineProcess
     version: int = 0
@@ -87,10 +89,16 @@ def pair(
                     log_path=root / "engine.log",
                 )
             )
-            yield Pair(runner.get_loop(), root, trainer, engine)
+            yield Pair(runner.get_loop(), root, request.param, trainer, engine)
             runner.run(engine.stop())
         finally:
             runner.run(trainer.stop())
+
+
+def addresses(process: int) -> list[str]:
+    """Where a process listens."""
+    sockets = psutil.Process(process).net_connections("inet")
+    return [one.laddr.ip for one in sockets if one.status == psutil.CONN_LISTEN]
 
 
 by_http = pytest.mark.parametrize("pair", ["http_tensor"], indirect=True)
@@ -127,6 +135,10 @@ def test_an_engine_holds_the_exported_version_while_training_continues(pair: Pai
         assert await engine.client.version() == 2
 
     pair.run(work())
+    # The store and gloo know no key.
+    by_trainer, by_engine = (addresses(one.child.pid) for one in (trainer, engine))
+    assert {*by_trainer, *by_engine} == {"127.0.0.1"}
+    assert bool(by_trainer) == (pair.transfer == "distributed")
 
 
 @by_http

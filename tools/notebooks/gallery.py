@@ -32,7 +32,14 @@ def serve(arguments: list[str]) -> None:
 
     # The server looks the function up when it lists the folder.
     opengraph.resolve_opengraph_metadata = named
-    main(["run", str(FOLDER), *arguments])
+    main(["run", str(FOLDER), *with_token(arguments)])
+
+
+def with_token(arguments: list[str]) -> list[str]:
+    """The options, with a key unless they say something about it: whoever reaches the gallery reads
+    run folders and trains as its user, and other users of the machine reach loopback."""
+    said = any(one.startswith(("--token", "--no-token")) for one in arguments)
+    return arguments if said else ["--token", *arguments]
 
 
 def card(notebook: Path) -> tuple[str, str]:

@@ -31,7 +31,11 @@ def load_model(folder: Path, dtype: torch.dtype, device: str = "cpu") -> PreTrai
     if read_manifest(folder) is not None:
         read_weights(folder)
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, attn_implementation=IMPLEMENTATION
+        folder,
+        dtype=dtype,
+        attn_implementation=IMPLEMENTATION,
+        local_files_only=True,
+        trust_remote_code=False,
     )
     refuse_unsupported(model)
     place(model, torch.device(device))

@@ -4,6 +4,9 @@
     engine:  group = join(connect(address, port), rank=k)
     broadcast from rank 0, tensor by tensor, in one order everywhere; then leave()
 
+Neither the store nor gloo knows a key, so that they listen on the loopback address alone if all
+engines are on this machine, and else on the address that the engines see.
+
 Nothing here needs or makes torch's default group. The key prefix in the store and the helper that
 makes the group are those of SGLang (`init_custom_process_group`), because its engines are the other
 members. `TCPStore` and the helper are part of torch; the helper has no public name.
@@ -13,7 +16,9 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -24,16 +29,24 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed import distributed_c10d as c10d
 
 LOOPBACK = "127.0.0.1"
+_INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
 def open_store(address: str, *, timeout_s: float) -> TCPStore:
-    """Open the trainer's store, where members meet, on a free port (`store.port`)."""
+    """Open the trainer's store, where members meet, on a free port (`store.port`).
+
+    Args:
+        address: of this machine; it listens on no other one.
+    """
+    # By itself, it would listen on all addresses. It closes the socket at its end.
+    listener = socket.create_server((address, 0))
     return TCPStore(
         address,
-        0,
+        listener.getsockname()[1],
         is_master=True,
         wait_for_workers=False,
         timeout=timedelta(seconds=timeout_s),
+        master_listen_fd=listener.detach(),
     )
 
 
@@ -64,18 +77,33 @@ def join(
     if backend == "nccl":
         # Otherwise a broken group ends this process instead of raising in it.
         os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
-    group, _ = c10d._new_process_group_helper(
-        size,
-        rank,
-        [],
-        c10d.Backend(backend),
-        PrefixStore(name, store),
-        group_name=cast(Any, name),
-        timeout=timedelta(seconds=timeout_s),
-    )
+    with gloo_on_loopback() if store.host == LOOPBACK else nullcontext():
+        group, _ = c10d._new_process_group_helper(
+            size,
+            rank,
+            [],
+            c10d.Backend(backend),
+            PrefixStore(name, store),
+            group_name=cast(Any, name),
+            timeout=timedelta(seconds=timeout_s),
+        )
     assert isinstance(group, dist.ProcessGroup)
     c10d._world.pg_group_ranks[group] = {member: member for member in range(size)}
     return group
+
+
+@contextmanager
+def gloo_on_loopback() -> Iterator[None]:
+    """Gloo groups that are made here listen on the loopback address, unless the user has named an
+    interface. By itself, gloo listens on the address that the name of this machine has."""
+    if _INTERFACE in os.environ or sys.platform != "linux":
+        yield
+        return
+    os.environ[_INTERFACE] = "lo"
+    try:
+        yield
+    finally:
+        del os.environ[_INTERFACE]
 
 
 def broadcast(tensors: Iterable[Tensor], group: dist.ProcessGroup) -> None:

@@ -15,6 +15,7 @@ import math
 import sys
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -89,7 +90,8 @@ class RecomputeCounts:
     kept_tokens: int = 0
     """Tokens of these samples that were kept and not generated again."""
     discarded_tokens: int = 0
-    """Tokens generated a second time because the weights behind the first ones are unknown."""
+    """Tokens generated and used for nothing: the weights behind them are unknown, the workflow that
+    asked for them raised, or asks for others after a checkpoint."""
 
 
 def sampling_params(generation: GenerationConfig, codec: TextCodec) -> SamplingParams:
@@ -129,9 +131,18 @@ class Rollout:
     """Of the turns of workflows."""
     failures: FailureRate = field(default_factory=FailureRate)
     """Of workflows."""
+    outcomes: Counter[str] = field(default_factory=Counter)
+    """Samples of workflows by what became of them."""
     recomputed: RecomputeCounts = field(default_factory=RecomputeCounts)
     open: dict[str, dict[str, OpenTurn]] = field(default_factory=dict)
     """Turns of the groups that run, by `group_name`."""
+
+    @property
+    def counts(self) -> dict[str, int] | None:
+        """Samples of the workflow by status, such as `ok`, `timeout` and `error`; None without one."""
+        if self.workflow is None:
+            return None
+        return dict.fromkeys(("ok", "timeout", "error"), 0) | self.outcomes
 
     async def group(
         self,
@@ -285,6 +296,7 @@ class Rollout:
             engines=self.engines,
             router=self.router,
             generate=self._generate_one,
+            so_far=self._turn_so_far,
             kept=kept,
             open={} if opened is None else opened,
             asked=set() if asked is None else asked,
@@ -298,10 +310,17 @@ class Rollout:
         except (RewardError, EngineError, ChildDied):
             raise  # of the run, and not of this sample
         except Exception:
+            engine.give_up()
             failed = RewardOutcome("error", math.nan, detail=traceback.format_exc())
+            self.outcomes[failed.status] += 1
+            # They are in no row.
+            self.recomputed.discarded_tokens += sum(
+                turn.tokens for turn in engine.turns if turn.sample == engine.sample
+            )
             self.failures.add(failed.detail)
             return Episode(rows=(), outcome=failed, end="abort")
         outcome = episode.outcome
+        self.outcomes[outcome.status] += 1
         fine = outcome.status in ("ok", "abandoned")
         self.failures.add("" if fine else outcome.detail or outcome.status)
         return episode
@@ -319,12 +338,15 @@ class Rollout:
         """What there is of a running group, by the names of its requests; turns that ended too."""
         found: dict[str, Generated] = {}
         for name, turn in self.open.get(group_name(stream, group), {}).items():
-            received: PartialSamples = {}
-            if turn.engine is not None:
-                with suppress(EngineUnreachable):
-                    received = self.engines.engine(turn.engine).received([name])
-            found |= samples_so_far(turn.samples, received)
+            found |= self._turn_so_far(name, turn)
         return found
+
+    def _turn_so_far(self, name: str, turn: OpenTurn) -> dict[str, Generated]:
+        received: PartialSamples = {}
+        if turn.engine is not None:
+            with suppress(EngineUnreachable):
+                received = self.engines.engine(turn.engine).received([name])
+        return samples_so_far(turn.samples, received)
 
     def running_requests(self, stream: str, group: GroupId) -> list[str]:
         """The names of the requests of a group that engines have now."""

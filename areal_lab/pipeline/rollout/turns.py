@@ -10,6 +10,7 @@ exactly if the workflow asks the same question: then they are not generated twic
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import time
 from collections import Counter
@@ -92,6 +93,8 @@ class SampleEngine:
     engines: TurnEngines
     router: TurnRouter
     generate: Generate
+    so_far: Callable[[str, OpenTurn], PartialSamples]
+    """What there is of a request."""
     kept: PartialSamples
     """Turns that a checkpoint kept, by the names of their requests."""
     open: dict[str, OpenTurn]
@@ -102,6 +105,11 @@ class SampleEngine:
     """Gets the turns that ended."""
     _times: Counter[str] = field(default_factory=Counter)
     """How often each question was asked."""
+    _running: dict[str, asyncio.Task[tuple[Generated, EngineId]]] = field(default_factory=dict)
+    """By the names of their requests."""
+    _given_up: bool = False
+    _left: dict[str, tuple[Generated, EngineId | None]] = field(default_factory=dict)
+    """What there was of the turns that ran when the sample was given up, and their engines."""
 
     async def turn(
         self, prompt_tokens: Sequence[int], sampling: SamplingParams | None = None
@@ -126,14 +134,43 @@ class SampleEngine:
             ),
         )
         start_s = time.time()
-        generated, engine = await self._until_done(request)
+        generated, engine = await self._unless_given_up(request)
         tokens = sum(len(part.tokens) for part in generated.segments)
+        if engine is None:
+            return generated
         self.turns.append(
             SampledTurn(
                 sample=self.sample, engine=engine, start_s=start_s, end_s=time.time(), tokens=tokens
             )
         )
         return generated
+
+    def give_up(self) -> None:
+        """See `WorkflowEngine.give_up`."""
+        self._given_up = True
+        for name, task in self._running.items():
+            # Now, since the engine's client forgets a request that is canceled. One that waits for
+            # its first engine has nothing yet.
+            turn = self.open.get(name, OpenTurn(None, {}))
+            self._left[name] = self.so_far(name, turn).get(name, _nothing(name)), turn.engine
+            task.cancel()
+
+    async def _unless_given_up(self, request: GenerateRequest) -> tuple[Generated, EngineId | None]:
+        """Generate, or return what there was when the sample was given up, and the last engine."""
+        name = request.request_id
+        if not self._given_up:
+            self._running[name] = asyncio.create_task(self._until_done(request))
+            try:
+                return await self._running[name]
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if name not in self._left or (task is not None and task.cancelling()):
+                    raise
+            finally:
+                del self._running[name]
+        generated, engine = self._left.get(name, (_nothing(name), None))
+        self.open[name] = OpenTurn(None, {name: generated})
+        return generated, engine
 
     async def _until_done(self, request: GenerateRequest) -> tuple[Generated, EngineId]:
         """Generate on as many engines as it takes; returns the last one."""
@@ -184,3 +221,10 @@ class OpenTurn:
     """Where it runs; None if it ended, or waits for an engine."""
     samples: PartialSamples
     """What there was of it when it came to that engine, or all of it."""
+
+
+def _nothing(name: str) -> Generated:
+    """A request that was given up before its first token."""
+    return Generated(
+        request_id=name, segments=(), finish_reason="abort", retractions=0, cached_tokens=0
+    )

@@ -236,6 +236,7 @@ def run(take: Callable[[], dict[str, Any]], cells: list[Cell], folder: str) -> N
     if not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
         raise Refused("the kernel does not list children (CONFIG_PROC_CHILDREN)")
     kernel.adopt_orphans()
+    kernel.wake_with_parents_end()
     parent = os.pidfd_open(setup["parent"])
     if os.getppid() != setup["parent"]:
         raise Stop

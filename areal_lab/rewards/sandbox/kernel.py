@@ -117,6 +117,11 @@ def die_with_parent() -> None:
     _prctl("PR_SET_PDEATHSIG", 1, 9)
 
 
+def wake_with_parents_end() -> None:
+    """Let the kernel continue this process, if it was stopped, when its parent has ended."""
+    _prctl("PR_SET_PDEATHSIG", 1, 18)
+
+
 def adopt_orphans() -> None:
     """Become the parent of descendants whose parents end."""
     _prctl("PR_SET_CHILD_SUBREAPER", 36, 1)

@@ -23,6 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.distributed.tensor import DTensor
 
+from areal_lab.engines.weights.group import gloo_on_loopback
 from areal_lab.training.forward import PackedPolicy, PackedValues
 from areal_lab.training.parallel.sequence import sequence_part
 from areal_lab.training.parallel.shard import TENSOR, shard_policy
@@ -90,18 +91,19 @@ def join(place: RankPlace) -> Ranks:
     timeout = timedelta(seconds=place.timeout_s)
     if place.device == "cuda":
         torch.cuda.set_device(0)  # before anything is allocated
-    dist.init_process_group(
-        # Objects and counts travel over gloo also where tensors do not.
-        "cpu:gloo,cuda:nccl" if place.device == "cuda" else "gloo",
-        init_method=f"file://{place.rendezvous}",
-        rank=place.rank,
-        world_size=place.count,
-        timeout=max(timeout, _START),
-    )
-    mesh = _mesh(place)
-    ranks = torch.arange(place.count).view(-1, place.together)
-    data = _one_of(ranks.T) if place.together > 1 else _everyone()
-    sequence = _one_of(ranks) if place.context > 1 else None
+    with gloo_on_loopback():  # the ranks are on one machine
+        dist.init_process_group(
+            # Objects and counts travel over gloo also where tensors do not.
+            "cpu:gloo,cuda:nccl" if place.device == "cuda" else "gloo",
+            init_method=f"file://{place.rendezvous}",
+            rank=place.rank,
+            world_size=place.count,
+            timeout=max(timeout, _START),
+        )
+        mesh = _mesh(place)
+        ranks = torch.arange(place.count).view(-1, place.together)
+        data = _one_of(ranks.T) if place.together > 1 else _everyone()
+        sequence = _one_of(ranks) if place.context > 1 else None
     for group in (dist.group.WORLD, data, sequence, *mesh.get_all_groups()):
         if group is not None:
             _set_pg_timeout(timeout, group)
@@ -125,7 +127,10 @@ def another_group(timeout_s: float) -> dist.ProcessGroup:
     Args:
         timeout_s: longest wait of a collective.
     """
-    group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+    with gloo_on_loopback():
+        group: dist.ProcessGroup = dist.new_group(
+            backend="gloo", timeout=timedelta(seconds=timeout_s)
+        )
     return group
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from areal_lab.agents.multi_turn import MultiTurn
-from areal_lab.agents.workflow import Episode, WorkflowEngine
+from areal_lab.agents.workflow import Episode, Row, WorkflowEngine
 from areal_lab.control.events import EngineId
 from areal_lab.control.routing import LeastLoaded, RoundRobin, Router, Sticky
 from areal_lab.data.problems import Problem
@@ -255,3 +255,96 @@ def test_turns_are_recorded_with_their_engine() -> None:
     assert {turn.tokens for turn in group.turns} == {TURN_TOKENS}
     assert {turn.engine for turn in group.turns} == {0, 1}
     assert group.started_s <= group.generated_s <= group.scored_s
+
+
+@pytest.mark.parametrize("received", [0, 2])
+def test_turns_that_are_given_up_end_with_the_tokens_so_far(received: int) -> None:
+    turns: list[Generated] = []
+
+    class GivesUp:
+        async def run(self, engine: WorkflowEngine, data: Mapping[str, Any]) -> Episode:
+            del data
+            running = asyncio.create_task(engine.turn((65, 66)))
+            await fleet.asked.wait()
+            engine.give_up()
+            turns.append(await running)
+            turns.append(await engine.turn((65, 67)))
+            row = Row(prompt_tokens=(65, 66), parts=turns[0].segments)
+            return Episode(rows=(row,), outcome=RewardOutcome("error", 0.0), end="abort")
+
+    fleet = Hangs(1, received_tokens=received)
+    one = rollout(fleet, GivesUp())
+    group = play(one, samples=1)
+    assert [sum(len(part.tokens) for part in turn.segments) for turn in turns] == [received, 0]
+    assert {turn.finish_reason for turn in turns} == {"abort"}
+    assert group.tokens == sum(turn.tokens for turn in group.turns) == received
+    assert fleet.canceled == 1, "the engine does not go on"
+    assert one.counts == {"ok": 0, "timeout": 0, "error": 1}
+
+
+def test_a_sample_that_is_canceled_is_not_one_that_was_given_up() -> None:
+    class Waits:
+        async def run(self, engine: WorkflowEngine, data: Mapping[str, Any]) -> Episode:
+            del data
+            await engine.turn((65, 66))
+            raise AssertionError("it was canceled")
+
+    async def main() -> None:
+        work = rollout(fleet, Waits()).group(PROBLEM, engine=0, stream="train", group=7, samples=1)
+        running = asyncio.create_task(work)
+        await fleet.asked.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    fleet = Hangs(1)
+    asyncio.run(main())
+    assert fleet.canceled == 1
+
+
+def test_tokens_of_a_workflow_that_raised_are_counted() -> None:
+    class RaisesLate:
+        async def run(self, engine: WorkflowEngine, data: Mapping[str, Any]) -> Episode:
+            await THREE.run(engine, data)
+            raise KeyError("no such page")
+
+    one = rollout(Fleet(1), RaisesLate())
+    assert play(one, samples=2).tokens == 0
+    assert one.recomputed.discarded_tokens == 2 * 3 * TURN_TOKENS
+    assert one.counts == {"ok": 0, "timeout": 0, "error": 2}
+    assert rollout(Fleet(1), None).counts is None
+
+
+@dataclass
+class Hangs(Fleet):
+    """Engines that have sent some tokens of each request, and send no more."""
+
+    received_tokens: int = 0
+    asked: asyncio.Event = field(default_factory=asyncio.Event)
+    canceled: int = 0
+
+    def engine(self, number: EngineId) -> Any:
+        return HangingEngine(self, number)
+
+
+@dataclass
+class HangingEngine(One):
+    """One of them."""
+
+    fleet: Hangs
+
+    async def generate(self, requests: Sequence[GenerateRequest]) -> list[Generated]:
+        (request,) = requests
+        whole = answer(request)
+        segments = cut_off(whole.segments, self.fleet.received_tokens)
+        if segments:
+            partial = replace(whole, segments=segments, finish_reason="abort")
+            self.fleet.running[request.request_id] = partial
+        self.fleet.asked.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.fleet.running.clear()  # as a client forgets it
+            self.fleet.canceled += 1
+            raise
+        return []
