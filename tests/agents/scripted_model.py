@@ -1,6 +1,6 @@
-"""A model whose answers a script writes, in tokens of a real vocabulary, behind a real conversation.
+"""A model that says what a script writes, in tokens of a real vocabulary.
 
-    prompt tokens --read--> messages --script--> text --pieces--> tokens that no encoder would choose
+    prompt tokens --read--> messages --script--> text --pieces--> tokens that no encoder chooses
 
 What the script sees is decoded from the tokens of the prompt, so that a result of a tool which it
 repeats has been there. A text is encoded in pieces of a few characters: whoever decodes and encodes

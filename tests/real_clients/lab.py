@@ -113,9 +113,7 @@ async def _run(command: list[str], tasks: Mapping[str, Script], folder: Path, he
     models = {task: ScriptedModel(writing(form, script)) for task, script in tasks.items()}
     if held:
         models[held].sample = _once_sent_again(models[held].sample, service)
-    conversations = {
-        task: model.conversation(form, session=task) for task, model in models.items()
-    }
+    conversations = {task: model.conversation(form, session=task) for task, model in models.items()}
     sessions = {
         task: service.start_session(task, conversation=conversation)
         for task, conversation in conversations.items()
@@ -164,7 +162,7 @@ async def _output(command: list[str], given: str, folder: Path) -> str:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         cwd=folder,
-        # Neither proxies nor keys of this machine, and no home that a client could have settings in.
+        # No proxies or keys of this machine, and no home in which a client could have settings.
         env={"PATH": os.environ["PATH"], "HOME": str(folder), "LANG": "C.UTF-8"},
         start_new_session=True,
     )

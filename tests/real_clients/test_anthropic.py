@@ -50,4 +50,4 @@ def test_a_client_that_gives_up_and_asks_again_gets_the_one_answer(done: Done) -
 def test_errors_are_of_its_own_classes_and_sample_nothing(done: Done) -> None:
     assert done["refused"].said == ["AuthenticationError", "BadRequestError", "BadRequestError"]
     assert len(done["refused"].model.answers) == 1
-    assert done.counts["failed"] == 0
+    assert "failed" not in done.counts

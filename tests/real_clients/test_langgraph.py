@@ -1,4 +1,4 @@
-"""DOC"""
+"""LangGraph over LangChain's client: arguments of calls come back in other spaces."""
 
 from __future__ import annotations
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tests.real_clients.lab import SUM, TWICE, Done, adds, run
@@ -48,4 +46,4 @@ def test_errors_are_of_its_own_classes_and_sample_nothing(done: Done) -> None:
     classes = ["AuthenticationError", "BadRequestError", "BadRequestError", "BadRequestError"]
     assert done["refused"].said == classes
     assert len(done["refused"].model.answers) == 1
-    assert done.counts["failed"] == 0
+    assert "failed" not in done.counts

@@ -1,4 +1,4 @@
-"""DOC"""
+"""Pydantic AI: arguments of calls come back in other spaces."""
 
 from __future__ import annotations
 

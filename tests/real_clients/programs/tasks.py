@@ -34,4 +34,5 @@ def do(**programs: Callable[[Task], Any]) -> None:
         task = Task(given["url"], key, given["question"], given["again"])
         found = programs[name](task)
         said[name] = asyncio.run(found) if inspect.iscoroutine(found) else found
-    print(json.dumps(said))
+    # Clients may have written to standard output, without a line break at the end.
+    print(f"\n{json.dumps(said)}")

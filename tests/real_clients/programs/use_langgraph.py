@@ -24,9 +24,7 @@ def two_turns(task: Task, *, stream: bool = False, **options: Any) -> list[str]:
         if not stream:
             return agent.invoke({"messages": messages})["messages"]
         state: dict[str, Any] = {}
-        for kind, found in agent.stream(
-            {"messages": messages}, stream_mode=["messages", "values"]
-        ):
+        for kind, found in agent.stream({"messages": messages}, stream_mode=["messages", "values"]):
             state = found if kind == "values" else state
         return state["messages"]
 

@@ -47,7 +47,9 @@ def chat(task: Task, *, stream: bool = False) -> list[str]:
                         pass
                     message = events.get_final_completion().choices[0].message
             else:
-                message = client.chat.completions.create(messages=messages, **CHAT).choices[0].message
+                message = (
+                    client.chat.completions.create(messages=messages, **CHAT).choices[0].message
+                )
             messages.append(message)
             if not message.tool_calls:
                 return message.content or ""
@@ -105,9 +107,7 @@ def responses_stored(task: Task) -> list[str]:
         previous_response_id=called.id,
         **RESPONSES,
     )
-    second = client.responses.create(
-        input=task.again, previous_response_id=first.id, **RESPONSES
-    )
+    second = client.responses.create(input=task.again, previous_response_id=first.id, **RESPONSES)
     return [first.output_text, second.output_text]
 
 

@@ -21,9 +21,7 @@ def add(a: int, b: int) -> int:
 
 def two_turns(task: Task, kind: Any, *, stream: bool = False) -> list[str]:
     model = OpenAIModel("gpt-5", api_base=f"{task.url}/v1", api_key=task.key)
-    agent = kind(
-        tools=[add], model=model, stream_outputs=stream, verbosity_level=LogLevel.OFF
-    )
+    agent = kind(tools=[add], model=model, stream_outputs=stream, verbosity_level=LogLevel.OFF)
     return [str(agent.run(task.question)), str(agent.run(task.again, reset=False))]
 
 
