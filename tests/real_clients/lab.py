@@ -35,21 +35,24 @@ _ADMIN: Final = "the-admins-key"
 _HUNG_S: Final = 240
 """A program that takes longer hangs."""
 
-QUESTION: Final = "How much is 2 + 3?"
-AGAIN: Final = "And twice that?"
-SUM: Final = "\nIt is 5. \N{PARTY POPPER}"
+QUESTION: Final = "How much are 2 + 3 and 4 + 5?"
+AGAIN: Final = "And together?"
+SUMS: Final = "\nThat is 5 and 9. \N{PARTY POPPER}"
 """The blank line and the character of four bytes would be other tokens if they were encoded."""
-TWICE: Final = "It is 10."
-ADD: Final = '<tool_call>{ "name": "add", "arguments": { "b": 3,"a":2} }</tool_call>'
-"""Spaces and order of keys are what clients change."""
+TOGETHER: Final = "That is 14."
+ADD: Final = (
+    '<tool_call>{ "name": "add", "arguments": { "b": 3,"a":2} }</tool_call>\n'
+    '<tool_call>{"name": "add", "arguments": {"a": 4, "b": 5}}</tool_call>'
+)
+"""Two calls at once; spaces and order of keys are what clients change."""
 
 
 def adds(said: list[Said]) -> str:
-    """Calls the tool, says what it returned, and answers a second question."""
-    last = said[-1]
-    if last.role == "tool":
-        return SUM.replace("5", last.text.strip())
-    return TWICE if AGAIN in last.text else ADD
+    """Calls the tool twice, says what it returned, and answers a second question."""
+    results = [each.text.strip() for each in said[-2:] if each.role == "tool"]
+    if results:
+        return SUMS.replace("5 and 9", " and ".join(results))
+    return TOGETHER if AGAIN in said[-1].text else ADD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

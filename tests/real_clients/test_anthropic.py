@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.real_clients.lab import SUM, TWICE, Done, adds, run
+from tests.real_clients.lab import SUMS, TOGETHER, Done, adds, run
 
 pytestmark = pytest.mark.agents
 TWO_TURNS = ("messages", "messages_stream")
@@ -26,7 +26,7 @@ def test_what_was_sampled_is_trained_once(done: Done, task: str) -> None:
 @pytest.mark.parametrize("task", TWO_TURNS)
 def test_a_tool_and_a_second_turn_are_one_row(done: Done, task: str) -> None:
     """Its protocol has arguments as an object, so that their spaces are gone."""
-    assert done[task].said == [SUM, TWICE]
+    assert done[task].said == [SUMS, TOGETHER]
     assert done[task].forks == {}
     assert done[task].matches == {"exact": 2}
     assert [len(row["turns"]) for row in done[task].rows] == [3]
@@ -35,14 +35,14 @@ def test_a_tool_and_a_second_turn_are_one_row(done: Done, task: str) -> None:
 @pytest.mark.parametrize("task", RUNNERS)
 def test_its_tool_runner_continues_a_thread_at_the_gateway(done: Done, task: str) -> None:
     outcome = done[task]
-    assert outcome.said == [SUM]
+    assert outcome.said == [SUMS]
     assert outcome.forks == {}
     assert [len(row["turns"]) for row in outcome.rows] == [2]
     assert all(each.turn is not None for each in outcome.session.interactions.values())
 
 
 def test_a_client_that_gives_up_and_asks_again_gets_the_one_answer(done: Done) -> None:
-    assert done["impatient"].said == [TWICE]
+    assert done["impatient"].said == [TOGETHER]
     assert len(done["impatient"].model.answers) == 1
     assert done.counts["sent_again"] >= 1
 

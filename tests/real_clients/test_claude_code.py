@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.agents.scripted_model import Said
-from tests.real_clients.lab import AGAIN, SUM, TWICE, Done, Script, run
+from tests.real_clients.lab import AGAIN, SUMS, TOGETHER, Done, Script, run
 
 pytestmark = pytest.mark.agents
 
@@ -27,8 +27,8 @@ def _reader(file: Path) -> Script:
         if last.role == "tool":
             number, _, text = last.text.partition("\t")
             assert number.strip() == "1"
-            return SUM.replace("5", text.strip())
-        return TWICE if AGAIN in last.text else f"<tool_call>{json.dumps(call)}</tool_call>"
+            return SUMS.replace("5 and 9", text.strip())
+        return TOGETHER if AGAIN in last.text else f"<tool_call>{json.dumps(call)}</tool_call>"
 
     return reads
 
@@ -38,7 +38,7 @@ def test_what_was_sampled_is_trained_once(done: Done) -> None:
 
 
 def test_a_tool_and_a_second_turn_are_one_row(done: Done) -> None:
-    assert done["reads"].said == [SUM, TWICE]
+    assert done["reads"].said == [SUMS, TOGETHER]
     assert done["reads"].forks == {}
     assert done["reads"].matches == {"exact": 2}
     assert [len(row["turns"]) for row in done["reads"].rows] == [3]

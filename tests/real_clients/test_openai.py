@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.real_clients.lab import SUM, TWICE, Done, adds, run
+from tests.real_clients.lab import SUMS, TOGETHER, Done, adds, run
 
 pytestmark = pytest.mark.agents
 TWO_TURNS = ("chat", "chat_stream", "responses", "responses_stream", "responses_stored")
@@ -24,20 +24,20 @@ def test_what_was_sampled_is_trained_once(done: Done, task: str) -> None:
 
 @pytest.mark.parametrize("task", TWO_TURNS)
 def test_a_tool_and_a_second_turn_are_one_row(done: Done, task: str) -> None:
-    assert done[task].said == [SUM, TWICE]
+    assert done[task].said == [SUMS, TOGETHER]
     assert done[task].forks == {}
     assert done[task].matches == {"exact": 2}
     assert [len(row["turns"]) for row in done[task].rows] == [3]
 
 
-def test_several_replies_are_rows_behind_one_prompt(done: Done) -> None:
-    assert done["several"].said == [TWICE] * 3
+def test_several_replies_are_rows_and_the_turn_before_them_is_trained_in_one(done: Done) -> None:
+    assert done["several"].said == [TOGETHER] * 3
     assert len({tuple(row["prompt_tokens"]) for row in done["several"].rows}) == 1
-    assert [len(row["turns"]) for row in done["several"].rows] == [1, 1, 1]
+    assert [len(row["turns"]) for row in done["several"].rows] == [2, 1, 1]
 
 
 def test_a_client_that_gives_up_and_asks_again_gets_the_one_answer(done: Done) -> None:
-    assert done["impatient"].said == [TWICE]
+    assert done["impatient"].said == [TOGETHER]
     assert len(done["impatient"].model.answers) == 1
     assert done.counts["sent_again"] >= 1
 

@@ -10,7 +10,7 @@ from tests.real_clients.lab import ADD, AGAIN, Done, run
 pytestmark = pytest.mark.agents
 CALLING = ("tools", "tools_stream")
 TASKS = (*CALLING, "code")
-ANSWERS = ["It is 5.", "It is 10."]
+ANSWERS = ["5 and 9", "14"]
 
 
 def calls(said: list[Said]) -> str:
@@ -21,7 +21,7 @@ def calls(said: list[Said]) -> str:
 
 def codes(said: list[Said]) -> str:
     answer = _answer(said)
-    code = "print(add(a=2, b=3))" if answer is None else f"final_answer({answer!r})"
+    code = "print(add(a=2, b=3), add(a=4, b=5))" if answer is None else f"final_answer({answer!r})"
     return f"Thought: once more.\n<code>\n{code}\n</code>\n"
 
 
@@ -30,7 +30,8 @@ def _answer(said: list[Said]) -> str | None:
     last = said[-1].text
     if AGAIN in last:
         return ANSWERS[1]
-    return ANSWERS[0] if last.startswith("Observation:\n") and "5" in last else None
+    done = last.startswith("Observation:\n") and "5" in last and "9" in last
+    return ANSWERS[0] if done else None
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from tasks import Task, do
 
 async def reads(task: Task) -> list[str]:
     """Reads a file with its own tool, and is asked once more."""
-    Path("numbers.txt").write_text("5")
+    Path("numbers.txt").write_text("5 and 9")
     options = ClaudeAgentOptions(
         allowed_tools=["Read"],
         cwd=Path.cwd(),

@@ -100,21 +100,25 @@ def responses_stored(task: Task) -> list[str]:
     """The gateway holds the history."""
     client = opened(task)
     called = client.responses.create(input=task.question, **RESPONSES)
-    (call,) = called.output
-    result = {"type": "function_call_output", "call_id": call.call_id}
-    first = client.responses.create(
-        input=[{**result, "output": added(call.arguments)}],
-        previous_response_id=called.id,
-        **RESPONSES,
-    )
+    results: list[Any] = [
+        {
+            "type": "function_call_output",
+            "call_id": call.call_id,
+            "output": added(call.arguments),
+        }
+        for call in called.output
+    ]
+    first = client.responses.create(input=results, previous_response_id=called.id, **RESPONSES)
     second = client.responses.create(input=task.again, previous_response_id=first.id, **RESPONSES)
     return [first.output_text, second.output_text]
 
 
 def several(task: Task) -> list[str]:
-    """Three replies to one question."""
-    messages: list[Any] = [{"role": "user", "content": task.again}]
-    reply = opened(task).chat.completions.create(model="gpt-5", messages=messages, n=3)
+    """Three replies to the second question."""
+    create = opened(task).chat.completions.create
+    question: Any = {"role": "user", "content": task.again}
+    first = create(model="gpt-5", messages=[question]).choices[0].message
+    reply = create(model="gpt-5", messages=[question, first, question], n=3)
     return [choice.message.content or "" for choice in reply.choices]
 
 
