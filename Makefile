@@ -23,7 +23,7 @@ help:
 	@echo "make demo-sglang    the same with SGLang as the engine (installed first; 2.7 GB)"
 	@echo "make test           the test suite (four to five minutes)"
 	@echo "make test-slow      the tests that take about a minute each, or more"
-	@echo "make test-agents    unmodified agent libraries against the gateway (installed first; 0.9 GB), and 10,000 requests of a fuzzer"
+	@echo "make test-agents    unmodified agent libraries against the gateway, and its fuzzer (installed first; 0.9 GB)"
 	@echo "make test-sglang    the tests against real servers, SGLang and our own (installed first; 2.7 GB)"
 	@echo "make test-vllm      the same with vLLM (installed first; 3.6 GB)"
 	@echo "make bubblewrap     install bubblewrap, at which the tests of the sandbox then run, too"
@@ -92,9 +92,8 @@ test-slow: $(READY)
 
 # AREAL_LAB_FUZZ_REQUESTS: how many requests the fuzzer sends; the default suite sends 200.
 test-agents: $(READY)
-	@echo "Installing the clients: OpenAI, Anthropic, LangGraph, Pydantic AI, smolagents, Claude Code."
 	@$(BIN)/python -m tests.real_clients.environments
-	@echo "Testing unmodified clients, and fuzzing the gateway."
+	@echo "Testing unmodified clients, and fuzzing the gateway (one to two minutes)."
 	@AREAL_LAB_FUZZ_REQUESTS=$${AREAL_LAB_FUZZ_REQUESTS:-10000} PYTHONDONTWRITEBYTECODE= \
 		$(BIN)/python -m pytest -m 'agents or not agents' --numprocesses 2 --dist loadfile \
 		tests/agents/gateway/test_fuzz.py tests/real_clients $(ARGS)
