@@ -139,7 +139,7 @@ class Rollout:
 
     @property
     def counts(self) -> dict[str, int] | None:
-        """Samples of the workflow by status, such as `ok`, `timeout` and `error`; None without one."""
+        """Samples of the workflow by status, such as `ok` and `error`; None without one."""
         if self.workflow is None:
             return None
         return dict.fromkeys(("ok", "timeout", "error"), 0) | self.outcomes

@@ -168,7 +168,7 @@ class Lab:
 
     service: Service
     http: httpx2.AsyncClient
-    conversations: list[Scripted]
+    conversations: list[Any]
 
     async def start(self, task_id: str = "task", api_key: str | None = None) -> Agent:
         reply = await self.admin("/rl/start_session", {"task_id": task_id, "api_key": api_key})
@@ -189,13 +189,11 @@ class Lab:
 
 
 @asynccontextmanager
-async def gateway(
-    conversation: Callable[[], Scripted] = Scripted, **limits: Any
-) -> AsyncIterator[Lab]:
+async def gateway(conversation: Callable[[], Any] = Scripted, **limits: Any) -> AsyncIterator[Lab]:
     """A gateway over an in-process transport, on the running loop's clock."""
-    conversations: list[Scripted] = []
+    conversations: list[Any] = []
 
-    def opened(_task_id: str) -> Scripted:
+    def opened(_task_id: str) -> Any:
         conversations.append(conversation())
         return conversations[-1]
 

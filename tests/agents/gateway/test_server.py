@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx2
@@ -17,70 +14,7 @@ from areal_lab.agents.gateway.server import base_url, bind, serve
 from areal_lab.agents.gateway.service import Service
 from areal_lab.agents.gateway.sessions import Limits, Session
 from tests.agents.gateway.scripted import ADMIN, MODEL, Agent, Lab, Scripted, says, virtually
-
-
-def really(scenario: Callable[[], Awaitable[None]]) -> Callable[[], None]:
-    """A test in real time; one that hangs fails."""
-
-    def run() -> None:
-        async def bounded() -> None:
-            async with asyncio.timeout(60):
-                await scenario()
-
-        asyncio.run(bounded())
-
-    run.__name__, run.__doc__ = scenario.__name__, scenario.__doc__
-    return run
-
-
-@asynccontextmanager
-async def served(
-    conversation: Callable[[], Scripted] = Scripted, **limits: Any
-) -> AsyncIterator[Lab]:
-    """A gateway on a free port."""
-    conversations: list[Scripted] = []
-
-    def opened(_task_id: str) -> Scripted:
-        conversations.append(conversation())
-        return conversations[-1]
-
-    service = Service(opened, admin_key=ADMIN, model=MODEL, limits=Limits(**limits))
-    listener = bind()
-    url = base_url(listener)
-    serving = asyncio.create_task(serve(service, listener))
-    pool = httpx2.Limits(max_connections=None)
-    async with httpx2.AsyncClient(base_url=url, limits=pool, timeout=60, trust_env=False) as http:
-        yield Lab(service, http, conversations)
-    serving.cancel()
-    await asyncio.wait([serving])
-    assert serving.cancelled()
-
-
-async def until(true: Callable[[], bool]) -> None:
-    """Let other tasks run until something is so."""
-    while not true():
-        await asyncio.sleep(0.001)
-
-
-async def raw_call(
-    lab: Lab, agent: Agent, text: str = "hello", **fields: Any
-) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Send a chat completion on a connection of its own, and read nothing."""
-    port = lab.http.base_url.port
-    assert port is not None
-    plain = socket.socket()
-    plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER_BYTES)
-    plain.setblocking(False)
-    await asyncio.get_running_loop().sock_connect(plain, ("127.0.0.1", port))
-    reader, writer = await asyncio.open_connection(sock=plain, limit=1024)
-    body = json.dumps({"messages": [{"role": "user", "content": text}], **fields}).encode()
-    head = (
-        f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {agent.key}\r\n"
-        f"Content-Length: {len(body)}\r\n\r\n"
-    )
-    writer.write(head.encode() + body)
-    await writer.drain()
-    return reader, writer
+from tests.agents.gateway.sockets import raw_call, really, served, until
 
 
 def session_of(lab: Lab, agent: Agent) -> Session:
@@ -100,8 +34,7 @@ async def test_a_client_that_hangs_up_while_it_waits_gets_the_same_reply_later()
         gate.set()
         await until(lambda: exchange.done_s is not None)
         assert not exchange.delivered
-        body = {"messages": [{"role": "user", "content": "hello"}]}
-        reply = await agent.post("/chat/completions", body)
+        reply = await agent.chat()
         assert reply.json()["choices"][0]["message"]["content"] == "reply 0"
         assert exchange.delivered
         assert len(lab.conversations[0].requests) == 1
@@ -109,7 +42,6 @@ async def test_a_client_that_hangs_up_while_it_waits_gets_the_same_reply_later()
 
 LARGE = "x" * 12_000_000
 """More than the kernel takes off us for a client that does not read."""
-SMALL_BUFFER_BYTES = 4096
 
 
 @really
