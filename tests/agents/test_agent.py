@@ -215,7 +215,7 @@ def test_a_gateway_that_has_ended_ends_the_run(
         agent = Agent(fn=f"{HERE}:asks")
         await agent.open(model)
         try:
-            await asyncio.wait([agent._serving])
+            await asyncio.wait([agent._gateway])
             await agent.run(Scripted(["1"]), {"prompt": "1"})
         finally:
             await agent.close()
