@@ -19,6 +19,7 @@ from areal_lab.cli.errors import FAILED, INTERRUPTED
 from areal_lab.cli.outputs import console_on, folder_to_write
 from areal_lab.config.problem import ConfigError, Kind, Problem
 from areal_lab.config.suggest import did_you_mean
+from areal_lab.host.terminal import printable
 from areal_lab.runlog.records import finite_json
 from areal_lab.sweep.command import Command
 from areal_lab.sweep.grid import Cell, expand
@@ -312,7 +313,7 @@ def _exit_code(
 ) -> int:
     failed = [row for row in recorded.rows if row.stored.status == "failed"]
     for row in failed[:_FAILED_SHOWN]:
-        told = f"{row.label} failed: {row.stored.error}"
+        told = printable(f"{row.label} failed: {row.stored.error}")
         notes.print(told, style="red", highlight=False, markup=False, soft_wrap=True)
         notes.print(f"folder: {row.stored.folder}", highlight=False, soft_wrap=True)
     if len(failed) > _FAILED_SHOWN:

@@ -10,6 +10,7 @@ import typer
 from areal_lab.config.load import load_config, split_arguments
 from areal_lab.config.problem import refusal
 from areal_lab.config.shipped import training_configs
+from areal_lab.host.terminal import printable
 from areal_lab.pipeline import console
 from areal_lab.pipeline.resume.recovery import find_recovery
 from areal_lab.pipeline.resume.restart import run_with_restarts
@@ -74,4 +75,4 @@ def run_distill(arguments: Sequence[str]) -> int:
 
 
 def _note(text: str) -> None:
-    typer.secho(text, err=True, fg="yellow")
+    typer.secho(printable(text), err=True, fg="yellow")

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from areal_lab.engines.keys import KEY_VARIABLE
 from areal_lab.host import processes
 from areal_lab.host.memory import group_peak_rss_bytes
 from areal_lab.host.processes import (
@@ -133,6 +134,24 @@ def test_the_signal_that_killed_a_child_is_named(modules: Path) -> None:
         return died
 
     assert "was killed by SIGKILL" in str(asyncio.run(scenario()))
+
+
+def test_a_child_gets_the_key_of_an_engine_only_if_it_is_given(
+    modules: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (modules / "tells_its_key.py").write_text(f"import os; print(os.environ.get({KEY_VARIABLE!r}))")
+    monkeypatch.setenv(KEY_VARIABLE, "inherited")
+
+    async def scenario() -> None:
+        for given in ({}, {KEY_VARIABLE: "given"}):
+            child = await start_child(
+                "child", "tells_its_key", [], log_path=modules / "log", environment=given
+            )
+            await child.process.wait()
+            await child.stop()
+
+    asyncio.run(scenario())
+    assert (modules / "log").read_text() == "None\ngiven\n"
 
 
 def test_stop_takes_descendants_along(modules: Path) -> None:

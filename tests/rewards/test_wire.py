@@ -44,7 +44,7 @@ def crossed(reply: Reply) -> Reply:
         st.integers(0, 2**20),
         st.just("ok"),
         FINITE,
-        st.dictionaries(st.text(st.characters(codec="utf-8")), FINITE),
+        st.dictionaries(st.text(st.characters(codec="utf-8"), max_size=200), FINITE),
         st.text(st.characters(codec="utf-8")),
     )
 )
