@@ -91,6 +91,10 @@ class Agent:
         self._template = template
         self._stack = AsyncExitStack()
 
+    def check_model(self, model: Path) -> None:
+        """See `ChecksModel.check_model`: its template has to be usable, and its calls readable."""
+        ReplyReader(self._format_of(model), grammar=self._parser, context_tokens=1)
+
     async def open(self, model: Path) -> None:
         """Start the gateway, and the processes of the agents.
 
@@ -100,7 +104,7 @@ class Agent:
         Raises:
             ValueError: in one line: the model has no chat template, or one that cannot be used.
         """
-        self._form = ChatFormat(load_template(model, self._template or None), TextCodec.load(model))
+        self._form = self._format_of(model)
         self._readers: dict[int, ReplyReader] = {}
         self._service = Service(
             _not_over_http,
@@ -156,15 +160,17 @@ class Agent:
         if outcome.status == "ok" and not session.interactions:
             detail = "the agent returned a reward, but asked the model for nothing"
             outcome = RewardOutcome("error", math.nan, detail=detail)
-        turns = conversation.tree.turns
         return Episode(
             rows=conversation.episode_rows(
                 returns, of_turns=outcome.status == "ok" and (bool(rewards) or self._discount < 1)
             ),
             outcome=outcome,
-            end=turns[-1].generated.finish_reason if turns else "abort",
+            end=conversation.end,
             turns=conversation.notes(scores),
         )
+
+    def _format_of(self, model: Path) -> ChatFormat:
+        return ChatFormat(load_template(model, self._template or None), TextCodec.load(model))
 
     def _reader(self, context_tokens: int) -> ReplyReader:
         reader = self._readers.get(context_tokens)

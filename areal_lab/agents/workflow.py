@@ -132,6 +132,22 @@ class Opens(Protocol):
         ...
 
 
+@runtime_checkable
+class ChecksModel(Protocol):
+    """A workflow that does not work with every model."""
+
+    def check_model(self, model: Path) -> None:
+        """Check a model before anything starts.
+
+        Args:
+            model: folder with its tokenizer.
+
+        Raises:
+            ValueError: why it does not work, in one line.
+        """
+        ...
+
+
 @asynccontextmanager
 async def opened(workflow: Workflow | None, model: Path) -> AsyncIterator[Workflow | None]:
     """The workflow, open until the end of the block."""

@@ -38,7 +38,7 @@ from areal_lab.pipeline.servers.pool import ServerPool
 from areal_lab.pipeline.servers.push import PushTo, Weights
 from areal_lab.pipeline.servers.sources import LaunchModel, count_engines, engine_sources
 from areal_lab.preflight import check as preflight
-from areal_lab.preflight.functions import check_functions
+from areal_lab.preflight.functions import check_functions, check_workflow_model
 from areal_lab.rewards.failure_rate import FailureRate
 from areal_lab.rewards.service import RewardService
 from areal_lab.runlog.folder import RunFolder
@@ -108,6 +108,7 @@ def prepare_evaluation(
         raise ConfigError(*found, *problems_of(error, "actor.path")) from error
     prompts = [problem.prompt for problem in problems]
     found += preflight.check_tokens(config, prompts, model, facts)
+    found += check_workflow_model(config, model)
     if found:
         raise ConfigError(*found)
     return Evaluation(

@@ -50,7 +50,11 @@ from areal_lab.models.locate import (
 )
 from areal_lab.preflight.allocation import engine_plan
 from areal_lab.preflight.division import check_division
-from areal_lab.preflight.functions import check_functions, check_objective
+from areal_lab.preflight.functions import (
+    check_functions,
+    check_objective,
+    check_workflow_model,
+)
 from areal_lab.preflight.limits import limits_of, lora_of, schedule_of, version_bytes
 from areal_lab.preflight.memory import estimate
 from areal_lab.preflight.placement import (
@@ -108,6 +112,7 @@ def check(
         found += check_division(config)
     version = version_bytes(config, folder, facts.parameters)
     found += check_space(config, facts, version, disk_usage)
+    found += check_workflow_model(config, folder)
     if problems is not None:
         prompts = [one.prompt for one in (*problems.train, *problems.held_out)]
         found += check_tokens(config, prompts, folder, facts)

@@ -11,9 +11,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Final
 
 from areal_lab.agents.catalogue import make_workflow
+from areal_lab.agents.workflow import ChecksModel
 from areal_lab.config.functions import load_function
 from areal_lab.config.mappings import texts
 from areal_lab.config.problem import Kind, Problem, problems_of
@@ -65,6 +67,20 @@ def check_workflow(config: TrainConfig) -> Iterator[Problem]:
             f"actor.overlong_share is {config.actor.overlong_share:g}, but counts tokens up to "
             "gconfig.max_new_tokens, which is the limit of one turn of a workflow; set it to 0",
         )
+
+
+def check_workflow_model(config: TrainConfig, model: Path) -> Iterator[Problem]:
+    """Check that the workflow works with the model in this folder."""
+    setting = "rollout.workflow"
+    try:
+        workflow: object = make_workflow(config.rollout.workflow)
+    except Exception:
+        return  # `check_workflow` says why
+    if isinstance(workflow, ChecksModel):
+        try:
+            workflow.check_model(model)
+        except ValueError as error:
+            yield _wrong(setting, f"{setting}: {error}")
 
 
 def check_objective(config: TrainConfig) -> Iterator[Problem]:

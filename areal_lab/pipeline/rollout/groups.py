@@ -105,6 +105,46 @@ def sampling_params(generation: GenerationConfig, codec: TextCodec) -> SamplingP
     )
 
 
+@dataclass(slots=True)
+class WhatIsCompared:
+    """Whether the workflow of a run gives one reward a sample, or returns of turns.
+
+    Advantages of a batch compare samples or turns, so all samples of a run must give the same.
+    """
+
+    first: str = ""
+    """The sample that decided."""
+    of_turns: bool = False
+
+    def add(self, episode: Episode, name: str) -> None:
+        """Check a sample that can be trained on.
+
+        Args:
+            episode: the sample.
+            name: of the sample.
+
+        Raises:
+            RewardError: it is not as the first one.
+        """
+        if episode.outcome.status != "ok" or not episode.rows:
+            return
+        of_turns = [bool(row.turn_returns) for row in episode.rows]
+        if len(set(of_turns)) > 1:
+            raise RewardError(
+                f"sample {name} has turn_returns in {sum(of_turns)} of its {len(of_turns)} rows, "
+                "but must have them in all or in none"
+            )
+        if not self.first:
+            self.first, self.of_turns = name, of_turns[0]
+        elif self.of_turns != of_turns[0]:
+            kinds = ("one reward", "returns of its turns")
+            raise RewardError(
+                f"sample {name} has {kinds[of_turns[0]]}, but sample {self.first} has "
+                f"{kinds[self.of_turns]}, and a batch compares either samples or turns; an agent "
+                "must return a number each time, or {id of a reply: number} each time"
+            )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
     """Generates and scores groups, for training and evaluation."""
@@ -129,6 +169,8 @@ class Rollout:
     """Of the turns of workflows."""
     failures: FailureRate = field(default_factory=FailureRate)
     """Of workflows."""
+    compared: WhatIsCompared = field(default_factory=WhatIsCompared)
+    """Of the samples to train on."""
     recomputed: RecomputeCounts = field(default_factory=RecomputeCounts)
     open: dict[str, dict[str, OpenTurn]] = field(default_factory=dict)
     """Turns of the groups that run, by `group_name`."""
@@ -281,6 +323,8 @@ class Rollout:
             return Episode(rows=(), outcome=failed, end="abort")
         outcome = episode.outcome
         self.failures.add("" if outcome.status == "ok" else outcome.detail or outcome.status)
+        if engine.stream == "train":
+            self.compared.add(episode, f"{engine.sample} of group {engine.group}")
         return episode
 
     def _text(self, parts: Sequence[Segment | Observation]) -> str:
