@@ -12,11 +12,14 @@ own that is killed when it takes too long (`subprocess`).
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
 import math
 import secrets
+import threading
 import traceback
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from pathlib import Path
@@ -38,6 +41,8 @@ from areal_lab.rewards.service import RewardOutcome, RewardService
 from areal_lab.rewards.worker import reward_of
 
 Mode = Literal["inline", "subprocess"]
+_THREADS: Final = 1024
+"""As many as sessions that the gateway has at once; a thread is started when it is needed."""
 FUNCTION: Final = "areal_lab.agents.process:AgentFunction"
 
 
@@ -112,6 +117,8 @@ class Agent:
             model=model.name,
             limits=Limits(session_timeout_s=self._timeout_s),
         )
+        # An agent on the event loop may use threads of the loop, too, and wait for engines in them.
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS, "run"))
         listener = bind()
         self._url = base_url(listener)
         serving = asyncio.create_task(serve(self._service, listener), name="gateway")
@@ -184,19 +191,40 @@ class Agent:
         if self._function is None:
             (outcome,) = await self._processes.score([""], data)
             return outcome, outcome.rewards
+        limit = asyncio.timeout(self._timeout_s)
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with limit:
                 if inspect.iscoroutinefunction(self._function):
                     value = await self._function(dict(data))
                 else:
-                    value = await asyncio.to_thread(self._function, dict(data))
+                    value = await asyncio.wrap_future(_in_thread(self._function, dict(data)))
             reward, rewards = reward_of(value)
-        except TimeoutError:
-            detail = f"the agent took more than {self._timeout_s:g} s"
-            return RewardOutcome("timeout", math.nan, detail=detail), {}
         except Exception:
+            if limit.expired():  # and not a timeout of the agent's own
+                detail = f"the agent took more than {self._timeout_s:g} s"
+                return RewardOutcome("timeout", math.nan, detail=detail), {}
             return RewardOutcome("error", math.nan, detail=traceback.format_exc()), {}
         return RewardOutcome("ok", reward, rewards), rewards
+
+
+def _in_thread(function: Callable[..., Any], data: dict[str, Any]) -> Future[Any]:
+    """What a function returns, from a daemon thread: one that hangs does not hold up the run's end.
+
+    Not from a pool: as many wait for engines at once as there are samples, and whatever the run
+    needs a thread for, such as new weights of these engines, would wait for them.
+    """
+    future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()  # so that nobody cancels it
+
+    def work() -> None:
+        try:
+            future.set_result(function(data))
+        except BaseException as error:
+            future.set_exception(error)
+
+    run = contextvars.copy_context().run
+    threading.Thread(target=run, args=(work,), name="agent", daemon=True).start()
+    return future
 
 
 def _not_over_http(task_id: str) -> NoReturn:

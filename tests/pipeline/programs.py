@@ -63,3 +63,35 @@ def crashes(data: Mapping[str, Any]) -> float:
     """Fails after it has sampled."""
     ask(data["base_url"], data["api_key"], [{"role": "user", "content": "1 ="}])
     raise KeyError("no such page")
+
+
+def dies(data: Mapping[str, Any]) -> float:
+    """Its process ends without a word, after it has sampled."""
+    ask(data["base_url"], data["api_key"], [{"role": "user", "content": "1 ="}])
+    os._exit(3)
+
+
+TIMES = {
+    "type": "function",
+    "function": {
+        "name": "times",
+        "parameters": {"type": "object", "properties": {"a": {}, "b": {}}},
+    },
+}
+
+
+def multiplies(data: Mapping[str, Any]) -> float:
+    """Do what the model calls for, as clients do: arguments are written anew, text is stripped, and
+    the results of parallel calls come back in another order."""
+    history: list[dict[str, Any]] = [{"role": "user", "content": data["prompt"].splitlines()[-1]}]
+    reply = ask(data["base_url"], data["api_key"], history, tools=[TIMES])
+    message = reply["choices"][0]["message"]
+    message["content"] = (message["content"] or "").strip()
+    results = [{"role": "user", "content": "+"}] if "tool_calls" not in message else []
+    for call in message.get("tool_calls", []):
+        arguments = json.loads(call["function"]["arguments"])
+        call["function"]["arguments"] = json.dumps(arguments, indent=1)
+        product = str(arguments["a"] * arguments["b"])
+        results.insert(0, {"role": "tool", "tool_call_id": call["id"], "content": product})
+    last = ask(data["base_url"], data["api_key"], [*history, message, *results], tools=[TIMES])
+    return float(last["usage"]["completion_tokens"] % 2)
