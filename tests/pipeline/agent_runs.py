@@ -10,11 +10,12 @@ import os
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import count, pairwise
+from itertools import count, pairwise, repeat
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
+import torch
 
 from areal_lab.config.schema import TrainConfig
 from areal_lab.pipeline.state import RunState
@@ -24,7 +25,6 @@ from tests.pipeline.programs import ask as programs_ask
 from tests.pipeline.tiny_run import (
     checkpoints,
     do_run,
-    rescored_difference,
     tiny_config,
     trained_samples,
 )
@@ -34,7 +34,7 @@ CALLS: Final = tuple(
     f'<tool_call>{{"name": "times", "arguments": {{ "b": {n},"a":{n + 1}}}}}</tool_call>'
     for n in range(6)
 )
-LINES: Final = tuple(f"Tool:{n}" for n in range(8))
+LINES: Final = tuple(f"T{n}" for n in range(16))
 TEMPLATE: Final = """\
 {%- for tool in tools or [] %}{{ tool.function.name }}={% endfor -%}
 {%- for m in messages %}
@@ -53,14 +53,17 @@ TEMPLATE: Final = """\
 {%- if add_generation_prompt %}{{ '=' }}{% endif %}"""
 AGENT: Final = "{name: agent, fn: 'tests.pipeline.programs:multiplies'}"
 """Calls a tool in messages."""
-TOOL: Final = "{name: tool_use, max_turns: 3, call: 'Tool:', result: '='}"
-"""Calls one by lines."""
+TOOL: Final = "{name: tool_use, max_turns: 3, call: T, result: '='}"
+"""Calls one by lines, which `STOPS` end; most are no arithmetic, and the model is told so."""
+STOPS: Final = 'gconfig.stop=["\\n", "+-"]'
+"""A token, and a string."""
 
 
 def config_of_agents(folder: Path, workflow: str, *overrides: str) -> TrainConfig:
     """An asynchronous run that saves each of its versions."""
     model = folder / "model"
-    write_tiny_model(model, initializer_range=0.2, head_size=32, words=(*CALLS, *LINES))
+    words = CALLS if workflow == AGENT else LINES
+    write_tiny_model(model, initializer_range=0.2, head_size=32, words=words)
     (model / "chat_template.jinja").write_text(TEMPLATE)
     return tiny_config(
         folder,
@@ -68,6 +71,7 @@ def config_of_agents(folder: Path, workflow: str, *overrides: str) -> TrainConfi
         "eta=3",
         "save_every_steps=1",
         "rollout.max_concurrent_rollouts=3",
+        "dataset.few_shot=0",
         "gconfig.max_new_tokens=60",
         f"rollout.workflow={workflow}",
         *overrides,
@@ -100,7 +104,7 @@ class Played:
             assert not any(turn.get("fork") for turn in turns)
             assert len(turns_of(sample)) == len(turns)
         models = checkpoints(self.folder)
-        return max(rescored_difference(models, sample)[0] for sample in self.samples)
+        return max(largest_gap(models, sample) for sample in self.samples)
 
     def changes(self) -> tuple[int, int]:
         """How often the weights changed inside of a turn, and between two turns of a sample."""
@@ -108,6 +112,28 @@ class Played:
         within = sum(len(versions) > 1 for sample in turns for versions in sample)
         between = sum(a[-1] != b[0] for sample in turns for a, b in pairwise(sample))
         return within, between
+
+
+@torch.no_grad()
+def largest_gap(models: dict[int, Any], sample: dict[str, Any]) -> float:
+    """Largest |log-prob - behavior log-prob|, each under the token's version."""
+    context = list(sample["prompt_tokens"])
+    found: list[tuple[int, int, int, float]] = []  # version, place, token, log-prob
+    for part in sample["parts"]:
+        tokens = part.get("tokens", part.get("observation"))
+        places = range(len(context), len(context) + len(tokens))
+        if "tokens" in part:
+            versions = repeat(part["version"])
+            found += zip(versions, places, tokens, part["logprobs"], strict=False)
+        context += tokens
+    plain = {
+        version: models[version](torch.tensor([context])).logits[0].log_softmax(-1)
+        for version in {version for version, *_ in found}
+    }
+    return max(
+        abs(float(plain[version][place - 1, token]) - logprob)
+        for version, place, token, logprob in found
+    )
 
 
 def turns_of(sample: dict[str, Any]) -> list[list[int]]:
@@ -124,7 +150,7 @@ def turns_of(sample: dict[str, Any]) -> list[list[int]]:
 def play(
     config: TrainConfig, *, kill_at: int = 0, reward_fn: Callable[..., float] | None = None
 ) -> Played:
-    """Run to the end; one engine is killed at reply `kill_at` to an agent, which others wait for."""
+    """Run to the end; an engine is killed when an agent got reply `kill_at`, and others wait."""
     state, replies = RunState(), count(1)
 
     def ask(*arguments: Any, **keywords: Any) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.pipeline.agent_runs import AGENT, TOOL, config_of_agents, play
+from tests.pipeline.agent_runs import AGENT, STOPS, TOOL, config_of_agents, play
 from tests.pipeline.rewards import even_digits
 
 
@@ -21,16 +21,16 @@ def test_tokens_of_agents_are_reproduced_though_an_engine_dies(tmp_path: Path) -
     assert played.summary["resubmitted_samples"] > 0
     within, between = played.changes()
     assert within > 0
-    assert between > 0
-    calls = [turn for sample in played.samples for turn in sample["turns"] if turn.get("tool")]
+    assert within + between > 5
+    calls = [turn for sample in played.samples for turn in sample["turns"] if "tool" in turn]
     assert len(calls) > len(played.samples) / 2
 
 
 def test_tokens_around_results_of_tools_are_reproduced(tmp_path: Path) -> None:
-    config = config_of_agents(tmp_path, TOOL, 'gconfig.stop=["\\n"]')
+    config = config_of_agents(tmp_path, TOOL, STOPS)
     played = play(config, reward_fn=even_digits)
     assert played.worst() < 1e-4
-    assert max(len(sample["turns"]) for sample in played.samples) == 3
-    assert min(len(sample["turns"]) for sample in played.samples) == 1
-    within, between = played.changes()
-    assert within + between > 0
+    assert sum(played.changes()) > 0
+    turns = [turn for sample in played.samples for turn in sample["turns"]]
+    assert {turn.get("outcome") for turn in turns} >= {"error", None}
+    assert len(turns) > len(played.samples) * 1.3
