@@ -45,6 +45,7 @@ from areal_lab.models.folder import read_model_facts
 from areal_lab.pipeline.fleet import first_error
 from areal_lab.pipeline.rollout.scored import SampledTurn, ScoredGroup
 from areal_lab.pipeline.rollout.turns import OpenTurn, SampleEngine, TurnRouter, Unfinished
+from areal_lab.preflight.limits import usable_context
 from areal_lab.rewards.failure_rate import FailureRate, RewardError
 from areal_lab.rewards.service import RewardOutcome, RewardService
 
@@ -442,7 +443,10 @@ class Rollout:
 
 def context_tokens(config: TrainConfig, model: Path) -> int:
     """Most tokens of a sample of several turns, its prompt included."""
-    return config.gconfig.max_tokens or read_model_facts(model).context_tokens or sys.maxsize
+    if config.gconfig.max_tokens:
+        return config.gconfig.max_tokens
+    found = read_model_facts(model).context_tokens
+    return sys.maxsize if found is None else usable_context(config, found)
 
 
 def group_name(stream: str, group: GroupId) -> str:
