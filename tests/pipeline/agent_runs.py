@@ -29,7 +29,7 @@ from tests.pipeline.tiny_run import (
     trained_samples,
 )
 
-STEPS: Final = 6
+STEPS: Final = 4
 CALLS: Final = tuple(
     f'<tool_call>{{"name": "times", "arguments": {{ "b": {n},"a":{n + 1}}}}}</tool_call>'
     for n in range(6)
