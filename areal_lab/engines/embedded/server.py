@@ -78,7 +78,7 @@ def listen(host: str, port: int) -> socket.socket:
     """
     listener = socket.create_server((host, port))
     # As in `agents.gateway.server.bind`: read from its descriptor, so that asyncio turns Nagle's
-    # algorithm off and pieces of a stream do not wait for acknowledgments.
+    # algorithm off. Otherwise each reply waits 40 ms for an acknowledgment.
     return socket.socket(fileno=listener.detach())
 
 

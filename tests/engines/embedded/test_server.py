@@ -574,7 +574,7 @@ def test_a_port_in_use_is_named_before_anything_starts(lab: Lab, tmp_path: Path)
         bind(99999999)
 
 
-def test_pieces_of_a_stream_wait_for_no_acknowledgments() -> None:
+def test_replies_wait_for_no_acknowledgments() -> None:
     """asyncio sets TCP_NODELAY on connections of a socket that says so, and on no others."""
     with listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
         accepted, _ = listener.accept()
