@@ -45,6 +45,12 @@ async def rewards_of_replies(data: Mapping[str, Any]) -> dict[str, float]:
     return {first["id"]: float(len(first["choices"][0]["message"]["content"]) % 2)}
 
 
+def rewards_in_two_ways(data: Mapping[str, Any]) -> float | dict[str, float]:
+    """A number, or a reward of the reply."""
+    answer = ask(data["base_url"], data["api_key"], [{"role": "user", "content": "1 + 1 ="}])
+    return 1.0 if answer["usage"]["completion_tokens"] % 2 else {answer["id"]: 1.0}
+
+
 def reads_the_environment(data: Mapping[str, Any]) -> float:
     """As a client without arguments does, in a process of its own."""
     url, key = os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"]
