@@ -10,12 +10,13 @@ from areal_lab.engines.protocol import Generated, PauseMode
 from tests.pipeline.agent_runs import AGENT, STOPS, TOOL, config_of_agents, play
 from tests.pipeline.rewards import even_digits
 from tests.real_engines.conftest import Announce
-from tests.real_engines.lab import LONG, Lab, request, tokens_of, versions_of
+from tests.real_engines.lab import CONTEXT, Lab, request, tokens_of, versions_of
 
 SERVERS = [pytest.param(name, marks=pytest.mark.sglang) for name in ("sglang", "vllm")]
 """The embedded engine has these runs in the default suite."""
 OPENING = list(range(2, 80))
 BRIDGE = [80, 81, 82]
+LONGEST = CONTEXT - len(OPENING) - 3 * (40 + len(BRIDGE)) - 10
 
 
 @pytest.mark.parametrize("mode", [PauseMode.RETRACT, PauseMode.ABORT])
@@ -35,7 +36,7 @@ def test_a_conversation_reuses_no_prefix_of_older_weights(lab: Lab, mode: PauseM
                 await lab.load(1, mode)
                 await client.resume()
             said(*await client.generate([request(f"turn {number}", prompts[-1], 40)]))
-        async with lab.running([request("turn 3", prompts[-1], LONG, seed=5)]) as answers:
+        async with lab.running([request("turn 3", prompts[-1], LONGEST, seed=5)]) as answers:
             await client.pause(mode)
             await lab.load(2, mode)
             await client.resume()
@@ -45,7 +46,7 @@ def test_a_conversation_reuses_no_prefix_of_older_weights(lab: Lab, mode: PauseM
     prompts, turns = lab.run(scenario())
     assert [versions_of(turn) for turn in turns] == [[0], [0], [1], [1, 2]]
     for prompt, turn in zip(prompts, turns, strict=True):
-        assert len(tokens_of(turn)) == (LONG if turn is turns[-1] else 40)
+        assert len(tokens_of(turn)) == (LONGEST if turn is turns[-1] else 40)
         start = 0
         for segment in turn.segments:
             end = start + len(segment.tokens)
