@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -23,6 +24,7 @@ def write_tiny_model(
     head_size: int = 16,
     kv_heads: int = 2,
     intermediate_size: int | None = None,
+    words: Sequence[str] = (),
 ) -> None:
     """Write a Llama of two layers, one token per character, as a Hugging Face folder.
 
@@ -31,8 +33,10 @@ def write_tiny_model(
         head_size: of each of four attention heads; SGLang and vLLM have kernels for 32, not for 16.
         kv_heads: key and value heads; 4 is attention without shared ones.
         intermediate_size: of the feed-forward layers; None is twice the hidden size.
+        words: further tokens that it samples, such as calls of tools. Their text is encoded
+            character by character all the same.
     """
-    vocabulary = {token: index for index, token in enumerate((*_SPECIAL, *_CHARACTERS))}
+    vocabulary = {token: index for index, token in enumerate((*_SPECIAL, *_CHARACTERS, *words))}
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = Fuse()

@@ -20,6 +20,7 @@ import secrets
 import threading
 import traceback
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -42,6 +43,8 @@ from areal_lab.rewards.service import RewardOutcome, RewardService
 from areal_lab.rewards.worker import reward_of
 
 Mode = Literal["inline", "subprocess"]
+_THREADS: Final = 1024
+"""As many as sessions that the gateway has at once; a thread is started when it is needed."""
 FUNCTION: Final = "areal_lab.agents.process:AgentFunction"
 
 
@@ -126,6 +129,8 @@ class Agent:
             model=model.name,
             limits=self._serving.limits,
         )
+        # An agent on the event loop may use threads of the loop, too, and wait for engines in them.
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS, "run"))
         listener = bind()
         self._url = base_url(listener)
         self._gateway = await self._stack.enter_async_context(served(self._service, listener))
@@ -214,10 +219,10 @@ class Agent:
 
 
 async def _in_thread(function: Callable[..., Any], data: dict[str, Any]) -> Any:
-    """Call a function in a thread of its own.
+    """Call a function in a daemon thread: one that hangs does not hold up the run's end.
 
-    The event loop's executor has few of them, and the end of the program waits for each, also for
-    one whose agent hangs.
+    Not in a pool: as many wait for engines at once as there are samples, and whatever the run needs
+    a thread for, such as new weights of these engines, would wait for them.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()

@@ -19,7 +19,7 @@ from areal_lab.agents.sampler import TurnSampler
 from areal_lab.agents.session_tree import PlannedTurn, SessionTree
 from areal_lab.agents.turns import Row as TreeRow
 from areal_lab.agents.workflow import Row, Turn
-from areal_lab.data.trajectory import Observation, Segment
+from areal_lab.data.trajectory import Observation, SampleEnd, Segment
 from areal_lab.engines.protocol import Generated, SamplingParams
 
 
@@ -57,6 +57,7 @@ class TreeConversation:
         self._replies: list[ChatReply] = []  # of each turn
         self.samplings: list[SamplingParams] = []
         """How each turn was sampled."""
+        self._no_room = False
         self.scores = Scores()
         """Of the last export."""
 
@@ -65,6 +66,7 @@ class TreeConversation:
         planned = self.tree.prompt(request)
         prompt = planned.prompt_tokens
         if len(prompt) >= self._sampler.context_tokens:
+            self._no_room = True
             raise PromptTooLong(
                 f"the prompt has {len(prompt)} tokens, but the context of "
                 f"{self._sampler.context_tokens} must have room for one more"
@@ -122,6 +124,16 @@ class TreeConversation:
             rewards[-1] = scores.final + (rewards[-1] or 0.0)
         return self._returns(self.tree.follows, rewards, scores.discount)
 
+    @property
+    def end(self) -> SampleEnd:
+        """Why the session ended: as its last turn, unless its context had no room for more."""
+        turns = self.tree.turns
+        if not turns:
+            return "context" if self._no_room else "abort"
+        last, reason = turns[-1], turns[-1].generated.finish_reason
+        full = last.prompt_tokens + len(last.tokens) >= self._sampler.context_tokens
+        return "context" if self._no_room or (reason == "length" and full) else reason
+
     def episode_rows(self, returns: tuple[float | None, ...], *, of_turns: bool) -> tuple[Row, ...]:
         """The rows to train on.
 
@@ -171,6 +183,7 @@ class TreeConversation:
     ) -> ChatReply:
         reply = self._reader.read(request, planned, generated, reply=index)
         turn = self.tree.record(planned, generated, reply.message)
+        self._no_room = False
         self._turn_of[generated.request_id] = turn.number
         self._replies.append(reply)
         self.samplings.append(self._sampling(request))

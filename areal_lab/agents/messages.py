@@ -68,6 +68,8 @@ class ChatRequest:
     """The whole conversation so far."""
     tools: tuple[Tool, ...] = ()
     tool_choice: ToolChoice = "auto"
+    tool_name: str = ""
+    """The tool of a `named` choice; calls of other tools are content."""
     max_new_tokens: int | None = None
     """None leaves it to the session."""
     temperature: float | None = None

@@ -116,7 +116,14 @@ class ReplyReader:
 
 def _callable(request: ChatRequest) -> Collection[str]:
     """Names of the tools that may be called."""
-    return () if request.tool_choice == "none" else {tool.name for tool in request.tools}
+    names = {tool.name for tool in request.tools}
+    match request.tool_choice:
+        case "none":
+            return ()
+        case "named":
+            return names & {request.tool_name}
+        case _:
+            return names
 
 
 def _shown(

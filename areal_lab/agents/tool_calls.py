@@ -118,8 +118,8 @@ def grammar_named(name: str, written: str, call: Call) -> Grammar:
         if len(read) == 1 and json.loads(read[0].arguments) == json.loads(call.arguments):
             return grammar
     raise ValueError(
-        f"the chat template writes calls of tools as {written!r}, which no grammar reads; name the "
-        f"one that the model was taught ({names})"
+        f"the chat template writes calls of tools as {written!r}, which no grammar reads; set "
+        f"tool_call_parser to the one that the model was taught ({names}), none without tools"
     )
 
 

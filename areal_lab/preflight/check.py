@@ -55,7 +55,13 @@ from areal_lab.preflight.functions import (
     check_objective,
     check_workflow_model,
 )
-from areal_lab.preflight.limits import limits_of, lora_of, schedule_of, version_bytes
+from areal_lab.preflight.limits import (
+    limits_of,
+    lora_of,
+    schedule_of,
+    usable_context,
+    version_bytes,
+)
 from areal_lab.preflight.memory import estimate
 from areal_lab.preflight.placement import (
     check_placement,
@@ -566,14 +572,17 @@ def check_tokens(
         return
     if facts.context_tokens is None:
         return
-    if config.gconfig.max_tokens > facts.context_tokens:
+    usable = usable_context(config, facts.context_tokens)
+    if config.gconfig.max_tokens > usable:
+        reserved = facts.context_tokens - usable
+        less = f" less {reserved}, which the engine reserves" if reserved else ""
         yield _wrong(
             "gconfig.max_tokens",
             f"gconfig.max_tokens is {config.gconfig.max_tokens}, but the model's context is "
-            f"{facts.context_tokens} tokens; lower it, or set it to 0 to take all of that",
+            f"{facts.context_tokens} tokens{less}; lower it, or set it to 0 to take all of that",
         )
         return
-    context = config.gconfig.max_tokens or facts.context_tokens
+    context = config.gconfig.max_tokens or usable
     room = context - config.gconfig.max_new_tokens
     if room < 1:
         yield _wrong(

@@ -12,6 +12,7 @@ from areal_lab.control.routing import routing_named
 from areal_lab.control.sampling import DynamicSampling
 from areal_lab.control.schedule import Schedule, schedule_named
 from areal_lab.engines.errors import EngineError
+from areal_lab.engines.launch.backends import BACKENDS
 from areal_lab.engines.protocol import LoraShape
 from areal_lab.engines.weights.records import Transfer
 from areal_lab.engines.weights.verify_folder import adapter_parameters
@@ -50,6 +51,11 @@ def limits_of(config: TrainConfig) -> Limits:
         routing=routing_named(rollout.routing),
         sampling=sampling_of(config),
     )
+
+
+def usable_context(config: TrainConfig, context_tokens: int) -> int:
+    """Tokens of a model's context that a prompt and its response may have on the run's engines."""
+    return context_tokens - BACKENDS[engine_plan(config).backend].reserved_tokens
 
 
 def sampling_of(config: TrainConfig) -> DynamicSampling | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -33,11 +34,18 @@ def read(
     *,
     stop: tuple[str, ...] = (),
     choice: ToolChoice = "auto",
+    tool: str = "",
     name: str = "SMOLLM2",
     context_tokens: int = 1000,
 ) -> ChatReply:
     session = Session(name, context_tokens=context_tokens)
-    request = ChatRequest(messages=(user("2 + 3?"),), tools=(ADD,), stop=stop, tool_choice=choice)
+    request = ChatRequest(
+        messages=(user("2 + 3?"),),
+        tools=(ADD, replace(ADD, name="sub")),
+        stop=stop,
+        tool_choice=choice,
+        tool_name=tool,
+    )
     planned = session.tree.prompt(request)
     return session.reader.read(request, planned, generated(tokens, finish))
 
@@ -133,7 +141,7 @@ def test_a_call_that_was_cut_off_is_content(cut: int) -> None:
 
 
 def test_bad_calls_are_counted() -> None:
-    unknown = CALL.replace("add", "sub")
+    unknown = CALL.replace("add", "mul")
     reply = read([*ids(f"{CALL}<tool_call>{unknown}"), END])
     assert len(reply.message.tool_calls) == 1
     assert (reply.malformed_calls, reply.unknown_calls) == (1, 1)
@@ -143,6 +151,15 @@ def test_a_client_that_wants_no_calls_gets_text() -> None:
     reply = read([*ids(CALL), END], choice="none")
     assert reply.message.content == CALL
     assert (reply.finish, reply.malformed_calls) == ("stop", 0)
+
+
+def test_a_client_that_wants_one_tool_gets_no_calls_of_another() -> None:
+    """It reads the arguments as those of the tool that it named."""
+    both = f"{CALL}{CALL.replace('add', 'sub')}"
+    reply = read([*ids(both), END], choice="named", tool="sub")
+    assert [one.name for one in reply.message.tool_calls] == ["sub"]
+    assert (reply.message.content, reply.unknown_calls) == (CALL, 1)
+    assert len(read([*ids(both), END]).message.tool_calls) == 2
 
 
 def test_an_answer_that_fills_the_context_says_so() -> None:

@@ -246,7 +246,7 @@ def test_auto_is_the_grammar_that_the_template_writes(template: str, grammar: st
 
 def test_a_form_of_calls_that_no_grammar_reads_is_refused() -> None:
     call = Call("add", '{"a": 2}')
-    with pytest.raises(ValueError, match=r"no grammar reads; name the one .*hermes, llama3"):
+    with pytest.raises(ValueError, match=r"reads; set tool_call_parser to .*hermes, llama3"):
         grammar_named("auto", "<function=add><parameter=a>2</parameter></function>", call)
     with pytest.raises(ValueError, match=r"is 'qwen', but must be one of auto, hermes"):
         grammar_named("qwen", "", call)

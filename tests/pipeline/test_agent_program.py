@@ -110,3 +110,25 @@ def test_what_cannot_work_is_refused_first(tmp_path: Path) -> None:
     config = config_with_template(tmp_path, workflow("two_questions", mode="remote"))
     with pytest.raises(ValueError, match="mode is 'remote'"):
         prepare(config)
+    config = tiny_config(tmp_path / "other", workflow("two_questions"))
+    with pytest.raises(ValueError, match=r"rollout\.workflow: .*has no chat template"):
+        prepare(config)
+
+
+def test_a_template_whose_calls_cannot_be_read_is_refused_first(tmp_path: Path) -> None:
+    config = config_with_template(tmp_path, workflow("two_questions"))
+    template = tmp_path / "model" / "chat_template.jinja"
+    call = "{% for c in m.tool_calls or [] %}[{{ c.function.arguments }}]{% endfor %}"
+    template.write_text(TEMPLATE.replace("<end>", f"{call}<end>"))
+    with pytest.raises(
+        ValueError, match=r"rollout\.workflow: .*no grammar reads; set tool_call"
+    ) as no:
+        prepare(config)
+    assert "\n" not in str(no.value)
+    prepare(tiny_config(tmp_path, workflow("two_questions", tool_call_parser="none")))
+
+
+def test_a_number_and_a_reward_of_a_reply_are_no_rewards_of_one_run(tmp_path: Path) -> None:
+    config = config_with_template(tmp_path, workflow("rewards_in_two_ways"))
+    with pytest.raises(RewardError, match=r"sample \d of group \d has .*, but sample \d of group"):
+        do_run(config)

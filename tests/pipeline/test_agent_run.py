@@ -12,6 +12,7 @@ import pytest
 from areal_lab.config.load import load_config
 from areal_lab.pipeline.run import prepare
 from areal_lab.pipeline.train import resume_run
+from areal_lab.preflight.limits import usable_context
 from areal_lab.runlog.chrome_trace import chrome_trace
 from areal_lab.runlog.file import read_log_file
 from areal_lab.runlog.read_run import read_run
@@ -124,3 +125,9 @@ def test_a_workflow_that_cannot_run_is_refused_before_a_process_starts(tmp_path:
     config = tiny_config(tmp_path, WORKFLOW, "gconfig.max_tokens=100000")
     with pytest.raises(ValueError, match="model's context is"):
         prepare(config)
+
+
+def test_a_sample_leaves_the_tokens_that_an_engine_reserves() -> None:
+    for backend, tokens in (("embedded", 256), ("sglang", 250), ("vllm", 256)):
+        config = load_config(None, [f"rollout.backend={backend}"])
+        assert usable_context(config, 256) == tokens

@@ -241,6 +241,22 @@ def test_an_unservable_request_is_refused_in_one_line(lab: Lab) -> None:
         request("r", [], 5)
 
 
+def test_a_prompt_may_fill_the_context_but_for_what_an_engine_reserves(lab: Lab) -> None:
+    reserved = lab.facts.backend.reserved_tokens
+    prompt = ([5, 6, 7] * CONTEXT)[: CONTEXT - reserved - 1]
+
+    async def scenario() -> Generated:
+        if reserved:
+            with pytest.raises(EngineError, match=r"it gave up: Input length"):
+                await lab.client.generate([request("r", [*prompt, 8], 1)])
+        (result,) = await lab.client.generate([request("r", prompt, 1)])
+        return result
+
+    result = lab.run(scenario())
+    assert len(tokens_of(result)) == 1
+    assert lab.errors(0, prompt, result).max() < 10 * lab.facts.error
+
+
 def test_prompt_tokens_found_in_the_cache_are_counted_where_an_engine_counts(lab: Lab) -> None:
     prompt = list(range(2, 80))
 

@@ -31,6 +31,7 @@ def parse(body: Body) -> Call:
         raise invalid("messages is missing or empty", "messages")
     choice = reading.tool_choice(body)
     tools, notes = reading.tools_of(reading.items(body, "tools"), _tool)
+    reading.require_tool(choice, tools, notes)
     thread = body.get("thread")
     thread = None if thread is None else reading.record(thread, "thread")
     return Call(
@@ -43,7 +44,8 @@ def parse(body: Body) -> Call:
                 )
             ),
             tools=tools,
-            tool_choice=choice,
+            tool_choice=choice.kind,
+            tool_name=choice.tool,
             max_new_tokens=reading.most_tokens(body, "max_tokens"),
             temperature=reading.temperature(body),
             top_p=reading.top_p(body),

@@ -50,6 +50,7 @@ def parse(body: Body) -> Call:
         raise invalid("messages is missing or empty", "messages")
     choice = reading.tool_choice(body)
     tools, tool_notes = _tools(body)
+    reading.require_tool(choice, tools, tool_notes)
     options = body.get("stream_options")
     options = {} if options is None else reading.record(options, "stream_options")
     return Call(
@@ -59,7 +60,8 @@ def parse(body: Body) -> Call:
                 for index, each in enumerate(messages)
             ),
             tools=tools,
-            tool_choice=choice,
+            tool_choice=choice.kind,
+            tool_name=choice.tool,
             max_new_tokens=reading.most_tokens(body, "max_completion_tokens", "max_tokens"),
             temperature=reading.temperature(body),
             top_p=reading.top_p(body),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from areal_lab.agents.gateway.errors import invalid
 from areal_lab.agents.messages import Tool, ToolCall, ToolChoice
@@ -255,19 +255,32 @@ def function_tool(function: object, where: str, *, schema: str = "parameters") -
     )
 
 
-def tool_choice(body: Body) -> ToolChoice:
+class Choice(NamedTuple):
+    """Whether the model is to call tools."""
+
+    kind: ToolChoice
+    tool: str = ""
+    """Name of the tool, if it is `named`."""
+
+
+def tool_choice(body: Body) -> Choice:
     """`none`, `auto`, `required` (`any`), or a named tool, in the forms of all three dialects."""
     value = body.get("tool_choice")
-    kind = value.get("type", value) if isinstance(value, dict) else value
+    given = value if isinstance(value, dict) else {}
+    kind = given.get("type", value)
     match kind:
         case None | "auto" | "allowed_tools":
-            return "auto"
+            return Choice("auto")
         case "none":
-            return "none"
+            return Choice("none")
         case "required" | "any":
-            return "required"
-        case "function" | "tool" | "custom":
-            return "named"
+            return Choice("required")
+        case "function" | "tool" | "custom" if given:
+            # Chat completions nest the name, the other protocols do not.
+            nested = kind in given
+            found = record(given[kind], f"tool_choice.{kind}") if nested else given
+            where = f"tool_choice.{kind}." if nested else "tool_choice."
+            return Choice("named", required(found, "name", where))
         case _:
             raise invalid(
                 f"tool_choice is {shown(value)}, but must be auto, none, required or a function",
@@ -303,16 +316,33 @@ def most_tokens(body: Body, *names: str) -> int | None:
     return found[0] if found else None
 
 
-def sampling_notes(body: Body, choice: ToolChoice) -> tuple[str, ...]:
+def sampling_notes(body: Body, choice: Choice) -> tuple[str, ...]:
     """What this request asks for and does not get; it is served without."""
     notes = [
         f"{name} is ignored"
         for name, default in _IGNORED_SAMPLING.items()
         if body.get(name) not in (None, default)
     ]
-    if choice in ("required", "named"):
-        notes.append(f"tool_choice {choice} is not enforced")
+    if choice.kind in ("required", "named"):
+        notes.append(f"tool_choice {choice.kind} is not enforced")
     return tuple(notes)
+
+
+def require_tool(choice: Choice, tools: Sequence[Tool], ignored: Sequence[str]) -> None:
+    """Refuse the choice of a tool that the request does not have.
+
+    Args:
+        choice: of a tool.
+        tools: of the request; without any they may be those of an earlier call.
+        ignored: notes about tools that were left out, of which it may be one.
+    """
+    names = [tool.name for tool in tools]
+    if choice.tool and names and choice.tool not in names and not ignored:
+        raise invalid(
+            f"tool_choice is {shown(choice.tool)}, but must be one of the tools: "
+            f"{', '.join(map(shown, names))}",
+            "tool_choice",
+        )
 
 
 def tools_of(

@@ -49,13 +49,15 @@ def parse(body: Body) -> Call:
     """
     choice = reading.tool_choice(body)
     tools, notes = reading.tools_of(reading.items(body, "tools"), _tool)
+    reading.require_tool(choice, tools, notes)
     instructions = body.get("instructions")
     include = reading.items(body, "include")
     return Call(
         request=ChatRequest(
             messages=_messages(body.get("input")),
             tools=tools,
-            tool_choice=choice,
+            tool_choice=choice.kind,
+            tool_name=choice.tool,
             max_new_tokens=reading.most_tokens(body, "max_output_tokens"),
             temperature=reading.temperature(body),
             top_p=reading.top_p(body),

@@ -154,10 +154,9 @@ def episode_of(
         of_turns: whether turns are compared by their returns, and not samples.
     """
     scores = conversation.scores
-    turns = conversation.tree.turns
     return Episode(
         rows=conversation.episode_rows(conversation.returns(scores), of_turns=of_turns),
         outcome=outcome,
-        end=turns[-1].generated.finish_reason if turns else "abort",
+        end=conversation.end,
         turns=conversation.notes(scores),
     )

@@ -54,17 +54,17 @@ def read(reply: Reply) -> Chunk:
     if not isinstance(reply, Mapping) or "meta_info" not in reply:
         raise EngineError(f"the reply is {_message(reply) or reply!r:.200}")
     meta = reply["meta_info"]
+    reason = meta.get("finish_reason")
+    if isinstance(reason, Mapping):
+        if (reason.get("status_code") or 0) >= _BAD_REQUEST:  # comes with a token of its own
+            raise EngineError(f"it gave up: {reason.get('message')}")
+        reason = reason.get("type")
     tokens = tuple(int(token) for token in reply["output_ids"])
     entries = meta.get("output_token_logprobs") or []
     # A sample aborted while it waits to run again repeats its last token with all log-probs.
     entries = entries[max(0, len(entries) - len(tokens)) :]
     if [int(entry[1]) for entry in entries] != list(tokens):
         raise EngineError(f"{len(tokens)} tokens came with log-probs of {len(entries)} others")
-    reason = meta.get("finish_reason")
-    if isinstance(reason, Mapping):
-        if (reason.get("status_code") or 0) >= _BAD_REQUEST:
-            raise EngineError(f"it gave up: {reason.get('message')}")
-        reason = reason.get("type")
     spans = meta.get("weight_versions")
     return Chunk(
         index=int(reply.get("index", 0)),

@@ -118,6 +118,8 @@ class Backend:
     """Whether `GET /spans` reports the work of the engine over time."""
     tensor_parallel: bool
     """Whether one server can use several GPUs."""
+    reserved_tokens: int = 0
+    """Of a model's context, which no request may use; a longer prompt is refused."""
     releases_memory: tuple[Build, ...] = ()
     """Builds that can give back the memory of weights and cache, and take it again."""
     releases_reason: str = ""
@@ -330,6 +332,8 @@ SGLANG: Final = Backend(
     transfers=("folder", "http_tensor", "distributed", "adapter"),
     whole_logprobs=True,
     tempered_top_1=False,
+    # It refuses prompts from the context less 6 on (`get_worker_info`, `validate_input_length`).
+    reserved_tokens=6,
     # Seeds count with --enable-deterministic-inference only, which needs other attention kernels
     # than a CPU has.
     own_seeds=False,

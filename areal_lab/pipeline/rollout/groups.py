@@ -46,6 +46,7 @@ from areal_lab.models.folder import read_model_facts
 from areal_lab.pipeline.fleet import first_error
 from areal_lab.pipeline.rollout.scored import SampledTurn, ScoredGroup
 from areal_lab.pipeline.rollout.turns import OpenTurn, SampleEngine, TurnRouter, Unfinished
+from areal_lab.preflight.limits import usable_context
 from areal_lab.rewards.failure_rate import FailureRate, RewardError
 from areal_lab.rewards.service import RewardOutcome, RewardService
 
@@ -107,6 +108,46 @@ def sampling_params(generation: GenerationConfig, codec: TextCodec) -> SamplingP
     )
 
 
+@dataclass(slots=True)
+class WhatIsCompared:
+    """Whether the workflow of a run gives one reward a sample, or returns of turns.
+
+    Advantages of a batch compare samples or turns, so all samples of a run must give the same.
+    """
+
+    first: str = ""
+    """The sample that decided."""
+    of_turns: bool = False
+
+    def add(self, episode: Episode, name: str) -> None:
+        """Check a sample that can be trained on.
+
+        Args:
+            episode: the sample.
+            name: of the sample.
+
+        Raises:
+            RewardError: it is not as the first one.
+        """
+        if episode.outcome.status != "ok" or not episode.rows:
+            return
+        of_turns = [bool(row.turn_returns) for row in episode.rows]
+        if len(set(of_turns)) > 1:
+            raise RewardError(
+                f"sample {name} has turn_returns in {sum(of_turns)} of its {len(of_turns)} rows, "
+                "but must have them in all or in none"
+            )
+        if not self.first:
+            self.first, self.of_turns = name, of_turns[0]
+        elif self.of_turns != of_turns[0]:
+            kinds = ("one reward", "returns of its turns")
+            raise RewardError(
+                f"sample {name} has {kinds[of_turns[0]]}, but sample {self.first} has "
+                f"{kinds[self.of_turns]}, and a batch compares either samples or turns; an agent "
+                "must return a number each time, or {id of a reply: number} each time"
+            )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
     """Generates and scores groups, for training and evaluation."""
@@ -133,6 +174,8 @@ class Rollout:
     """Of workflows."""
     outcomes: Counter[str] = field(default_factory=Counter)
     """Samples of workflows by what became of them."""
+    compared: WhatIsCompared = field(default_factory=WhatIsCompared)
+    """Of the samples to train on."""
     recomputed: RecomputeCounts = field(default_factory=RecomputeCounts)
     open: dict[str, dict[str, OpenTurn]] = field(default_factory=dict)
     """Turns of the groups that run, by `group_name`."""
@@ -323,6 +366,8 @@ class Rollout:
         self.outcomes[outcome.status] += 1
         fine = outcome.status in ("ok", "abandoned")
         self.failures.add("" if fine else outcome.detail or outcome.status)
+        if engine.stream == "train":
+            self.compared.add(episode, f"{engine.sample} of group {engine.group}")
         return episode
 
     def _text(self, parts: Sequence[Segment | Observation]) -> str:
@@ -443,7 +488,10 @@ class Rollout:
 
 def context_tokens(config: TrainConfig, model: Path) -> int:
     """Most tokens of a sample of several turns, its prompt included."""
-    return config.gconfig.max_tokens or read_model_facts(model).context_tokens or sys.maxsize
+    if config.gconfig.max_tokens:
+        return config.gconfig.max_tokens
+    found = read_model_facts(model).context_tokens
+    return sys.maxsize if found is None else usable_context(config, found)
 
 
 def group_name(stream: str, group: GroupId) -> str:

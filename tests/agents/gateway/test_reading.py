@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 
 from areal_lab.agents.gateway import reading
+from areal_lab.agents.gateway.anthropic import ANTHROPIC
+from areal_lab.agents.gateway.calls import Dialect
+from areal_lab.agents.gateway.chat import CHAT
 from areal_lab.agents.gateway.errors import ApiError
+from areal_lab.agents.gateway.responses import RESPONSES
+from areal_lab.agents.messages import Tool
+
+HELLO = [{"role": "user", "content": "hello"}]
 
 
 def refused(message: str, parse: Any, *args: Any, **kwargs: Any) -> ApiError:
@@ -127,21 +134,64 @@ def test_stop_is_a_string_or_a_list_and_empty_ones_stop_nothing() -> None:
         ("auto", "auto"),
         ("none", "none"),
         ("required", "required"),
-        ({"type": "function", "function": {"name": "f"}}, "named"),
-        ({"type": "function", "name": "f"}, "named"),
+        ({"type": "function", "function": {"name": "f"}}, "named f"),
+        ({"type": "function", "name": "f"}, "named f"),
+        ({"type": "custom", "custom": {"name": "f"}}, "named f"),
         ({"type": "any", "disable_parallel_tool_use": True}, "required"),
         ({"type": "auto"}, "auto"),
         ({"type": "none"}, "none"),
-        ({"type": "tool", "name": "f"}, "named"),
+        ({"type": "tool", "name": "f"}, "named f"),
     ],
 )
 def test_tool_choice_has_one_meaning_in_all_dialects(value: Any, choice: str) -> None:
-    assert reading.tool_choice({"tool_choice": value}) == choice
+    assert " ".join(filter(None, reading.tool_choice({"tool_choice": value}))) == choice
 
 
-@pytest.mark.parametrize("value", ["maybe", 3, [], {}, {"type": ["auto"]}])
+@pytest.mark.parametrize("value", ["maybe", "function", 3, [], {}, {"type": ["auto"]}])
 def test_another_tool_choice_is_refused(value: Any) -> None:
     refused("tool_choice is", reading.tool_choice, {"tool_choice": value})
+
+
+def test_a_named_tool_has_a_name_and_is_one_of_the_tools() -> None:
+    for value in ({"type": "function"}, {"type": "tool", "name": ""}):
+        refused("tool_choice.name is missing", reading.tool_choice, {"tool_choice": value})
+    nested = {"type": "function", "function": "f"}
+    refused("tool_choice.function is", reading.tool_choice, {"tool_choice": nested})
+    add, named = Tool(name="add"), reading.Choice("named", "sub")
+    why = 'tool_choice is "sub", but must be one of the tools: "add"'
+    refused(why, reading.require_tool, named, [add], ())
+    reading.require_tool(reading.Choice("named", "add"), [add], ())
+    reading.require_tool(named, [], ())  # those of an earlier call may be meant
+    reading.require_tool(named, [add], ("tools that the server runs are ignored",))
+
+
+@pytest.mark.parametrize(
+    ("dialect", "body", "choice"),
+    [
+        (
+            CHAT,
+            {"messages": HELLO, "tools": [{"type": "function", "function": {"name": "add"}}]},
+            {"type": "function", "function": {"name": "add"}},
+        ),
+        (
+            RESPONSES,
+            {"input": "hello", "tools": [{"type": "function", "name": "add"}]},
+            {"type": "function", "name": "add"},
+        ),
+        (
+            ANTHROPIC,
+            {"messages": HELLO, "tools": [{"name": "add"}], "max_tokens": 9},
+            {"type": "tool", "name": "add"},
+        ),
+    ],
+)
+def test_every_dialect_keeps_the_name_of_a_named_tool(
+    dialect: Dialect, body: dict[str, Any], choice: dict[str, Any]
+) -> None:
+    request = dialect.parse({**body, "tool_choice": choice}).request
+    assert (request.tool_choice, request.tool_name) == ("named", "add")
+    other = json.loads(json.dumps({**body, "tool_choice": choice}).replace("add", "sub", 1))
+    assert refused("must be one of the tools", dialect.parse, other).param == "tool_choice"
 
 
 def test_what_is_not_served_is_noted_if_it_would_change_something() -> None:
@@ -154,8 +204,9 @@ def test_what_is_not_served_is_noted_if_it_would_change_something() -> None:
         "min_p": 0,
         "response_format": {"type": "text"},
     }
-    assert reading.sampling_notes(neutral, "auto") == ()
-    assert reading.sampling_notes({"top_k": 5, "presence_penalty": 1}, "required") == (
+    assert reading.sampling_notes(neutral, reading.Choice("auto")) == ()
+    required = reading.Choice("required")
+    assert reading.sampling_notes({"top_k": 5, "presence_penalty": 1}, required) == (
         "presence_penalty is ignored",
         "top_k is ignored",
         "tool_choice required is not enforced",

@@ -103,6 +103,13 @@ def test_without_spans_the_one_version_holds_for_all() -> None:
             {"finish_reason": {"type": "abort", "message": "no room", "status_code": 503}},
             "it gave up: no room",
         ),
+        (
+            {
+                "finish_reason": {"type": "abort", "message": "too long", "status_code": 400},
+                "output_token_logprobs": [],
+            },
+            "it gave up: too long",
+        ),
     ],
 )
 def test_contradictions_are_errors(meta: dict[str, Any], message: str) -> None:

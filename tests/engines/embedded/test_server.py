@@ -31,6 +31,7 @@ from areal_lab.engines.embedded.app import create_app
 from areal_lab.engines.embedded.batcher import Refused
 from areal_lab.engines.embedded.received import receiving_device
 from areal_lab.engines.embedded.scheduler import Scheduler
+from areal_lab.engines.embedded.server import listen
 from areal_lab.engines.keys import authorization
 from areal_lab.engines.launch.backends import ServerOptions
 from areal_lab.engines.launch.start import EngineProcess, bind, launch_engine
@@ -571,6 +572,14 @@ def test_a_port_in_use_is_named_before_anything_starts(lab: Lab, tmp_path: Path)
     assert not (tmp_path / "log").exists()
     with pytest.raises(ValueError, match="port 99999999"):
         bind(99999999)
+
+
+def test_replies_wait_for_no_acknowledgments() -> None:
+    """asyncio sets TCP_NODELAY on connections of a socket that says so, and on no others."""
+    with listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.proto == socket.IPPROTO_TCP
 
 
 def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:

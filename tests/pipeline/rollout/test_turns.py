@@ -21,7 +21,7 @@ from areal_lab.engines.protocol import Generated, GenerateRequest, SamplingParam
 from areal_lab.pipeline.rollout.groups import Rollout
 from areal_lab.pipeline.rollout.scored import ScoredGroup
 from areal_lab.pipeline.rollout.turns import TurnRouter
-from areal_lab.rewards.failure_rate import RewardError
+from areal_lab.rewards.failure_rate import FailureRate, RewardError
 from areal_lab.rewards.service import RewardOutcome
 from tests.agents.scripted import CODEC
 
@@ -247,6 +247,66 @@ def test_a_workflow_that_raises_loses_its_group_and_ends_a_run_if_it_happens_oft
         RewardError, match=r"(?s)the workflow failed or timed out in 11 of.*KeyError.*no such"
     ):
         play(one)
+
+
+class Rewards:
+    """Rows of a sample with a reward, or with returns of turns, as the test says."""
+
+    def __init__(self, *of_turns: tuple[bool, ...], status: str = "ok") -> None:
+        self.of_turns, self.status = of_turns, status
+
+    async def run(self, engine: WorkflowEngine, data: Mapping[str, Any]) -> Episode:
+        sample = engine.sample  # type: ignore[attr-defined]
+        prompt = engine.encode(data["prompt"])
+        first = await engine.turn(prompt)
+        return Episode(
+            rows=tuple(
+                Row(
+                    prompt_tokens=prompt,
+                    parts=first.segments,
+                    turn_returns=(1.0,) if of_turns else (),
+                )
+                for of_turns in self.of_turns[sample]
+            ),
+            outcome=RewardOutcome(self.status, 1.0),  # type: ignore[arg-type]
+            end="length",
+        )
+
+
+def test_samples_with_a_reward_and_samples_with_returns_of_turns_are_told_apart_by_name() -> None:
+    """Their advantages cannot be compared, which the trainer would notice after a whole batch."""
+    either = r"returns of its turns, but sample 0 of group 7 has one reward.*a number each time"
+    with pytest.raises(RewardError, match=f"sample 2 of group 7 has {either}") as raised:
+        play(rollout(Fleet(1), Rewards((False,), (False,), (True,))))
+    assert "\n" not in str(raised.value)
+    with pytest.raises(RewardError, match=r"1 of group 7 has turn_returns in 1 of its 2 rows"):
+        play(rollout(Fleet(1), Rewards((True,), (True, False), (True,))))
+    one = rollout(Fleet(1), Rewards((True,), (True, True), (True,)))
+    play(one)
+    one = replace(one, workflow=Rewards((False,), (False,), (False,)))
+    with pytest.raises(RewardError, match="has one reward, but sample 0 of group 7 has returns"):
+        play(one)
+
+
+def test_samples_that_are_not_trained_on_may_have_other_returns() -> None:
+    one = rollout(Fleet(1), Rewards((False,), (False,), ()))
+    play(one)
+    play(replace(one, workflow=Rewards((True,), (True,), (True,), status="error")))
+    held_out = replace(one, workflow=Rewards((True,), (True,), (True,)))
+    asyncio.run(held_out.group(PROBLEM, engine=0, stream="held-out", group=8, samples=3))
+
+
+@pytest.mark.parametrize("room", [1, TURN_TOKENS - 1, TURN_TOKENS, TURN_TOKENS + 1])
+def test_a_turn_has_the_tokens_that_the_context_leaves(room: int) -> None:
+    prompt = len(CODEC.encode(PROBLEM.prompt))
+    fleet = Fleet(1)
+    one = replace(rollout(fleet, MultiTurn(max_turns=1)), context_tokens=prompt + room)
+    group = play(one, samples=1)
+    assert fleet.served[0][1].sampling.max_new_tokens == min(room, TURN_TOKENS)
+    assert group.samples[0].end == ("length" if room > TURN_TOKENS else "context")
+    full = replace(one, context_tokens=prompt, failures=FailureRate(largest=1.0))
+    failed = play(full, samples=1)
+    assert "has to have room for one more" in failed.samples[0].outcome.detail
 
 
 def test_turns_are_recorded_with_their_engine() -> None:
