@@ -91,6 +91,9 @@ class RandomModel:
 
     # --- what else a workflow is given ---
 
+    def give_up(self) -> None:
+        """Its turns end by themselves."""
+
     def encode(self, text: str, *, begins: bool = False) -> tuple[int, ...]:
         del begins
         return self.form.codec.encode(text)

@@ -94,6 +94,10 @@ def as_table() -> str:
             "tells how many prompt tokens were in its cache",
             [_yes(f.counts_shared_tokens) for f in _ALL],
         ),
+        (
+            "tokens of a model's context that no request may use",
+            [str(f.backend.reserved_tokens) for f in _ALL],
+        ),
         ("in place, old keys and values live on", [_yes(f.backend.biased_in_place) for f in _ALL]),
         ("its digest is of all weights", [_yes(f.whole_digest) for f in _ALL]),
     ]
