@@ -15,6 +15,7 @@ from areal_lab.agents.tool_use import ToolUse
 from areal_lab.agents.workflow import Workflow
 from areal_lab.config.functions import load_function
 from areal_lab.config.suggest import nearest
+from areal_lab.host.isolation import LevelSetting
 
 
 def _agent(**keywords: Any) -> Workflow:
@@ -30,11 +31,16 @@ WORKFLOWS: Final[Mapping[str, Callable[..., Workflow]]] = {
 }
 
 
-def make_workflow(setting: Mapping[str, Any]) -> Workflow | None:
+def make_workflow(setting: Mapping[str, Any], *, sandbox: LevelSetting = "auto") -> Workflow | None:
     """The workflow of a setting; None of an empty one.
+
+    Args:
+        setting: name and keywords.
+        sandbox: value of `reward.sandbox`, for a workflow with a parameter of this name.
 
     Raises:
         ValueError: in one line: the name or a keyword is unknown, or a value is out of its bounds.
+        NoSandbox: it runs model code, which cannot be contained like that here.
     """
     if not setting:
         return None
@@ -54,6 +60,8 @@ def make_workflow(setting: Mapping[str, Any]) -> Workflow | None:
         raise ValueError(
             f"{name} has no keyword {unknown[0]!r}; it takes {', '.join(parameters) or 'none'}"
         )
+    if "sandbox" in parameters:
+        keywords = {"sandbox": sandbox, **keywords}
     try:
         made: Workflow = make(**keywords)
     except TypeError as error:

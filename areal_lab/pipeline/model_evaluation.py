@@ -243,7 +243,10 @@ async def _start(
             run_seed=config.seed,
             running_samples=rollout.max_running_requests,
             workflow=await fleet.stack.enter_async_context(
-                opened(make_workflow(rollout.workflow), evaluation.model)
+                opened(
+                    make_workflow(rollout.workflow, sandbox=config.reward.sandbox),
+                    evaluation.model,
+                )
             ),
             context_tokens=context_tokens(config, evaluation.model),
             router=TurnRouter(routing_named(rollout.routing).make_router()),

@@ -201,7 +201,9 @@ async def start_run(context: RunContext) -> RunPerformer:
         response_tokens=context.response_tokens,
         running_samples=config.rollout.max_running_requests,
         workflow=await fleet.stack.enter_async_context(
-            opened(make_workflow(config.rollout.workflow), model_path)
+            opened(
+                make_workflow(config.rollout.workflow, sandbox=config.reward.sandbox), model_path
+            )
         ),
         context_tokens=context_tokens(config, model_path),
         router=TurnRouter(routing_named(config.rollout.routing).make_router()),

@@ -56,7 +56,9 @@ def check_workflow(config: TrainConfig) -> Iterator[Problem]:
             )
         return
     try:
-        make_workflow(config.rollout.workflow)
+        make_workflow(config.rollout.workflow, sandbox=config.reward.sandbox)
+    except NoSandbox as error:
+        yield _wrong("reward.sandbox", f"reward.{error}", Kind.MACHINE)
     except Exception as error:  # of the user's class
         yield _wrong(setting, f"{setting}: {str(error) or type(error).__name__}")
     if config.actor.overlong_share:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from areal_lab.agents.search import Search
+from areal_lab.agents.tools.search import Search
 from areal_lab.data.chain import chain_problem, chains, write_chains
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from areal_lab.extras import require
 
-require("areal_lab.agents.search", "search")
+require("areal_lab.agents.tools.search", "search")
 
 import bm25s  # noqa: E402 - only if it is there
 
