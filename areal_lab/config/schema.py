@@ -368,7 +368,9 @@ class RewardConfig(Record):
     fn: str = "areal_lab.rewards.exact:exact_first_line"
     """Reward function, `module:function` of `(completion, example) -> float | dict[str, float]`. Of
     named components it is the one named `reward` that is trained on, else their sum. A class is
-    made once per reward process, with `kwargs`, and then called."""
+    made once per reward process, with `kwargs`, and then called. `http://host/path` or `https://`
+    asks a service: it gets JSON of the completion and the problem, and replies a number, or named
+    ones; `kwargs` are `timeout_s`, `retries`, `backoff_s` and `key_variable` (docs/rewards.md)."""
     kwargs: dict[str, Any] = Field(default_factory=dict[str, Any])
     """Keyword arguments of `fn`, as `{path: runs/rm-.../model}` of
     `areal_lab.rewards.model:RewardModel`."""
