@@ -184,6 +184,8 @@ class Agent:
                     value = await self._function(dict(data))
                 else:
                     value = await asyncio.to_thread(self._function, dict(data))
+            if value is None:
+                return RewardOutcome("refused", math.nan, detail="the agent returned None"), {}
             reward, rewards = reward_of(value)
         except TimeoutError:
             detail = f"the agent took more than {self._timeout_s:g} s"

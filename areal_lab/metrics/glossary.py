@@ -108,6 +108,29 @@ GLOSSARY: Final[tuple[Metric, ...]] = (
         source=_TRAINER,
     ),
     Metric(
+        name="right_share",
+        group="Rewards",
+        unit="share",
+        meaning="Share of the batch's samples with a reward of at least 1.",
+        healthy="rising",
+        outside="0 for long: too hard, or rewards that are never 1. `summary.json` counts all "
+        "samples by `outcomes`.",
+        source=_PIPELINE,
+        written_by="train",
+    ),
+    Metric(
+        name="no_answer_share",
+        group="Rewards",
+        unit="share",
+        meaning="Share of the batch's samples with a reward below 1 that were cut off, or whose "
+        "reward function found no answer (a component `no_answer`).",
+        healthy="falling to 0",
+        outside="Rising: raise `gconfig.max_new_tokens` or `max_turns`, or show the form of an "
+        "answer in the prompt.",
+        source=_PIPELINE,
+        written_by="train",
+    ),
+    Metric(
         name="zero_advantage_samples",
         group="Rewards",
         unit="samples",

@@ -86,7 +86,7 @@ class HttpReward:
             ) from error
 
     async def __call__(self, completion: str, example: Mapping[str, Any]) -> Any:
-        """The reward that the service replies.
+        """The reward that the service replies; None, which is no reward, for `null`.
 
         Raises:
             RuntimeError: it refused, or failed at every attempt.
@@ -136,11 +136,11 @@ class HttpReward:
         try:
             value = json.loads(reply)
         except (ValueError, RecursionError):
-            value = None
-        if isinstance(value, bool) or not isinstance(value, int | float | dict):
+            value = ""
+        if isinstance(value, bool) or not isinstance(value, int | float | dict | None):
             raise ValueError(
-                f"{self._url} replied {_shown(reply)!r}, but must reply JSON: a number, or an "
-                "object of named numbers"
+                f"{self._url} replied {_shown(reply)!r}, but must reply JSON: a number, an "
+                "object of named numbers, or null"
             )
         return value
 

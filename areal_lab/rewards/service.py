@@ -24,7 +24,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 from areal_lab.config.functions import pickle_function
 from areal_lab.data.problems import Problem
@@ -46,7 +46,8 @@ from areal_lab.rewards.wire import (
 )
 
 RewardFunction: TypeAlias = Callable[[str, Mapping[str, Any]], Any]
-"""`(completion, example) -> float | dict[str, float]`, or an awaitable of these."""
+"""`(completion, example) -> float | dict[str, float] | None`, or an awaitable of these; None is no
+reward."""
 
 START_TIMEOUT_S = 120.0
 """Longest wait until a worker has loaded the function; not part of the function's timeout."""
@@ -150,8 +151,9 @@ class RewardService:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Number of calls by status: `ok`, `timeout` (took too long) or `error` (failed)."""
-        return {status: self._counts[status] for status in ("ok", "timeout", "error")}
+        """Number of calls by status: `ok`, `timeout` (took too long), `error` (failed), `refused`
+        (returned None)."""
+        return {status: self._counts[status] for status in get_args(Status)}
 
     async def __aenter__(self) -> RewardService:
         """Start the workers.

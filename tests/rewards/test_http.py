@@ -134,8 +134,12 @@ def test_rewards_are_those_of_the_service(service: Service) -> None:
     outcomes, counts = score_group(["13", "number", "14", "parts"], service.url)
     assert [one.reward for one in outcomes] == [1.0, 0.5, 0.0, 1.25]
     assert outcomes[3].rewards == {"format": 0.25, "answer": 1.0}
-    assert counts == {"ok": 4, "timeout": 0, "error": 0}
+    assert counts == {"ok": 4, "timeout": 0, "error": 0, "refused": 0}
     assert all(body["problem"] == {"answer": "13"} for body in service.bodies)
+
+
+def test_null_is_no_reward(service: Service) -> None:
+    assert statuses(score_group(["null"], service.url)[0]) == ["refused"]
 
 
 def test_what_may_pass_is_tried_again(service: Service) -> None:
@@ -154,7 +158,6 @@ def test_what_may_pass_is_tried_again(service: Service) -> None:
         ("is unknown", 1, "replied 404: no such path"),
         ("moves", 1, "replied 302"),
         ("garbage", 1, "replied '<html>busy</html>', but must reply JSON"),
-        ("null", 1, "but must reply JSON"),
         ("true", 1, "but must reply JSON"),
         ("nothing", 1, "but must reply JSON"),
         ("text", 1, "returned 'high', but must return a number"),
