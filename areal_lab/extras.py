@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import Final, Literal
 
 Extra = Literal[
-    "train", "math", "search", "notebooks", "tensorboard", "wandb", "swanlab", "trackio"
+    "train", "math", "json", "search", "notebooks", "tensorboard", "wandb", "swanlab", "trackio"
 ]
 
 PACKAGES: Final[dict[Extra, tuple[str, ...]]] = {
@@ -19,6 +19,7 @@ PACKAGES: Final[dict[Extra, tuple[str, ...]]] = {
         "xxhash",
     ),
     "math": ("math_verify",),
+    "json": ("jsonschema",),
     "search": ("bm25s",),
     "notebooks": ("marimo", "altair", "anywidget", "pandas"),
     "tensorboard": ("tensorboard",),

@@ -35,6 +35,7 @@ IMPORTS: Final = {
     "notebooks": ("areal_lab", "simulator", "marimo"),
     "tensorboard": ("areal_lab", "tensorboard"),
     "math": ("areal_lab", "math_verify"),
+    "json": ("areal_lab", "jsonschema"),
     "search": ("areal_lab", "bm25s"),
     "wandb": ("areal_lab", "wandb"),
     "swanlab": ("areal_lab", "swanlab"),
