@@ -9,7 +9,17 @@ from importlib.util import find_spec
 from typing import Final, Literal
 
 Extra = Literal[
-    "train", "math", "json", "search", "notebooks", "tensorboard", "wandb", "swanlab", "trackio"
+    "train",
+    "math",
+    "json",
+    "search",
+    "reasoning-gym",
+    "textarena",
+    "notebooks",
+    "tensorboard",
+    "wandb",
+    "swanlab",
+    "trackio",
 ]
 
 PACKAGES: Final[dict[Extra, tuple[str, ...]]] = {
@@ -21,6 +31,8 @@ PACKAGES: Final[dict[Extra, tuple[str, ...]]] = {
     "math": ("math_verify",),
     "json": ("jsonschema",),
     "search": ("bm25s",),
+    "reasoning-gym": ("reasoning_gym",),
+    "textarena": ("textarena",),
     "notebooks": ("marimo", "altair", "anywidget", "pandas"),
     "tensorboard": ("tensorboard",),
     "wandb": ("wandb",),

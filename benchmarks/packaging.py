@@ -37,6 +37,8 @@ IMPORTS: Final = {
     "math": ("areal_lab", "math_verify"),
     "json": ("areal_lab", "jsonschema"),
     "search": ("areal_lab", "bm25s"),
+    "reasoning-gym": ("areal_lab", "reasoning_gym"),
+    "textarena": ("areal_lab", "textarena"),
     "wandb": ("areal_lab", "wandb"),
     "swanlab": ("areal_lab", "swanlab"),
     "trackio": ("areal_lab", "trackio"),

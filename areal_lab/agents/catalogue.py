@@ -10,12 +10,19 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from areal_lab.agents.environments.play import Play
 from areal_lab.agents.multi_turn import MultiTurn
 from areal_lab.agents.tool_use import ToolUse
 from areal_lab.agents.workflow import Workflow
 from areal_lab.config.functions import load_function
 from areal_lab.config.suggest import nearest
 from areal_lab.host.isolation import LevelSetting
+
+GAMES: Final = "areal_lab.agents.environments.textarena:Game"
+
+
+def _textarena(*, game: str, options: Mapping[str, Any] | None = None, **keywords: Any) -> Workflow:
+    return Play(fn=GAMES, kwargs={"game": game, "options": options}, **keywords)
 
 
 def _agent(**keywords: Any) -> Workflow:
@@ -26,7 +33,9 @@ def _agent(**keywords: Any) -> Workflow:
 
 WORKFLOWS: Final[Mapping[str, Callable[..., Workflow]]] = {
     "agent": _agent,
+    "environment": Play,
     "multi_turn": MultiTurn,
+    "textarena": _textarena,
     "tool_use": ToolUse,
 }
 

@@ -35,6 +35,8 @@ SourceName = Literal[
     "math500",
     "humaneval",
     "mbpp",
+    "reasoning_gym",
+    "numbered",
 ]
 
 
@@ -49,7 +51,9 @@ class DatasetConfig(Record):
     """`arithmetic` generates lines such as `2 + 3 =`; `reversed_addition` (`123+456=`, least digit
     of the sum first) and `sorting` (`39184=`) are for `Adder-102K` and `Sorter-102K`; `calculator`
     has products for a model that may call a tool; `jsonl` reads problems from `path`, as do
-    `gsm8k`, `math500`, `humaneval` and `mbpp` in the form of their releases (docs/evaluate.md)."""
+    `gsm8k`, `math500`, `humaneval` and `mbpp` in the form of their releases (docs/evaluate.md).
+    `reasoning_gym` generates problems of `tasks`; `numbered` has numbers, for environments that
+    make what they ask from a seed (docs/agents.md)."""
     path: str = ""
     """JSONL file (`type=jsonl` and the benchmarks)."""
     eval_path: str = ""
@@ -78,6 +82,11 @@ class DatasetConfig(Record):
     tool_examples: str = "TDTD"
     """Solved examples before each problem (`type=calculator`), a letter each: T calls the tool, D
     answers at once. More that call it make a model call it more often."""
+    tasks: dict[str, Any] = Field(default_factory=dict[str, Any])
+    """Options of each task by name (`type=reasoning_gym`), as `{leg_counting: {max_animals: 4}}`;
+    `{}` are a task's own options."""
+    size: Count = 500
+    """Problems of each task (`type=reasoning_gym`), or of all (`type=numbered`)."""
     batch_size: Count = 8
     """Prompts per training batch. Each gets `gconfig.n_samples` responses."""
 

@@ -56,7 +56,7 @@ def _part(name: str, setting: str | Mapping[str, Any]) -> Callable[..., Any]:
     keywords = {"fn": setting} if isinstance(setting, str) else dict(setting)
     fn = str(keywords.pop("fn", ""))
     function = load_function(fn)
-    sandbox = keywords.pop("sandbox", "auto")
+    sandbox: Any = keywords.pop("sandbox", "auto")
     try:
         inspect.signature(function).bind(
             *(() if isinstance(function, type) else ("", {})), **keywords

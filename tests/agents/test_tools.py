@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from areal_lab.agents.tools.box import ToolBox, ToolBroken, ToolFailure, ToolResult
 from areal_lab.agents.tools.calculator import Calculator, calculate
 from areal_lab.agents.tools.catalogue import make_tool
-from areal_lab.agents.tools.own import MOST_LEFT_BEHIND, FunctionTool
+from areal_lab.agents.tools.own import FunctionTool
 from areal_lab.agents.tools.python import Python
+from areal_lab.agents.tools.threads import MOST_LEFT_BEHIND
 from areal_lab.rewards.sandbox.levels import NoSandbox, refusal
 from areal_lab.rewards.sandbox.run import Sandbox, SandboxError
 from tests.agents import own_tools

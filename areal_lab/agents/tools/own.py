@@ -8,21 +8,17 @@ The model sees name, docstring and parameters of a function; arguments are check
 
 from __future__ import annotations
 
-import asyncio
-import concurrent.futures
 import inspect
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Final, cast
 
 from pydantic import TypeAdapter, ValidationError, validate_call
 from pydantic.errors import PydanticUserError
 
-from areal_lab.agents.tools.box import CallableTool, ToolBroken, ToolFailure
+from areal_lab.agents.tools.box import CallableTool, ToolFailure
+from areal_lab.agents.tools.threads import Threads
 from areal_lab.config.functions import load_function
 
-MOST_LEFT_BEHIND: Final = 32
-"""Calls that may still run in their threads after their time limit."""
 _FIELDS: Final = ("name", "description", "parameters", "call")
 
 
@@ -76,7 +72,7 @@ class FunctionTool:
         self.parameters = _schema(function, self.name) if parameters is None else parameters
         self._checked = validate_call(function) if parameters is None else function
         self._is_async = inspect.iscoroutinefunction(function)
-        self._threads = _Threads(self.name)
+        self._threads = Threads(f"the tool {self.name}")
 
     async def call(self, arguments: Mapping[str, Any]) -> str:
         """What the function returns, as text.
@@ -96,50 +92,6 @@ class FunctionTool:
             raise ToolFailure(f"error: {_first(error)}") from error
 
 
-class _Threads:
-    """Daemon threads, one a call: one that hangs holds back neither others nor the end of a run."""
-
-    def __init__(self, tool: str) -> None:
-        self._tool = tool
-        self._left_behind = 0
-
-    async def run(self, work: Callable[[], Any]) -> Any:
-        if self._left_behind >= MOST_LEFT_BEHIND:
-            raise ToolBroken(
-                f"{self._left_behind} calls of the tool {self._tool} still run after their time "
-                "limit; give it a time limit of its own, or make it async"
-            )
-        done: concurrent.futures.Future[Any] = concurrent.futures.Future()
-        done.set_running_or_notify_cancel()  # so that a caller that gives up does not cancel it
-        threading.Thread(
-            target=_perform, args=(done, work), name=f"tool {self._tool}", daemon=True
-        ).start()
-        waits = asyncio.wrap_future(done)
-        try:
-            return await waits
-        except asyncio.CancelledError:
-            if not done.done():
-                self._left_behind += 1
-                done.add_done_callback(lambda _: self._ended())
-            raise
-
-    def _ended(self) -> None:
-        self._left_behind -= 1
-
-
-def _perform(done: concurrent.futures.Future[Any], work: Callable[[], Any]) -> None:
-    try:
-        value = work()
-    except StopIteration as error:  # an awaiting coroutine cannot raise it
-        done.set_exception(RuntimeError(repr(error)))
-    except Exception as error:
-        done.set_exception(error)
-    except BaseException as error:  # SystemExit, too: it is not meant for the run
-        done.set_exception(RuntimeError(f"it ended with {error!r}"))
-    else:
-        done.set_result(value)
-
-
 class _InThreads:
     """An instance of a class whose `call` is not async."""
 
@@ -148,7 +100,7 @@ class _InThreads:
         self.description: str = tool.description
         self.parameters: Mapping[str, Any] = tool.parameters
         self._call: Callable[[Mapping[str, Any]], Any] = tool.call
-        self._threads = _Threads(self.name)
+        self._threads = Threads(f"the tool {self.name}")
 
     async def call(self, arguments: Mapping[str, Any]) -> str:
         return str(await self._threads.run(lambda: self._call(arguments)))
