@@ -90,12 +90,10 @@ TASKS = {"leg_counting": {"max_animals": 4}, "basic_arithmetic": {}}
 
 
 def test_problems_of_tasks_are_mixed_and_split() -> None:
-    made = problems(TASKS, **{"dataset.size": 30, "dataset.eval_size": 10})
+    made, again, other = (problems(TASKS, size=size) for size in (30, 30, 31))
     assert {one.metadata["task"] for one in made.train} == TASKS.keys()
-    assert (
-        made.digest() == problems(TASKS, **{"dataset.size": 30, "dataset.eval_size": 10}).digest()
-    )
-    assert made.digest() != problems(TASKS, **{"dataset.size": 31}).digest()
+    assert made.digest() == again.digest()
+    assert made.digest() != other.digest()
 
 
 @pytest.mark.parametrize(
