@@ -44,8 +44,9 @@ class ToolUse:
     """Turns with tools until the model answers.
 
     The reward is that of the last turn, which has the answer. A sample that spends all its turns on
-    calls is scored on its last one. Results are context and never trained on. `{tools}` in a prompt
-    is replaced by a description of the tools.
+    calls is scored on its last one. Results are context and never trained on. The reward function
+    gets all of it as `example["trajectory"]`: dictionaries with `role`, `content`, and `tool_calls`
+    of the model's turns. `{tools}` in a prompt is replaced by a description of the tools.
 
     Args:
         max_turns: of the model, its answer included.
@@ -99,6 +100,7 @@ class ToolUse:
         """
         prompt = engine.encode(self._described(str(data["prompt"])), begins=True)
         context, parts, turns = prompt, list[Segment | Observation](), list[Turn]()
+        said: list[dict[str, Any]] = []
         end: SampleEnd
         while True:
             generated = await self._turn(engine, context)
@@ -107,6 +109,7 @@ class ToolUse:
             context += tokens
             text, end = engine.decode(tokens), ended(engine, context, generated)
             calls = self._notation.find(text) if end == "stop" else ()
+            said.append(_said(text, calls))
             if not calls:  # an answer, or a text that was cut off
                 turns.append(Turn(tokens=len(tokens)))
                 break
@@ -121,6 +124,7 @@ class ToolUse:
                 Turn.of_calls(len(tokens), list(zip(map(_name, calls), outcomes, strict=True)))
             )
             told = self._notation.results(text, [one.text for one in results])
+            said += [{"role": "tool", "content": one.text} for one in results]
             observed = engine.encode(self._around.replace(RESULTS, told))
             if room(engine, context + observed) < 1:
                 end = "context"
@@ -129,7 +133,7 @@ class ToolUse:
             context += observed
         return Episode(
             rows=(Row(prompt_tokens=prompt, parts=tuple(parts)),),
-            outcome=await engine.score(text, data),
+            outcome=await engine.score(text, {**data, "trajectory": said}),
             end=end,
             turns=tuple(turns),
         )
@@ -222,6 +226,15 @@ def _notation(name: Name, tools: Sequence[CallableTool], *, call: str, result: s
             return python_fence()
         case "json":
             return json_calls()
+
+
+def _said(text: str, calls: Sequence[Call | Malformed]) -> dict[str, Any]:
+    read = [
+        {"name": call.tool, "arguments": dict(call.arguments)}
+        for call in calls
+        if isinstance(call, Call)
+    ]
+    return {"role": "assistant", "content": text, **({"tool_calls": read} if read else {})}
 
 
 def _name(call: Call | Malformed) -> str:

@@ -15,6 +15,7 @@ from areal_lab.agents.tools.calculator import Calculator, calculate
 from areal_lab.agents.tools.catalogue import make_tool
 from areal_lab.agents.tools.own import FunctionTool
 from areal_lab.agents.tools.python import Python
+from areal_lab.agents.tools.renamed import as_schema
 from areal_lab.agents.tools.threads import MOST_LEFT_BEHIND
 from areal_lab.rewards.sandbox.levels import NoSandbox, refusal
 from areal_lab.rewards.sandbox.run import Sandbox, SandboxError
@@ -263,3 +264,30 @@ def test_a_failure_has_an_outcome_of_its_own() -> None:
         raise ToolFailure("not today", "refused")
 
     assert call(ToolBox(FunctionTool(refuses)), "refuses") == ToolResult("not today", "refused")
+
+
+def renamed(tool: Any, **keywords: Any) -> Any:
+    name = "areal_lab.agents.tools.renamed:Renamed"
+    return make_tool({"name": name, "tool": tool, "called": "other", **keywords}, sandbox="unsafe")
+
+
+def test_a_tool_may_have_another_name_and_other_arguments() -> None:
+    tool = renamed("calculator", parameters={"sum": {"type": "string"}, "digits": "integer"})
+    assert (tool.name, tool.description) == ("other", Calculator.description)
+    assert tool.parameters["properties"]["digits"] == {"type": "integer"}
+    box = ToolBox(tool)
+    assert call(box, "other", sum="6 * 7", digits=3) == ToolResult("42")
+    assert call(box, "other", expression="6 * 7") == ToolResult("42")
+    assert call(box, "other", words="6").text == "error: the argument 'sum' is missing"
+    assert call(ToolBox(renamed("calculator")), "other", expression="1").text == "1"
+    slow = ToolBox(renamed("python", description="Runs."), timeout_s=0.001)
+    assert call(slow, "other", code="print(1)") == ToolResult("1"), "it limits itself"
+    with pytest.raises(ValueError, match="takes 2 arguments, but only tools with one"):
+        renamed(f"{OWN}distance")
+
+
+def test_bare_properties_become_a_schema() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}, "required": []}
+    assert as_schema(schema) == schema
+    assert as_schema(schema["properties"]) == {**schema, "required": ["a"]}  # type: ignore[arg-type]
+    assert as_schema({"type": {"type": "string"}})["required"] == ["type"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from areal_lab.agents.tool_use import ToolUse
 from areal_lab.agents.workflow import Episode, Turn, Workflow
 from areal_lab.data.trajectory import Observation, SampleEnd, Segment
 from areal_lab.engines.protocol import SamplingParams
+from areal_lab.rewards.service import RewardOutcome
 from tests.agents.scripted import CODEC, Scripted
 
 PRODUCT = {"prompt": "Question: 34 * 27\n", "answer": "918"}
@@ -106,6 +108,23 @@ def test_how_a_sample_ends(
     assert isinstance(row.parts[-1], Segment), "nothing is put behind the last turn"
     tokens = len(row.prompt_tokens) + sum(len(part.tokens) for part in row.parts)
     assert tokens <= engine.context_tokens
+
+
+def test_a_reward_function_sees_the_whole_sample() -> None:
+    seen: list[Any] = []
+
+    class Sees(Scripted):
+        async def score(self, completion: str, data: Mapping[str, Any]) -> RewardOutcome:
+            seen.extend(data["trajectory"])
+            return await super().score(completion, data)
+
+    play(ToolUse(), Sees([CALL, ANSWER]))
+    call = {"name": "calculator", "arguments": {"expression": "34 * 27"}}
+    assert seen == [
+        {"role": "assistant", "content": CALL, "tool_calls": [call]},
+        {"role": "tool", "content": "918"},
+        {"role": "assistant", "content": ANSWER},
+    ]
 
 
 def test_a_later_turn_is_worth_less() -> None:

@@ -8,8 +8,10 @@ from typing import Any, Final
 from areal_lab.agents.tools.box import CallableTool
 from areal_lab.agents.tools.calculator import Calculator, ScrambledCalculator
 from areal_lab.agents.tools.own import own_tool
+from areal_lab.config.functions import load_function
 from areal_lab.config.suggest import nearest
 from areal_lab.host.isolation import LevelSetting
+from areal_lab.rewards.sandbox.levels import takes_sandbox
 
 
 def _python(**keywords: Any) -> CallableTool:
@@ -42,8 +44,9 @@ def make_tool(
 
     Args:
         setting: name and keywords.
-        sandbox: of `python`, unless its keywords say otherwise; so is `timeout_s`.
-        timeout_s: None takes its default.
+        sandbox: of `python`, and of a class of yours with a parameter of this name, unless its
+            keywords say otherwise.
+        timeout_s: of `python`, likewise; None takes its default.
 
     Raises:
         ValueError: in one line: the name or a keyword is unknown, or a value is out of its bounds.
@@ -59,6 +62,8 @@ def make_tool(
     if name == "python":
         limit = {} if timeout_s is None else {"timeout_s": timeout_s}
         keywords = {"sandbox": sandbox, **limit, **keywords}
+    if ":" in name and isinstance(made := load_function(name), type) and takes_sandbox(made):
+        keywords = {"sandbox": sandbox, **keywords}
     try:
         return own_tool(name, **keywords) if ":" in name else TOOLS[name](**keywords)
     except TypeError as error:
