@@ -308,7 +308,7 @@ class AgentConfig:
         }
 
     def _tool(self, given: Mapping[str, Any] | str) -> dict[str, Any]:
-        tool = {"name": given} if isinstance(given, str) else dict(given)
+        tool: dict[str, Any] = {"name": given} if isinstance(given, str) else dict(given)
         name, function = str(tool.get("name", "")), tool.get("function")
         if function is not None:
             if callable(function):
@@ -354,8 +354,10 @@ class AgentTrainer:
         agent_config: AgentConfig | None = None,
         async_config: TrainConfig | Mapping[str, Any] | None = None,
     ) -> None:
-        given = async_config if isinstance(async_config, TrainConfig) else None
-        config = given or load_config(None, async_config or {})
+        if isinstance(async_config, TrainConfig):
+            config = async_config
+        else:
+            config = load_config(None, async_config or {})
         template = config.dataset.prompt_template
         self.config = config.with_settings(
             {

@@ -9,6 +9,7 @@ from areal_lab.config.schema import BenchmarkName, DatasetConfig
 from areal_lab.data.arithmetic import arithmetic_problems
 from areal_lab.data.benchmarks import benchmark_problems, is_test
 from areal_lab.data.calculator import calculator_problems
+from areal_lab.data.chain import chain_problems
 from areal_lab.data.characters import reversed_sums, sorted_digits
 from areal_lab.data.jsonl import file_problems, split_problems
 from areal_lab.data.numbered import numbered_problems
@@ -90,7 +91,17 @@ def _numbered(dataset: DatasetConfig, seed: int) -> ProblemSet:
 _GENERATED: Final[Mapping[str, Callable[[DatasetConfig, int], ProblemSet]]] = {
     "arithmetic": _arithmetic,
     "calculator": lambda dataset, seed: calculator_problems(
-        examples=dataset.tool_examples, eval_size=dataset.eval_size, seed=seed
+        examples=dataset.tool_examples,
+        notation=dataset.tool_notation,
+        eval_size=dataset.eval_size,
+        seed=seed,
+    ),
+    "chain": lambda dataset, seed: chain_problems(
+        dataset.size,
+        depth=dataset.depth,
+        examples=dataset.few_shot,
+        eval_size=dataset.eval_size,
+        seed=seed,
     ),
     "reversed_addition": lambda dataset, seed: reversed_sums(
         digits=dataset.digits, eval_size=dataset.eval_size, seed=seed

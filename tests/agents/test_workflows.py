@@ -139,6 +139,26 @@ def test_a_later_turn_is_worth_less() -> None:
     assert (episode.end, engine.scored) == ("stop", ["1\n", "2\n", "918\n"])
 
 
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (" 917\n", "Too small.\n34 * 27 ="),
+        ("919 or so", "\nToo big.\n34 * 27 ="),
+        ("-1\n", "Too small.\n34 * 27 ="),
+        ("?\n", "No number.\n34 * 27 ="),
+    ],
+)
+def test_feedback_may_be_a_function(said: str, told: str) -> None:
+    data = {"prompt": "2 * 3 = 6\n34 * 27 =", "answer": "918"}
+    workflow = MultiTurn(feedback="areal_lab.agents.multi_turn:too_small_or_big")
+    engine = Scripted([said, " 918\n"], {" 918\n": 1.0})
+    episode = play(workflow, engine, data)
+    assert engine.prompts[1] == data["prompt"] + said + told
+    assert episode.outcome.reward == 1.0
+    with pytest.raises(ValueError, match="has no 'too_small'"):
+        MultiTurn(feedback="areal_lab.agents.multi_turn:too_small")
+
+
 def test_feedback_cannot_tell_the_answer() -> None:
     with pytest.raises(KeyError, match="answer"):
         play(MultiTurn(feedback="It is {answer}.\n"), Scripted(["1\n", "2\n"]))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from areal_lab.agents.tools.search import Search
-from areal_lab.data.chain import chain_problem, chains, write_chains
+from areal_lab.data.chain import chain_pages, chain_problem, chain_problems, chains, write_chains
 
 
 def test_every_word_is_in_one_chain() -> None:
@@ -41,3 +41,17 @@ def test_the_example_is_solved() -> None:
         "Start: hand\nOpen: hand\nNext: milk\nOpen: milk\nNext: door\nOpen: door\nFound: red\n"
         f"Answer: red\nStart: {one.words[0]}\n"
     )
+
+
+def test_problems_of_a_generated_corpus_are_found_in_it() -> None:
+    search = Search({"chains": 40, "depth": 2})
+    problems = chain_problems(40, depth=2, examples=3, eval_size=10)
+    assert (len(problems.train), len(problems.held_out)) == (30, 10)
+    words = {word for word, _ in chain_pages(40, depth=2)}
+    for one in (*problems.train, *problems.held_out):
+        *shown, asked = one.prompt.removesuffix("\n").split("Start: ")
+        assert search.find(search.find(asked).removeprefix("Next: ")) == f"Found: {one.answer}"
+        assert len(shown) == 4
+        assert not any(example.split("\n")[0] in words for example in shown)
+    with pytest.raises(ValueError, match="the corpus has chains, but a generated one has chains, "):
+        Search({"chains": 40})
