@@ -107,7 +107,8 @@ def train(
         str,
         typer.Argument(
             metavar="CONFIG",
-            help="YAML file, or a shipped config: arithmetic, gsm8k, tiny, calculator.",
+            help="YAML file, or a shipped config: arithmetic, gsm8k, tiny, calculator, "
+            "retry, search, tir.",
         ),
     ] = "",
     overrides: Annotated[
@@ -158,7 +159,8 @@ def distill(
         str,
         typer.Argument(
             metavar="CONFIG",
-            help="YAML file, or a shipped config: arithmetic, gsm8k, tiny, calculator.",
+            help="YAML file, or a shipped config: arithmetic, gsm8k, tiny, calculator, "
+            "retry, search, tir.",
         ),
     ],
     overrides: Annotated[

@@ -118,8 +118,8 @@ def test_json_is_checked_by_a_schema(completion: str, scored: dict[str, float]) 
 
 
 def test_a_schema_that_is_none_is_refused() -> None:
-    with pytest.raises(ValueError, match="schema is no JSON schema: 'objekt' is not"):
-        JsonSchema({"type": "objekt"})
+    with pytest.raises(ValueError, match="schema is no JSON schema: 'thing' is not"):
+        JsonSchema({"type": "thing"})
     with pytest.raises(ValueError, match="has no field 'schema'"):
         JsonSchema()("{}", {})
 
