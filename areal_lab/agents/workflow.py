@@ -40,8 +40,10 @@ class Turn:
 
     @property
     def calls(self) -> tuple[tuple[str, str], ...]:
-        """Tool and outcome of each call."""
-        tools = self.tool.split(_AND) if self.tool else []
+        """Tool and outcome of each call; of one that could not be read the tool is `?`."""
+        if not self.tool:
+            return (("?", self.outcome),) if self.outcome else ()
+        tools = self.tool.split(_AND)
         outcomes = self.outcome.split(_AND)
         if len(outcomes) != len(tools):
             outcomes = [self.outcome] * len(tools)

@@ -111,7 +111,7 @@ class Play:
             step: Step = await self._call(environment.step, text)
             turns.append(Turn(tokens=len(tokens), reward=step.reward))
             # The environment takes a turn that was cut off, too: it may be all that it needs.
-            if step.done or end == "context":
+            if step.done:
                 break
             if len(turns) == self._max_turns:
                 end = "turns"
