@@ -6,6 +6,8 @@
     SFTTrainer, RWTrainer, DPOTrainer           areal-lab sft, rm, dpo, in this process
     Learner                                     training.step.train_batch, in this process
     AsyncReplayBuffer                           the batch order `bounded_lag` with `drop_late`
+    AgentTrainer, AgentConfig                   train(config, ...) with the workflow `tool_use`
+    MultiTurnWorkflow, TIRWorkflow              the workflows `multi_turn`, and `tool_use` in Python
 
 docs/from_areal.md has the settings. There is no `Actor`: in AReaL it is the policy that is trained,
 in articles the process that generates, which is an engine here. A `workflow` is a
@@ -14,19 +16,25 @@ setting, `rollout.workflow` (docs/agents.md).
 
 from __future__ import annotations
 
+import functools
+import inspect
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
+from areal_lab.agents.multi_turn import MultiTurn
+from areal_lab.agents.tool_use import DESCRIBED, ToolUse
 from areal_lab.config.load import load_config
 from areal_lab.config.offline import OfflineConfig
 from areal_lab.config.problem import refusal
 from areal_lab.config.schema import DatasetConfig, RolloutConfig, TrainConfig
 from areal_lab.control.events import Version
 from areal_lab.control.order import bounded_lag
-from areal_lab.data.jsonl import problem_of_row
+from areal_lab.data.jsonl import problem_of_row, read_rows, split_problems
 from areal_lab.data.problems import Problem, ProblemSet
 from areal_lab.data.sources import load_problems
 from areal_lab.data.trajectory import Trajectory
@@ -41,16 +49,20 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AReaLTrainer",
+    "AgentConfig",
+    "AgentTrainer",
     "AsyncReplayBuffer",
     "DPOTrainer",
     "DataConfig",
     "GRPOConfig",
     "Learner",
+    "MultiTurnWorkflow",
     "PPOConfig",
     "PPOTrainer",
     "RWTrainer",
     "RolloutConfig",
     "SFTTrainer",
+    "TIRWorkflow",
     "load_expr_config",
 ]
 
@@ -247,6 +259,206 @@ def _read(dataset: DatasetConfig, rows: Rows, name: str) -> Iterable[Problem]:
                 dataset.answer_field,
                 dataset.prompt_template,
             )
+
+
+MultiTurnWorkflow = MultiTurn
+"""AReaL's workflow: answer again after feedback. A setting is
+`rollout.workflow={name: multi_turn}`."""
+TIRWorkflow = functools.partial(ToolUse, notation="python")
+"""AReaL's tool-integrated reasoning: Python fences that are run. A setting is
+`rollout.workflow={name: tool_use, notation: python}`."""
+_TOOLS = {"calculator": "calculator", "code_execute": "python", "web_search": "search"}
+_RENAMED = "areal_lab.agents.tools.renamed:Renamed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentConfig:
+    """Tools and turns of the agents in articles.
+
+    Raises:
+        ValueError: in one line: a tool has no name, or is none that there is.
+    """
+
+    tools: Sequence[Mapping[str, Any] | str] = ("calculator",)
+    """Each with `name`, perhaps `description` and `parameters` (a JSON schema, or only its
+    properties). `calculator`, `code_execute` (Python in the sandbox) and `web_search` (the local
+    `corpus`, never the network) are there; any other has a `function`, as `module:name`."""
+    max_turns: int = 20
+    """Of the model, its answer included."""
+    reward_shaping: str = "trajectory"
+    """`trajectory`: one reward for the whole sample; there is no other."""
+    corpus: str = ""
+    """JSONL file that `web_search` searches."""
+
+    def __post_init__(self) -> None:
+        if self.reward_shaping != "trajectory":
+            raise ValueError(
+                f"reward_shaping is {self.reward_shaping!r}, but must be trajectory; a reward of "
+                "single turns is what a workflow of your own returns (docs/agents.md)"
+            )
+        self.workflow()
+
+    def workflow(self) -> dict[str, Any]:
+        """The value of `rollout.workflow`."""
+        return {
+            "name": "tool_use",
+            "notation": "json",
+            "max_turns": self.max_turns,
+            "tools": [self._tool(one) for one in self.tools],
+        }
+
+    def _tool(self, given: Mapping[str, Any] | str) -> dict[str, Any]:
+        tool: dict[str, Any] = {"name": given} if isinstance(given, str) else dict(given)
+        name, function = str(tool.get("name", "")), tool.get("function")
+        if function is not None:
+            if callable(function):
+                function = f"{function.__module__}:{function.__qualname__}"
+            return {"name": function}
+        if name not in _TOOLS:
+            raise ValueError(
+                f"the tool is {name!r}, but must be one of {', '.join(_TOOLS)}, or have a "
+                "function, as module:name"
+            )
+        if name == "web_search" and not self.corpus:
+            raise ValueError(
+                "web_search searches a local corpus and never the network, but corpus is empty; "
+                "set AgentConfig(corpus=...) to a JSONL file of texts"
+            )
+        made: dict[str, Any] = {"name": _TOOLS[name]}
+        if name == "web_search":
+            made["corpus"] = self.corpus
+        return {
+            "name": _RENAMED,
+            "tool": made,
+            "called": name,
+            "description": str(tool.get("description", "")),
+            "parameters": dict(tool.get("parameters") or {}),
+        }
+
+
+class AgentTrainer:
+    """Articles' trainer of agents: `AgentTrainer(model, config).train(tasks="tasks.json")`.
+
+    Args:
+        model_name: folder or name of the model.
+        agent_config: tools and turns.
+        async_config: the other settings: a config, settings by name (`{"eta": 4}`), or None.
+
+    Raises:
+        ConfigError: one line per setting that is wrong.
+    """
+
+    def __init__(
+        self,
+        model_name: str,
+        agent_config: AgentConfig | None = None,
+        async_config: TrainConfig | Mapping[str, Any] | None = None,
+    ) -> None:
+        if isinstance(async_config, TrainConfig):
+            config = async_config
+        else:
+            config = load_config(None, async_config or {})
+        template = config.dataset.prompt_template
+        self.config = config.with_settings(
+            {
+                "actor.path": model_name,
+                "rollout.workflow": (agent_config or AgentConfig()).workflow(),
+                "dataset.prompt_template": (
+                    template if DESCRIBED in template else f"{DESCRIBED}\n\n{template}\n"
+                ),
+            }
+        )
+        self._rewards: dict[str, Callable[..., Any]] = {}
+
+    def register_reward_fn(self, name: str, fn: Callable[..., Any]) -> None:
+        """Score with `fn(response, ground_truth)`, or `fn(trajectory, task, answer)`.
+
+        Args:
+            name: the task's field `reward_fn` chooses among several by it.
+            fn: returns a number, named numbers, or None for no reward.
+        """
+        self._rewards[name] = fn
+
+    def train(
+        self,
+        tasks: str | Path | Rows,
+        num_epochs: float = 1,
+        *,
+        on_step: Callable[[StepReport], object] = lambda _: None,
+    ) -> dict[str, Any]:
+        """Run to the end; returns the content of `summary.json`.
+
+        Args:
+            tasks: a file, JSON lines or one list, or rows; the text is in `dataset.prompt_field`,
+                or in `task`. A part of them is held out (`dataset.eval_size`).
+            num_epochs: how often each task is trained on; sets `total_train_steps`.
+            on_step: called after each step.
+
+        Raises:
+            ConfigError: one line per problem, before any process starts.
+            ValueError: in one line: the tasks cannot be read.
+        """
+        if not num_epochs > 0:
+            raise ValueError(f"num_epochs is {num_epochs}, but must be > 0")
+        dataset = self.config.dataset
+        rows = _task_rows(tasks)
+        name = dataset.prompt_field
+        if rows and isinstance(rows[0], Mapping) and name not in rows[0] and "task" in rows[0]:
+            dataset = dataset.model_copy(update={"prompt_field": "task"})
+        problems = split_problems(
+            list(_read(dataset, rows, "tasks")),
+            [],
+            names=("tasks", "tasks"),
+            eval_size=dataset.eval_size,
+            seed=self.config.seed,
+        )
+        steps = max(1, math.ceil(num_epochs * len(problems.train) / dataset.batch_size))
+        config = self.config.with_settings({"total_train_steps": steps})
+        reward_fn = _ByName(dict(self._rewards)) if self._rewards else None
+        run = train(config, problems=problems, reward_fn=reward_fn)
+        for report in run:
+            on_step(report)
+        return run.summary
+
+
+@dataclass(frozen=True, slots=True)
+class _ByName:
+    """Reward functions of articles as one of ours."""
+
+    functions: Mapping[str, Callable[..., Any]]
+
+    def __call__(self, completion: str, example: Mapping[str, Any]) -> Any:
+        name = example.get("reward_fn") or next(iter(self.functions))
+        if name not in self.functions:
+            raise ValueError(f"reward_fn is {name!r}, but must be one of {list(self.functions)}")
+        function = self.functions[name]
+        task = example.get("question", example.get("task", example["prompt"]))
+        if len(inspect.signature(function).parameters) == len(("trajectory", "task", "answer")):
+            said = [
+                {**one, "tool_call": one["tool_calls"][0]} if "tool_calls" in one else one
+                for one in example["trajectory"]
+            ]
+            return function(said, task, example["answer"])
+        return function(completion, example["answer"])
+
+
+def _task_rows(tasks: str | Path | Rows) -> list[Mapping[str, Any] | Problem]:
+    if not isinstance(tasks, str | Path):
+        return list(tasks)
+    path = Path(tasks)
+    try:
+        text = path.read_text(encoding="utf-8").lstrip()
+    except (OSError, UnicodeError) as error:
+        raise ValueError(f"tasks {path} cannot be read: {error}") from error
+    if not text.startswith("["):
+        return [row for _, row in read_rows(path)]
+    try:
+        rows = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"tasks {path} is no JSON: {error}") from error
+    if not all(isinstance(row, dict) for row in rows):
+        raise ValueError(f"tasks {path} has entries that are no objects")
+    return list(rows)
 
 
 class Learner:

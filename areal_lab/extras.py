@@ -9,7 +9,18 @@ from importlib.util import find_spec
 from typing import Final, Literal
 
 Extra = Literal[
-    "train", "math", "search", "openai", "notebooks", "tensorboard", "wandb", "swanlab", "trackio"
+    "train",
+    "math",
+    "json",
+    "search",
+    "reasoning-gym",
+    "textarena",
+    "openai",
+    "notebooks",
+    "tensorboard",
+    "wandb",
+    "swanlab",
+    "trackio",
 ]
 
 PACKAGES: Final[dict[Extra, tuple[str, ...]]] = {
@@ -19,7 +30,10 @@ PACKAGES: Final[dict[Extra, tuple[str, ...]]] = {
         *("cloudpickle", "xxhash"),
     ),
     "math": ("math_verify",),
+    "json": ("jsonschema",),
     "search": ("bm25s",),
+    "reasoning-gym": ("reasoning_gym",),
+    "textarena": ("textarena",),
     "openai": ("openai",),
     "notebooks": ("marimo", "altair", "anywidget", "pandas"),
     "tensorboard": ("tensorboard",),

@@ -27,6 +27,7 @@ from areal_lab.preflight.check import (
     check_tokens,
 )
 from areal_lab.preflight.functions import check_objective
+from areal_lab.rewards.address import is_address
 from areal_lab.runlog.read_run import read_events
 from areal_lab.runlog.records import Log, Scalar
 from areal_lab.sinks.start import check_sinks
@@ -152,7 +153,7 @@ def _check_functions(config: CosimConfig) -> Iterator[Problem]:
     """In this process, which is the one that calls them."""
     settings = TrainerSettings(config=config, model_path="", weights_root="")
     for setting, custom, load in (
-        ("reward.fn", config.reward.fn, lambda: load_function(config.reward.fn)),
+        ("reward.fn", config.reward.fn, lambda: _load_reward(config.reward.fn)),
         ("actor.loss_fn", config.actor.loss_fn, lambda: choose_loss(settings)),
         ("actor.advantage_fn", config.actor.advantage_fn, lambda: choose_advantages(settings)),
     ):
@@ -165,6 +166,15 @@ def _check_functions(config: CosimConfig) -> Iterator[Problem]:
     yield from misnamed
     if (config.actor.loss or config.actor.advantage) and not misnamed:
         yield from try_objective(settings)
+
+
+def _load_reward(fn: str) -> None:
+    if is_address(fn):
+        raise ValueError(
+            f"{fn} is a service, but a co-simulation calls a function of its process; name "
+            "module:function"
+        )
+    load_function(fn)
 
 
 def _check_mode(config: CosimConfig) -> list[Problem]:

@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from areal_lab import articles
+from areal_lab.agents.catalogue import make_workflow
+from areal_lab.agents.multi_turn import MultiTurn
+from areal_lab.agents.tool_use import ToolUse
 from areal_lab.articles import (
+    AgentConfig,
+    AgentTrainer,
     AsyncReplayBuffer,
     DataConfig,
     DPOTrainer,
     GRPOConfig,
     Learner,
+    MultiTurnWorkflow,
     PPOTrainer,
     RolloutConfig,
     RWTrainer,
     SFTTrainer,
+    TIRWorkflow,
     load_expr_config,
 )
 from areal_lab.config.load import ALIASES, load_config
@@ -31,9 +41,10 @@ from areal_lab.config.schema import TrainConfig
 from areal_lab.training.learner import make_learner
 from areal_lab.training.model import load_policy
 from areal_lab.training.step import train_batch
+from tests.agents.scripted import Scripted
 from tests.offline.small import config_for
 from tests.pipeline.rewards import even_digits
-from tests.pipeline.tiny_run import tiny_config
+from tests.pipeline.tiny_run import tiny_config, trained_samples
 from tests.training.tiny import parameters, random_batch, save_model, settings_for
 
 PAGE = (Path(__file__).parents[1] / "docs" / "from_areal.md").read_text(encoding="utf-8")
@@ -184,3 +195,111 @@ def test_trainers_on_fixed_data_run_here(tmp_path: Path) -> None:
         SFTTrainer(config, rows)
     with pytest.raises(ConfigError, match=r"actor\.processes is 2, but this trains in its own"):
         SFTTrainer(config_for("sft", tmp_path, actor__processes=2)).train()
+
+
+TOOLS: list[dict[str, Any]] = [
+    {
+        "name": "web_search",
+        "description": "Search the web",
+        "parameters": {"query": {"type": "string"}},
+    },
+    {"name": "code_execute", "description": "Run Python", "parameters": {"source": "string"}},
+    {"name": "calculator", "parameters": {"type": "object", "properties": {"expression": {}}}},
+    {"name": "weather", "function": "tests.agents.own_tools:weather"},
+]
+
+
+def test_tools_of_articles_are_ours(tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text('"the hand is red"\n"the milk is white"\n')
+    config = AgentConfig(tools=TOOLS, max_turns=5, corpus=str(corpus))
+    workflow = make_workflow(config.workflow(), sandbox="unsafe")
+    assert isinstance(workflow, ToolUse)
+    calls = [
+        *(("web_search", {"query": "milk"}), ("code_execute", {"source": "print(6 * 7)"})),
+        *(("calculator", {"expression": "1 / 4"}), ("weather", {"city": "Kiel"})),
+    ]
+    said = "".join(
+        f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+        for name, arguments in calls
+    )
+    engine = Scripted([said, "Done."], context_tokens=9000)
+    engine.sampling = engine.sampling.__class__(max_new_tokens=1000)
+    data = {"prompt": "{tools}\nGo.", "answer": ""}
+    episode = asyncio.run(workflow.run(engine, data))
+    assert [outcome for _, outcome in episode.turns[0].calls] == ["ok"] * 4
+    told = engine.prompts[1].split("<tool_response>\n")[1:]
+    assert [one.split("\n")[0] for one in told] == ["the milk is white", "42", "0.25", "Kiel: rain"]
+    assert '"description": "Search the web"' in engine.prompts[0]
+
+
+def test_an_agent_config_refuses_what_there_is_not() -> None:
+    with pytest.raises(ValueError, match="web_search searches a local corpus and never the net"):
+        AgentConfig(tools=["web_search"])
+    with pytest.raises(ValueError, match="the tool is 'browser', but must be one of calculator"):
+        AgentConfig(tools=[{"name": "browser"}])
+    with pytest.raises(ValueError, match="reward_shaping is 'step', but must be trajectory"):
+        AgentConfig(reward_shaping="step")
+
+
+def math_reward_fn(response: str, ground_truth: str) -> float:
+    return float(len(response) % 2 == len(ground_truth) % 2)
+
+
+def agent_task_reward(trajectory: list[dict[str, Any]], task: str, answer: str) -> float:
+    assert task.endswith("+ 1 =")
+    assert answer.isdigit()
+    assert trajectory[-1]["role"] == "assistant"
+    return float(len(trajectory))
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_an_agent_trainer_trains_on_tasks(tmp_path: Path, listed: bool) -> None:
+    rows = [
+        {"task": f"{n} + 1 =", "answer": str(n + 1), "reward_fn": ("math", "agent")[n % 2]}
+        for n in range(8)
+    ]
+    tasks = tmp_path / "tasks.json"
+    tasks.write_text(json.dumps(rows) if listed else "\n".join(map(json.dumps, rows)))
+    tiny = tiny_config(tmp_path, "dataset.eval_size=2", "dataset.prompt_template={prompt}{tools}")
+    short = tiny.with_settings({"dataset.prompt_template": "{prompt}", "gconfig.max_tokens": 0})
+    trainer = AgentTrainer(tiny.actor.path, AgentConfig(tools=["calculator"], max_turns=3), short)
+    assert trainer.config.dataset.prompt_template.startswith("{tools}")
+    # A tiny model has a context of 256 tokens, without room for the description of a tool.
+    trainer.config = trainer.config.with_settings({"dataset.prompt_template": "{prompt}"})
+    trainer.register_reward_fn("math", math_reward_fn)
+    trainer.register_reward_fn("agent", agent_task_reward)
+    summary = trainer.train(tasks=str(tasks), num_epochs=1)
+    assert (summary["status"], summary["steps"]) == ("complete", 2)
+    assert summary["rewards"]["error"] == 0
+    (folder,) = (tmp_path / "runs").iterdir()
+    groups = {sample["prompt"]: sample for step in trained_samples(folder) for sample in step}
+    assert len(groups) == 6
+    for prompt, sample in groups.items():
+        agent = int(prompt.split()[0]) % 2
+        assert sample["reward"] in ((1.0, 3.0, 5.0) if agent else (0.0, 1.0))
+
+
+def test_tasks_that_cannot_be_read_are_one_line(tmp_path: Path) -> None:
+    trainer = AgentTrainer("Adder-75K")
+    with pytest.raises(ValueError, match=r"nothing\.json cannot be read"):
+        trainer.train(tmp_path / "nothing.json")
+    (tmp_path / "tasks.json").write_text("[1, 2]")
+    with pytest.raises(ValueError, match="entries that are no objects"):
+        trainer.train(tmp_path / "tasks.json")
+    (tmp_path / "tasks.json").write_text("[1, 2")
+    with pytest.raises(ValueError, match="is no JSON"):
+        trainer.train(tmp_path / "tasks.json")
+    with pytest.raises(ValueError, match="tasks, row 1 has no field 'question'"):
+        trainer.train([{"prompt": "1 + 1"}, {"prompt": "1 + 2"}])
+    with pytest.raises(ValueError, match="num_epochs is 0"):
+        trainer.train([], num_epochs=0)
+
+
+def test_workflows_of_areal_are_ours() -> None:
+    assert MultiTurnWorkflow is MultiTurn
+    made = make_workflow({"name": "areal_lab.articles:TIRWorkflow", "max_turns": 3})
+    assert isinstance(made, ToolUse)
+    engine = Scripted(["```python\nprint(6 * 7)\n```\n", "42"])
+    asyncio.run(TIRWorkflow(timeout_s=20).run(engine, {"prompt": "Go.\n", "answer": "42"}))
+    assert engine.prompts[1].endswith("```output\n42\n```\n")

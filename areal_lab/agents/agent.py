@@ -199,6 +199,8 @@ class Agent:
                     value = await self._function(dict(data))
                 else:
                     value = await _in_thread(self._function, dict(data))
+            if value is None:
+                return RewardOutcome("refused", math.nan, detail="the agent returned None"), {}
             reward, rewards = reward_of(value)
         except asyncio.CancelledError:
             task = asyncio.current_task()

@@ -10,11 +10,19 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from areal_lab.agents.environments.play import Play
 from areal_lab.agents.multi_turn import MultiTurn
 from areal_lab.agents.tool_use import ToolUse
 from areal_lab.agents.workflow import Workflow
 from areal_lab.config.functions import load_function
 from areal_lab.config.suggest import nearest
+from areal_lab.host.isolation import LevelSetting
+
+GAMES: Final = "areal_lab.agents.environments.textarena:Game"
+
+
+def _textarena(*, game: str, options: Mapping[str, Any] | None = None, **keywords: Any) -> Workflow:
+    return Play(fn=GAMES, kwargs={"game": game, "options": options}, **keywords)
 
 
 def _agent(*, mode: str = "inline", **keywords: Any) -> Workflow:
@@ -30,16 +38,23 @@ def _agent(*, mode: str = "inline", **keywords: Any) -> Workflow:
 
 WORKFLOWS: Final[Mapping[str, Callable[..., Workflow]]] = {
     "agent": _agent,
+    "environment": Play,
     "multi_turn": MultiTurn,
+    "textarena": _textarena,
     "tool_use": ToolUse,
 }
 
 
-def make_workflow(setting: Mapping[str, Any]) -> Workflow | None:
+def make_workflow(setting: Mapping[str, Any], *, sandbox: LevelSetting = "auto") -> Workflow | None:
     """The workflow of a setting; None of an empty one.
+
+    Args:
+        setting: name and keywords.
+        sandbox: value of `reward.sandbox`, for a workflow with a parameter of this name.
 
     Raises:
         ValueError: in one line: the name or a keyword is unknown, or a value is out of its bounds.
+        NoSandbox: it runs model code, which cannot be contained like that here.
     """
     if not setting:
         return None
@@ -53,6 +68,8 @@ def make_workflow(setting: Mapping[str, Any]) -> Workflow | None:
             f"{nearest(name, list(WORKFLOWS))}"
         )
     _check_keywords(name, make, keywords)
+    if "sandbox" in inspect.signature(make).parameters:
+        keywords = {"sandbox": sandbox, **keywords}
     try:
         made: Workflow = make(**keywords)
     except TypeError as error:

@@ -237,9 +237,9 @@ def _rewarded(row: TreeRow, returns: tuple[float | None, ...]) -> Row | None:
 def _outcome(reply: ChatReply) -> str:
     """Of the calls in a reply."""
     if reply.malformed_calls:
-        return "malformed call"
+        return "malformed"
     if reply.unknown_calls:
-        return "unknown tool"
+        return "unknown"
     return "ok" if reply.message.tool_calls else ""
 
 

@@ -5,11 +5,13 @@ prompt --> response --(wrong)--> feedback --> response --> ... --> right, or no 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from areal_lab.agents.workflow import Episode, Row, Turn, WorkflowEngine, ended, room
+from areal_lab.config.functions import load_function
 from areal_lab.data.trajectory import Observation, SampleEnd, Segment
 
 
@@ -23,7 +25,8 @@ class MultiTurn:
         max_turns: of a sample.
         turn_discount: factor of each further turn.
         feedback: text between a wrong response and the next turn; `{prompt}` and the problem's
-            other fields but the answer may be in it.
+            other fields but the answer may be in it. Or `module:function` of the response and the
+            problem that returns it, as `too_small_or_big`.
         correct: a turn with at least this reward is the last one.
 
     Raises:
@@ -44,13 +47,12 @@ class MultiTurn:
             raise ValueError(f"turn_discount is {turn_discount}, but must be in (0, 1]")
         self._max_turns = max_turns
         self._turn_discount = turn_discount
-        self._feedback = feedback
+        self._feedback = _feedback(feedback)
         self._correct = correct
 
     async def run(self, engine: WorkflowEngine, data: Mapping[str, Any]) -> Episode:
         """See `Workflow.run`."""
         prompt = engine.encode(str(data["prompt"]), begins=True)
-        shown = {name: value for name, value in data.items() if name != "answer"}
         context, parts, turns = prompt, list[Segment | Observation](), list[Turn]()
         end: SampleEnd
         while True:
@@ -65,7 +67,7 @@ class MultiTurn:
                 break
             if len(turns) == self._max_turns:
                 break
-            feedback = engine.encode(self._feedback.format_map(shown))
+            feedback = engine.encode(self._feedback(engine.decode(tokens), data))
             if room(engine, context + feedback) < 1:
                 end = "context"
                 break
@@ -78,3 +80,34 @@ class MultiTurn:
             end=end,
             turns=tuple(turns),
         )
+
+
+def too_small_or_big(completion: str, data: Mapping[str, Any]) -> str:
+    r"""Says on which side of the gold answer a number is, and asks the last line again.
+
+    >>> too_small_or_big(" 12\n", {"prompt": "1 + 1 = 2\n9 + 4 =", "answer": "13"})
+    'Too small.\n9 + 4 ='
+    """
+    found = re.findall(r"-?\d+", completion)
+    asked = str(data["prompt"]).rstrip("\n").rpartition("\n")[2]
+    if not found:
+        said = "No number."
+    else:
+        said = "Too small." if int(found[0]) < int(data["answer"]) else "Too big."
+    begins = "" if completion.endswith("\n") else "\n"
+    return f"{begins}{said}\n{asked}"
+
+
+def _feedback(setting: str) -> Callable[[str, Mapping[str, Any]], str]:
+    if _NAMED.fullmatch(setting):
+        named: Callable[[str, Mapping[str, Any]], str] = load_function(setting)
+        return named
+
+    def text(completion: str, data: Mapping[str, Any]) -> str:
+        del completion
+        return setting.format_map({name: one for name, one in data.items() if name != "answer"})
+
+    return text
+
+
+_NAMED: Final = re.compile(r"[\w.]+:[\w.]+")

@@ -99,10 +99,15 @@ def plain_tools(tools: Sequence[Tool]) -> list[Plain]:
     ]
 
 
+def tools_text(tools: Sequence[Tool]) -> str:
+    """A description of tools, and of how to call them, for a model."""
+    lines = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in plain_tools(tools))
+    return TOOLS_TEXT.format(tools=lines)
+
+
 def with_tools_text(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
     """The messages with tools described at the end of the system message, which may be new."""
-    lines = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in plain_tools(tools))
-    text = TOOLS_TEXT.format(tools=lines)
+    text = tools_text(tools)
     if messages and messages[0].role == "system":
         first = replace(messages[0], content=f"{messages[0].content}\n\n{text}")
         return [first, *messages[1:]]

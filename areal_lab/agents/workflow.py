@@ -13,13 +13,15 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 from areal_lab.agents.sampler import TurnSampler
 from areal_lab.control.events import GroupId
 from areal_lab.data.trajectory import CUT_OFF, Observation, SampleEnd, Segment
 from areal_lab.engines.protocol import Generated
 from areal_lab.rewards.service import RewardOutcome
+
+_AND: Final = ", "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,13 +31,30 @@ class Turn:
     tokens: int
     """That the model chose."""
     tool: str = ""
-    """Called in this turn; empty if none was."""
+    """Called in this turn; empty if none was. Several are separated by a comma and a space."""
     outcome: str = ""
-    """Of the call: `ok`, or what went wrong."""
+    """Of the call: `ok`, or what went wrong; of several one each, or one for all."""
     reward: float | None = None
     """Of this turn alone, if it has one."""
     fork: str = ""
     """Why its prompt does not continue the turn before it (`turns.Fork`); empty if it does."""
+
+    @property
+    def calls(self) -> tuple[tuple[str, str], ...]:
+        """Tool and outcome of each call; of one that could not be read the tool is `?`."""
+        if not self.tool:
+            return (("?", self.outcome),) if self.outcome else ()
+        tools = self.tool.split(_AND)
+        outcomes = self.outcome.split(_AND)
+        if len(outcomes) != len(tools):
+            outcomes = [self.outcome] * len(tools)
+        return tuple(zip(tools, outcomes, strict=True))
+
+    @classmethod
+    def of_calls(cls, tokens: int, calls: Sequence[tuple[str, str]]) -> Turn:
+        """A turn with calls, by tool and outcome."""
+        tools, outcomes = zip(*calls, strict=True)
+        return cls(tokens=tokens, tool=_AND.join(tools), outcome=_AND.join(outcomes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

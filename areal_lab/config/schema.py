@@ -30,11 +30,14 @@ SourceName = Literal[
     "reversed_addition",
     "sorting",
     "calculator",
+    "chain",
     "jsonl",
     "gsm8k",
     "math500",
     "humaneval",
     "mbpp",
+    "reasoning_gym",
+    "numbered",
 ]
 
 
@@ -48,8 +51,11 @@ class DatasetConfig(Record):
     type: SourceName = "arithmetic"
     """`arithmetic` generates lines such as `2 + 3 =`; `reversed_addition` (`123+456=`, least digit
     of the sum first) and `sorting` (`39184=`) are for `Adder-102K` and `Sorter-102K`; `calculator`
-    has products for a model that may call a tool; `jsonl` reads problems from `path`, as do
-    `gsm8k`, `math500`, `humaneval` and `mbpp` in the form of their releases (docs/evaluate.md)."""
+    has products for a model that may call a tool; `chain` has words, and asks for the color at the
+    end of the pages that they lead to; `jsonl` reads problems from `path`, as do
+    `gsm8k`, `math500`, `humaneval` and `mbpp` in the form of their releases (docs/evaluate.md).
+    `reasoning_gym` generates problems of `tasks`; `numbered` has numbers, for environments that
+    make what they ask from a seed (docs/agents.md)."""
     path: str = ""
     """JSONL file (`type=jsonl` and the benchmarks)."""
     eval_path: str = ""
@@ -74,10 +80,21 @@ class DatasetConfig(Record):
     """Whether sums and products may carry, and differences borrow (`type=arithmetic`). If not, each
     digit of the answer follows from its own column, which small models learn in fewer steps."""
     few_shot: Whole = 4
-    """Solved examples before each problem (`type=arithmetic`). They are not trained on."""
+    """Solved examples before each problem (`type=arithmetic` and `chain`). They are not trained
+    on."""
     tool_examples: str = "TDTD"
     """Solved examples before each problem (`type=calculator`), a letter each: T calls the tool, D
     answers at once. More that call it make a model call it more often."""
+    tool_notation: Literal["lines", "python"] = "lines"
+    """How these examples call the tool: a line, or a Python fence (`type=calculator`); as the
+    `notation` of `rollout.workflow`."""
+    depth: Count = 3
+    """Pages of each chain (`type=chain`)."""
+    tasks: dict[str, Any] = Field(default_factory=dict[str, Any])
+    """Options of each task by name (`type=reasoning_gym`), as `{leg_counting: {max_animals: 4}}`;
+    `{}` are a task's own options."""
+    size: Count = 500
+    """Problems of each task (`type=reasoning_gym`), or of all (`type=chain` and `numbered`)."""
     batch_size: Count = 8
     """Prompts per training batch. Each gets `gconfig.n_samples` responses."""
 
@@ -368,7 +385,9 @@ class RewardConfig(Record):
     fn: str = "areal_lab.rewards.exact:exact_first_line"
     """Reward function, `module:function` of `(completion, example) -> float | dict[str, float]`. Of
     named components it is the one named `reward` that is trained on, else their sum. A class is
-    made once per reward process, with `kwargs`, and then called."""
+    made once per reward process, with `kwargs`, and then called. `http://host/path` or `https://`
+    asks a service: it gets JSON of the completion and the problem, and replies a number, or named
+    ones; `kwargs` are `timeout_s`, `retries`, `backoff_s` and `key_variable` (docs/rewards.md)."""
     kwargs: dict[str, Any] = Field(default_factory=dict[str, Any])
     """Keyword arguments of `fn`, as `{path: runs/rm-.../model}` of
     `areal_lab.rewards.model:RewardModel`."""

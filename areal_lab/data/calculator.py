@@ -15,7 +15,8 @@ The order and the share of examples that call it set how often a small model doe
 from __future__ import annotations
 
 import random
-from typing import Final
+from collections.abc import Callable
+from typing import Final, Literal, TypeAlias
 
 from areal_lab.data.problems import Problem, ProblemSet, held_out_size
 
@@ -25,11 +26,21 @@ _EXAMPLES: Final = ((34, 27), (12, 15), (61, 18), (25, 32))
 """Factors of the solved examples, which are in no problem."""
 
 
-def calculator_problems(*, examples: str = "TDTD", eval_size: int = 0, seed: int = 1) -> ProblemSet:
+ExampleNotation: TypeAlias = Literal["lines", "python"]
+
+
+def calculator_problems(
+    *,
+    examples: str = "TDTD",
+    notation: ExampleNotation = "lines",
+    eval_size: int = 0,
+    seed: int = 1,
+) -> ProblemSet:
     """Products of two factors from 11 to 99; the two orders of the factors stay together.
 
     Args:
         examples: one letter for each solved example: T calls the tool, D answers at once.
+        notation: of the calls in them: a line `Tool: 34 * 27`, or a Python fence.
         eval_size: held-out problems, counting both orders. 0 uses the default of `held_out_size`.
         seed: for the split.
 
@@ -42,7 +53,7 @@ def calculator_problems(*, examples: str = "TDTD", eval_size: int = 0, seed: int
             "(with the tool) or D (without)"
         )
     prefix = "".join(
-        _example(*factors, uses_tool=letter == "T")
+        _example(*factors, call=_CALLS[notation] if letter == "T" else _no_call)
         for factors, letter in zip(_EXAMPLES, examples, strict=False)
     )
     shown = {tuple(sorted(factors)) for factors in _EXAMPLES}
@@ -73,6 +84,24 @@ def _problem(prefix: str, left: int, right: int) -> Problem:
     )
 
 
-def _example(left: int, right: int, *, uses_tool: bool) -> str:
-    call = f"Tool: {left} * {right}\nResult: {left * right}\n" if uses_tool else ""
-    return f"Question: {left} * {right}\n{call}Answer: {left * right}\n"
+def _example(left: int, right: int, *, call: Callable[[int, int], str]) -> str:
+    return f"Question: {left} * {right}\n{call(left, right)}Answer: {left * right}\n"
+
+
+def _line(left: int, right: int) -> str:
+    return f"Tool: {left} * {right}\nResult: {left * right}\n"
+
+
+def _fence(left: int, right: int) -> str:
+    return f"```python\nprint({left} * {right})\n```\n```output\n{left * right}\n```\n"
+
+
+def _no_call(left: int, right: int) -> str:
+    del left, right
+    return ""
+
+
+_CALLS: Final[dict[ExampleNotation, Callable[[int, int], str]]] = {
+    "lines": _line,
+    "python": _fence,
+}

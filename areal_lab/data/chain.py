@@ -23,7 +23,8 @@ from itertools import product
 from pathlib import Path
 from typing import Final
 
-from areal_lab.data.problems import Problem
+from areal_lab.data.jsonl import split_problems
+from areal_lab.data.problems import Problem, ProblemSet
 from areal_lab.data.tokenize import TextCodec
 
 COLORS: Final = ("red", "blue", "green", "black", "white", "brown", "gray", "pink")
@@ -89,12 +90,45 @@ def chains(
     ]
 
 
-def chain_problem(chain: Chain) -> Problem:
-    """The problem of a chain, after solved examples."""
-    examples = [Chain(words, color) for words, color in zip(_EXAMPLES, COLORS, strict=False)]
-    solved = "".join(map(_solved, examples))
+def chain_problem(chain: Chain, examples: Sequence[Chain] = ()) -> Problem:
+    """The problem of a chain, after solved examples: two of common words unless given."""
+    common = [Chain(words, color) for words, color in zip(_EXAMPLES, COLORS, strict=False)]
+    solved = "".join(map(_solved, examples or common))
     prompt = f"{solved}Start: {chain.words[0]}\n"
     return Problem(prompt=prompt, answer=chain.color, key=chain.words[0])
+
+
+def chain_problems(
+    size: int, *, depth: int, examples: int = 0, eval_size: int = 0, seed: int = 1
+) -> ProblemSet:
+    """The problems of `chains(size, depth=depth)`, split; their pages are `chain_pages`.
+
+    Args:
+        size: of all problems.
+        depth: pages of each chain.
+        examples: solved chains before each problem, which are in none; 0 shows two of common words.
+        eval_size: held-out problems. 0 uses the default of `held_out_size`.
+        seed: for the split; the chains are always the same.
+
+    Raises:
+        ValueError: naming the setting and its bounds.
+    """
+    made = chains(size + examples, depth=depth)  # begins with those of `size`
+    problems = [chain_problem(chain, made[size:]) for chain in made[:size]]
+    return split_problems(problems, [], names=("dataset.size", ""), eval_size=eval_size, seed=seed)
+
+
+def chain_pages(count: int, *, depth: int, seed: int = 1) -> list[tuple[str, str]]:
+    """Word and text of each page of `chains`.
+
+    Raises:
+        ValueError: as `chains`.
+    """
+    return [
+        page
+        for chain in chains(count, depth=depth, seed=seed)
+        for page in zip(chain.words, chain.pages, strict=True)
+    ]
 
 
 def write_chains(
@@ -117,8 +151,7 @@ def write_chains(
         folder / "corpus.jsonl",
         [
             {"text": text, "title": word}
-            for chain in made
-            for word, text in zip(chain.words, chain.pages, strict=True)
+            for word, text in chain_pages(count, depth=depth, seed=seed)
         ],
     )
 

@@ -108,6 +108,29 @@ GLOSSARY: Final[tuple[Metric, ...]] = (
         source=_TRAINER,
     ),
     Metric(
+        name="right_share",
+        group="Rewards",
+        unit="share",
+        meaning="Share of the batch's samples with a reward of at least 1.",
+        healthy="rising",
+        outside="0 for long: too hard, or rewards that are never 1. `summary.json` counts all "
+        "samples by `outcomes`.",
+        source=_PIPELINE,
+        written_by="train",
+    ),
+    Metric(
+        name="no_answer_share",
+        group="Rewards",
+        unit="share",
+        meaning="Share of the batch's samples with a reward below 1 that were cut off, or whose "
+        "reward function found no answer (a component `no_answer`).",
+        healthy="falling to 0",
+        outside="Rising: raise `gconfig.max_new_tokens` or `max_turns`, or show the form of an "
+        "answer in the prompt.",
+        source=_PIPELINE,
+        written_by="train",
+    ),
+    Metric(
         name="zero_advantage_samples",
         group="Rewards",
         unit="samples",
@@ -222,10 +245,35 @@ GLOSSARY: Final[tuple[Metric, ...]] = (
         name="tool_failure_share",
         group="Responses",
         unit="share",
-        meaning="Share of tool calls that failed, timed out, named no tool, or came in the last "
-        "turn.",
+        meaning="Share of tool calls that failed, timed out, named no tool, could not be read, or "
+        "came in the last turn.",
         healthy="falling to 0",
         outside="`trajectories/` has the outcome of each call.",
+        source=_PIPELINE,
+        written_by="train",
+        always=False,
+    ),
+    Metric(
+        name="tool_malformed_share",
+        group="Responses",
+        unit="share",
+        meaning="Share of tool calls that could not be read: no JSON, or a fence that is not "
+        "closed. The model got an error as their result.",
+        healthy="falling to 0",
+        outside="Rising: the turn ends too early; raise `gconfig.max_new_tokens`, check "
+        "`gconfig.stop`.",
+        source=_PIPELINE,
+        written_by="train",
+        always=False,
+    ),
+    Metric(
+        name="tool_timeout_share",
+        group="Responses",
+        unit="share",
+        meaning="Share of tool calls that took longer than their time limit.",
+        healthy="near 0",
+        outside="The tool or the machine is too slow, or programs do not end; see `timeout_s` of "
+        "the workflow.",
         source=_PIPELINE,
         written_by="train",
         always=False,

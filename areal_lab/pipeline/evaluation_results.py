@@ -11,14 +11,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
-from typing import Any, Final
+from typing import Any
 
+from areal_lab.pipeline.rollout.outcomes import CORRECT, ROUNDING, counted, outcome_of
 from areal_lab.pipeline.rollout.scored import ScoredGroup
 from areal_lab.runlog.intervals import mean_interval
-
-CORRECT: Final = 1.0
-"""Smallest reward of a correct sample."""
-_ROUNDING: Final = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +23,7 @@ class SampleResult:
     """One sample."""
 
     status: str
-    """Of the reward: ok, timeout or error."""
+    """Of the reward: ok, timeout, error or refused."""
     reward: float
     """NaN unless the status is ok."""
     tokens: int
@@ -37,6 +34,8 @@ class SampleResult:
     end: str = "stop"
     """Why it ended (`data.trajectory.SampleEnd`)."""
     turns: int = 1
+    outcome: str = "wrong"
+    """See `rollout.outcomes`."""
 
 
 def samples_of(group: ScoredGroup) -> list[SampleResult]:
@@ -50,6 +49,7 @@ def samples_of(group: ScoredGroup) -> list[SampleResult]:
             end=sample.end,
             turns=len(sample.turns) or 1,
             detail=sample.outcome.detail,
+            outcome=outcome_of(sample),
         )
         for sample in group.samples
     ]
@@ -64,6 +64,7 @@ def sample_lines(index: int, group: ScoredGroup) -> list[dict[str, Any]]:
             "sample": number,
             "reward": None if math.isnan(sample.reward) else sample.reward,
             "status": sample.status,
+            "outcome": sample.outcome,
             "tokens": sample.tokens,
             "truncated": sample.truncated,
             "end": sample.end,
@@ -97,6 +98,7 @@ def results(problems: Sequence[Sequence[SampleResult]], ks: Sequence[int]) -> di
         "ends": dict(Counter(one.end for one in every)),
         "mean_turns": fmean(one.turns for one in every) if every else None,
         "rewards": dict(Counter(one.status for one in every)),
+        "outcomes": counted(one.outcome for one in every),
         "first_failure": next(
             (one.detail or one.status for one in every if one.status != "ok"), ""
         ),
@@ -118,6 +120,6 @@ def pass_at(scored: Sequence[Sequence[float]], k: int) -> dict[str, Any] | None:
         return None
     samples = torch.tensor([len(rewards) for rewards in enough])
     correct = torch.tensor(
-        [sum(reward >= CORRECT - _ROUNDING for reward in rewards) for rewards in enough]
+        [sum(reward >= CORRECT - ROUNDING for reward in rewards) for rewards in enough]
     )
     return asdict(mean_interval(pass_at_k(samples, correct, k=k).tolist()))

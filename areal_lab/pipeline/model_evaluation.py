@@ -215,7 +215,13 @@ async def _start(
             run_seed=config.seed,
             running_samples=rollout.max_running_requests,
             workflow=await fleet.stack.enter_async_context(
-                opened_workflow(rollout.workflow, evaluation.model, folder=folder, display=display)
+                opened_workflow(
+                    rollout.workflow,
+                    evaluation.model,
+                    sandbox=config.reward.sandbox,
+                    folder=folder,
+                    display=display,
+                )
             ),
             context_tokens=context_tokens(config, evaluation.model),
             router=TurnRouter(routing_named(rollout.routing).make_router()),

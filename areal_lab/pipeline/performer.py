@@ -34,6 +34,7 @@ from areal_lab.pipeline.evaluations import Evaluations
 from areal_lab.pipeline.resume.saved_run import OpenTokens
 from areal_lab.pipeline.resume.writer import CheckpointWriter
 from areal_lab.pipeline.rollout.groups import Rollout
+from areal_lab.pipeline.rollout.outcomes import outcome_metrics, outcome_of
 from areal_lab.pipeline.rollout.scored import ScoredGroup, tool_metrics
 from areal_lab.pipeline.rollout.turns import Unfinished
 from areal_lab.pipeline.servers.pool import ServerPool
@@ -195,8 +196,9 @@ class RunPerformer:
         for span in result.spans:
             self.log.span(TRAINER, span.name, span.start_s, span.end_s, span.args)
         await self.collect_engine_spans()
-        tools = tool_metrics(scored for scored, _ in kept)
-        self._report(result.version, {**result.metrics, **tools})
+        groups = [scored for scored, _ in kept]
+        outcomes = outcome_metrics(sample for group in groups for sample in group.samples)
+        self._report(result.version, {**result.metrics, **outcomes, **tool_metrics(groups)})
         self._step_done_s = time.time()
         return result.version
 
@@ -392,6 +394,7 @@ class RunPerformer:
                     "segments": [[part.version, len(part.tokens)] for part in sample.segments],
                     "reward": sample.outcome.reward,
                     "finish_reason": sample.end,
+                    "outcome": outcome_of(sample),
                 }
                 for sample in scored.samples
             ],

@@ -200,7 +200,13 @@ async def start_run(context: RunContext) -> RunPerformer:
         response_tokens=context.response_tokens,
         running_samples=config.rollout.max_running_requests,
         workflow=await fleet.stack.enter_async_context(
-            opened_workflow(config.rollout.workflow, model_path, folder=folder, display=display)
+            opened_workflow(
+                config.rollout.workflow,
+                model_path,
+                sandbox=config.reward.sandbox,
+                folder=folder,
+                display=display,
+            )
         ),
         context_tokens=context_tokens(config, model_path),
         router=TurnRouter(routing_named(config.rollout.routing).make_router()),

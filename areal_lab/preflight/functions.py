@@ -21,6 +21,7 @@ from areal_lab.config.mappings import texts
 from areal_lab.config.problem import Kind, Problem, problems_of
 from areal_lab.config.schema import RewardConfig, TrainConfig
 from areal_lab.host.processes import inherited_environment
+from areal_lab.rewards.address import Unreachable, by_name
 from areal_lab.rewards.sandbox.levels import NoSandbox, choose, takes_sandbox
 from areal_lab.training.objective.formula_calls import read_call
 from areal_lab.training.objective.formulas import Role
@@ -32,8 +33,8 @@ _IMPORT_TIMEOUT_S: Final = 120.0
 def check_functions(config: TrainConfig) -> Iterator[Problem]:
     """Check that the reward function and any custom loss and advantages can be imported."""
     reward = config.reward
-    by = "areal_lab.rewards.usable"
-    yield from _check_function("reward.fn", reward.fn, by, reward.sandbox)
+    by, fn = "areal_lab.rewards.usable", by_name(reward.fn, {})[0]
+    yield from _check_function("reward.fn", fn, by, reward.sandbox)
     yield from _check_own_reward(reward)
     yield from check_workflow(config)
     if config.actor.loss_fn:
@@ -59,7 +60,9 @@ def check_workflow(config: TrainConfig) -> Iterator[Problem]:
             )
         return
     try:
-        make_workflow(config.rollout.workflow)
+        make_workflow(config.rollout.workflow, sandbox=config.reward.sandbox)
+    except NoSandbox as error:
+        yield _wrong("reward.sandbox", f"reward.{error}", Kind.MACHINE)
     except Exception as error:  # of the user's class
         yield _wrong(setting, f"{setting}: {str(error) or type(error).__name__}")
     if config.actor.overlong_share:
@@ -78,7 +81,7 @@ def check_workflow_model(config: TrainConfig, model: Path) -> Iterator[Problem]:
     """
     setting = "rollout.workflow"
     try:
-        workflow: object = make_workflow(config.rollout.workflow)
+        workflow: object = make_workflow(config.rollout.workflow, sandbox=config.reward.sandbox)
     except Exception:  # of the user's class: `check_workflow` reports it
         return
     if not isinstance(workflow, ReadsModel):
@@ -108,23 +111,27 @@ def check_objective(config: TrainConfig) -> Iterator[Problem]:
 
 def _check_own_reward(reward: RewardConfig) -> Iterator[Problem]:
     """Check keyword arguments and sandbox of one of our own reward functions, if it is one."""
-    if not reward.fn.startswith("areal_lab.rewards."):
+    fn, kwargs = by_name(reward.fn, reward.kwargs)
+    if not fn.startswith("areal_lab.rewards."):
         return
     try:
-        function = load_function(reward.fn)
+        function = load_function(fn)
     except ValueError:
         return  # `_check_function` says so
     try:
         given: tuple[Any, ...] = () if isinstance(function, type) else ("", {})
-        inspect.signature(function).bind(*given, **reward.kwargs)
+        inspect.signature(function).bind(*given, **kwargs)
         if check := getattr(function, "check", None):
-            check(**reward.kwargs)
+            check(**kwargs)
     except (TypeError, ValueError) as error:
-        yield _wrong("reward.kwargs", f"reward.kwargs of {reward.fn}: {error}")
+        if isinstance(error, Unreachable):
+            yield _wrong("reward.fn", f"reward.fn: {error}", Kind.MACHINE)
+        else:
+            yield _wrong("reward.kwargs", f"reward.kwargs of {reward.fn}: {error}")
         return
     if takes_sandbox(function):
         try:
-            choose(reward.kwargs.get("sandbox", reward.sandbox))
+            choose(kwargs.get("sandbox", reward.sandbox))
         except NoSandbox as error:
             yield _wrong("reward.sandbox", f"reward.{error}", Kind.MACHINE)
 

@@ -1,9 +1,9 @@
 """Rewards of generated code: 1 if it passes the tests of its problem, 0 otherwise.
 
 The code and its tests run in two processes of a sandbox, which limits both, and the tests compare
-on their side (`areal_lab.rewards.verdicts`, docs/sandbox.md). Each reward has a second component,
-`unsupported`: 1 if the tests need what cannot cross between the two; `reward` is 0 then. Set
-`reward.timeout_s` above the sandbox's 8 s.
+on their side (`areal_lab.rewards.verdicts`, docs/sandbox.md). Each reward has further components,
+which are 1 for one reason of a reward of 0: `unsupported` (the tests need what cannot cross between
+the two), `timed_out` and `crashed` (of the code). Set `reward.timeout_s` above the sandbox's 8 s.
 """
 
 from __future__ import annotations
@@ -104,7 +104,10 @@ def _rewards(
     verdict = judge(
         choose(sandbox), code, tests, under_test=under_test, prelude=prelude, limits=LIMITS
     )
+    failed, end = verdict.status == "failed", verdict.solution.end
     return {
         "reward": float(verdict.status == "passed"),
         "unsupported": float(verdict.status == "unsupported"),
+        "timed_out": float(failed and end == "timeout"),
+        "crashed": float(failed and end not in ("exited", "stopped", "timeout")),
     }

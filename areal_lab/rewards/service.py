@@ -26,12 +26,13 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 from areal_lab.config.functions import pickle_function
 from areal_lab.data.problems import Problem
 from areal_lab.host.isolation import LevelSetting
 from areal_lab.host.processes import Child, start_child
+from areal_lab.rewards.address import by_name
 from areal_lab.rewards.failure_rate import FailureRate, RewardError
 from areal_lab.rewards.wire import (
     LENGTH,
@@ -47,7 +48,8 @@ from areal_lab.rewards.wire import (
 )
 
 RewardFunction: TypeAlias = Callable[[str, Mapping[str, Any]], Any]
-"""`(completion, example) -> float | dict[str, float]`, or an awaitable of these."""
+"""`(completion, example) -> float | dict[str, float] | None`, or an awaitable of these; None is no
+reward."""
 
 START_TIMEOUT_S = 120.0
 """Longest wait until a worker has loaded the function; not part of the function's timeout."""
@@ -114,7 +116,8 @@ class RewardService:
     ...     outcomes = await rewards.score(completions, problem)
 
     Args:
-        function: a callable, which may be defined in a notebook or script; or `module:function`.
+        function: a callable, which may be defined in a notebook or script; `module:function`; or
+            the address of a service (`rewards.http`).
         timeout_s: for one completion. A sync function scores the completions of a group one after
             the other, an async one all concurrently.
         workers: groups scored at the same time.
@@ -145,11 +148,12 @@ class RewardService:
             raise ValueError(f"workers is {workers}, but must be >= 1")
         if not 0 <= max_error_rate <= 1:
             raise ValueError(f"max_error_rate is {max_error_rate}, but must be in [0, 1]")
-        self._function = function
+        self._function, self._kwargs = function, dict(kwargs or {})
+        if isinstance(function, str):
+            self._function, self._kwargs = by_name(function, self._kwargs)
         self._timeout_s = timeout_s
         self._workers = workers
         self._weights = dict(weights or {})
-        self._kwargs = dict(kwargs or {})
         self._sandbox: LevelSetting = sandbox
         self._log_folder = log_folder
         self._worker_arguments: list[str] = []
@@ -162,8 +166,9 @@ class RewardService:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Number of calls by status: `ok`, `timeout` (took too long) or `error` (failed)."""
-        return {status: self._counts[status] for status in ("ok", "timeout", "error")}
+        """Number of calls by status: `ok`, `timeout` (took too long), `error` (failed), `refused`
+        (returned None)."""
+        return {status: self._counts[status] for status in get_args(Status)}
 
     async def __aenter__(self) -> RewardService:
         """Start the workers.

@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal, NoReturn, TypeAlias
 
-Status: TypeAlias = Literal["ok", "timeout", "error"]
-"""The result of one call of the reward function."""
+Status: TypeAlias = Literal["ok", "timeout", "error", "refused"]
+"""The result of one call of the reward function; `refused` if it returned None."""
 
 LENGTH = struct.Struct("<Q")
 """Size in bytes of the message that follows."""
@@ -128,7 +128,7 @@ def read_reply(data: bytes) -> Reply:
             "kind": "scored",
             "request": request,
             "index": index,
-            "status": "ok" | "timeout" | "error" as status,
+            "status": "ok" | "timeout" | "error" | "refused" as status,
             "reward": reward,
             "rewards": dict(rewards),
             "detail": str(detail),

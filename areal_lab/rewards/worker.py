@@ -36,6 +36,7 @@ from areal_lab.rewards.wire import (
     pack_reply,
 )
 
+REFUSED: Final = "the reward function returned None, which is no reward"
 _NO_WEIGHTS: Final[Mapping[str, float]] = MappingProxyType({})
 
 
@@ -164,6 +165,8 @@ def _score_one(
 ) -> Scored:
     try:
         value = function(request.completions[index], dict(request.example))
+        if value is None:
+            return Scored(request.number, index, "refused", detail=REFUSED)
         reward, parts = reward_of(value, weights)
     except Exception:
         return Scored(request.number, index, "error", detail=traceback.format_exc())
@@ -181,8 +184,11 @@ async def _score_async(
         try:
             async with limit:
                 value = await function(completion, dict(request.example))
+            if value is None:
+                scored = Scored(request.number, index, "refused", detail=REFUSED)
+            else:
                 reward, parts = reward_of(value, weights)
-            scored = Scored(request.number, index, "ok", reward, parts)
+                scored = Scored(request.number, index, "ok", reward, parts)
         except Exception as error:
             timed_out = isinstance(error, TimeoutError) and limit.expired()
             status: Status = "timeout" if timed_out else "error"

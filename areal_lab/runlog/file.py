@@ -129,7 +129,7 @@ class EventLog:
             generated_s: when its last sample ended on an engine.
             end_s: when it was scored.
             samples: one mapping per sample with `segments` ([version, tokens] pairs), `reward` and
-                `finish_reason`.
+                `finish_reason`, and perhaps its `outcome`.
             turns: of samples with several.
         """
         begin_s = self._since_start(start_s)
@@ -154,6 +154,7 @@ class EventLog:
                     )
                     for turn in turns
                 ),
+                outcomes=tuple(str(one["outcome"]) for one in samples if "outcome" in one),
             )
         )
 

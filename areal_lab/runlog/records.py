@@ -129,6 +129,8 @@ class GroupRecord:
     turns: tuple[TurnTimes, ...] = ()
     """Of samples with several turns, each of which may run on an engine of its own; by their end.
     """
+    outcomes: tuple[str, ...] = ()
+    """One per sample (`pipeline.rollout.outcomes`); empty in simulations and older logs."""
 
     def __post_init__(self) -> None:
         _check_order(self.t_s, self.generated_s, f"group {self.group}")
@@ -168,8 +170,10 @@ def encode(record: Record) -> str:
             value = {"kind": kind}
             for name in _FIELDS[type(record)]:
                 value[name] = getattr(record, name)
-            if kind == "group" and not value["turns"]:
-                del value["turns"]
+            if kind == "group":
+                for name in ("turns", "outcomes"):
+                    if not value[name]:
+                        del value[name]
     try:
         return _dump(value)
     except ValueError:
@@ -396,6 +400,7 @@ _CONVERTED: Final[dict[type[Any], dict[str, Callable[[Any], Any]]]] = {
     GroupRecord: {
         **dict.fromkeys(("t_s", "generated_s", "end_s"), _float),
         **{"rewards": _rewards, "segments": _segments, "finish_reasons": tuple, "turns": _turns},
+        "outcomes": tuple,
     },
     MetricRecord: {"t_s": _float, "value": _float},
 }

@@ -113,6 +113,9 @@ def counted(log: Log) -> dict[str, Any]:
         "sample_ends": dict(
             sorted(Counter(end for group in log.groups for end in group.finish_reasons).items())
         ),
+        "outcomes": dict(
+            sorted(Counter(one for group in log.groups for one in group.outcomes).items())
+        ),
         "dropped": dropped.total(),
         "dropped_by_reason": dict(dropped),
         "filtered": filtered.total(),

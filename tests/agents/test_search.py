@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from areal_lab.agents.search import Search
 from areal_lab.agents.tool_use import ToolUse
+from areal_lab.agents.tools.search import Search
 from tests.agents.scripted import Scripted
 from tests.agents.test_workflows import play
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from areal_lab.agents.tool_use import ToolUse
 from areal_lab.agents.workflow import Episode, Turn, Workflow
 from areal_lab.data.trajectory import Observation, SampleEnd, Segment
 from areal_lab.engines.protocol import SamplingParams
+from areal_lab.rewards.service import RewardOutcome
 from tests.agents.scripted import CODEC, Scripted
 
 PRODUCT = {"prompt": "Question: 34 * 27\n", "answer": "918"}
@@ -108,6 +110,23 @@ def test_how_a_sample_ends(
     assert tokens <= engine.context_tokens
 
 
+def test_a_reward_function_sees_the_whole_sample() -> None:
+    seen: list[Any] = []
+
+    class Sees(Scripted):
+        async def score(self, completion: str, data: Mapping[str, Any]) -> RewardOutcome:
+            seen.extend(data["trajectory"])
+            return await super().score(completion, data)
+
+    play(ToolUse(), Sees([CALL, ANSWER]))
+    call = {"name": "calculator", "arguments": {"expression": "34 * 27"}}
+    assert seen == [
+        {"role": "assistant", "content": CALL, "tool_calls": [call]},
+        {"role": "tool", "content": "918"},
+        {"role": "assistant", "content": ANSWER},
+    ]
+
+
 def test_a_later_turn_is_worth_less() -> None:
     engine = Scripted(["1\n", "2\n", "918\n"], {"918\n": 1.0})
     workflow = MultiTurn(max_turns=4, turn_discount=0.5, feedback="{question}? Again.\n")
@@ -118,6 +137,26 @@ def test_a_later_turn_is_worth_less() -> None:
     assert episode.outcome.reward == 0.25
     assert [turn.reward for turn in episode.turns] == [0.0, 0.0, 1.0]
     assert (episode.end, engine.scored) == ("stop", ["1\n", "2\n", "918\n"])
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (" 917\n", "Too small.\n34 * 27 ="),
+        ("919 or so", "\nToo big.\n34 * 27 ="),
+        ("-1\n", "Too small.\n34 * 27 ="),
+        ("?\n", "No number.\n34 * 27 ="),
+    ],
+)
+def test_feedback_may_be_a_function(said: str, told: str) -> None:
+    data = {"prompt": "2 * 3 = 6\n34 * 27 =", "answer": "918"}
+    workflow = MultiTurn(feedback="areal_lab.agents.multi_turn:too_small_or_big")
+    engine = Scripted([said, " 918\n"], {" 918\n": 1.0})
+    episode = play(workflow, engine, data)
+    assert engine.prompts[1] == data["prompt"] + said + told
+    assert episode.outcome.reward == 1.0
+    with pytest.raises(ValueError, match="has no 'too_small'"):
+        MultiTurn(feedback="areal_lab.agents.multi_turn:too_small")
 
 
 def test_feedback_cannot_tell_the_answer() -> None:

@@ -30,6 +30,14 @@ def test_examples_say_whether_they_call_the_tool() -> None:
         calculator_problems(examples="")
 
 
+def test_examples_may_call_it_in_python() -> None:
+    (first, *_) = calculator_problems(examples="TD", notation="python").train
+    assert first.prompt.startswith(
+        "Question: 34 * 27\n```python\nprint(34 * 27)\n```\n```output\n918\n```\nAnswer: 918\n"
+        "Question: 12 * 15\nAnswer: 180\nQuestion: "
+    )
+
+
 def test_the_split_depends_on_the_seed_alone() -> None:
     assert calculator_problems(seed=3).digest() == calculator_problems(seed=3).digest()
     assert calculator_problems(seed=3).digest() != calculator_problems(seed=4).digest()

@@ -8,8 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from areal_lab.agents.search import Search
-from areal_lab.data.chain import chain_problem, chains, words_of, write_chains
+from areal_lab.agents.tools.search import Search
+from areal_lab.data.chain import (
+    chain_pages,
+    chain_problem,
+    chain_problems,
+    chains,
+    words_of,
+    write_chains,
+)
 from tests.agents.smollm2 import codec
 
 
@@ -54,3 +61,17 @@ def test_words_of_a_vocabulary_are_one_token_each() -> None:
     used = {word for chain in made for word in chain.words}
     assert len(used) == 6400
     assert not used & {"next", "found", "red", "milk"}
+
+
+def test_problems_of_a_generated_corpus_are_found_in_it() -> None:
+    search = Search({"chains": 40, "depth": 2})
+    problems = chain_problems(40, depth=2, examples=3, eval_size=10)
+    assert (len(problems.train), len(problems.held_out)) == (30, 10)
+    words = {word for word, _ in chain_pages(40, depth=2)}
+    for one in (*problems.train, *problems.held_out):
+        *shown, asked = one.prompt.removesuffix("\n").split("Start: ")
+        assert search.find(search.find(asked).removeprefix("Next: ")) == f"Found: {one.answer}"
+        assert len(shown) == 4
+        assert not any(example.split("\n")[0] in words for example in shown)
+    with pytest.raises(ValueError, match="the corpus has chains, but a generated one has chains, "):
+        Search({"chains": 40})

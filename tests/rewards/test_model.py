@@ -73,7 +73,7 @@ def test_a_reward_process_loads_the_model_and_scores(trained: dict[str, Path]) -
     async def score() -> list[float]:
         async with RewardService(FN, kwargs={"path": str(trained["text"])}) as service:
             found = await service.score([" 5", " 6", "1" * 500], {"prompt": "2 + 3 ="})
-            assert service.counts == {"ok": 2, "timeout": 0, "error": 1}
+            assert service.counts == {"ok": 2, "timeout": 0, "error": 1, "refused": 0}
             assert "the reward model's context is 256" in found[2].detail
             return [one.reward for one in found]
 

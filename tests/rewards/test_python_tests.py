@@ -14,6 +14,7 @@ from areal_lab.data.benchmarks import benchmark_problems
 from areal_lab.data.problems import Problem
 from areal_lab.rewards import python_tests
 from areal_lab.rewards.sandbox import levels
+from areal_lab.rewards.sandbox.run import Limits
 
 ADD = {
     "source": "from math import floor\n\n\ndef add(a, b):\n    '''Sum.'''\n",
@@ -25,6 +26,7 @@ ONE = {
     "test_list": ["assert one() == 1", "assert one() != 2"],
     "code": "def one(): return 1",
 }
+SCORED = dict.fromkeys(("reward", "unsupported", "timed_out", "crashed"), 0.0)
 SAMPLE = Path(__file__).parent / "verdicts"
 NAMES: tuple[BenchmarkName, ...] = ("humaneval", "mbpp")
 
@@ -41,7 +43,7 @@ NAMES: tuple[BenchmarkName, ...] = ("humaneval", "mbpp")
     ],
 )
 def test_completions_of_humaneval(completion: str, reward: float) -> None:
-    assert python_tests.humaneval(completion, ADD) == {"reward": reward, "unsupported": 0}
+    assert python_tests.humaneval(completion, ADD) == {**SCORED, "reward": reward}
 
 
 @pytest.mark.parametrize(
@@ -55,12 +57,23 @@ def test_completions_of_humaneval(completion: str, reward: float) -> None:
     ],
 )
 def test_completions_of_mbpp(completion: str, reward: float) -> None:
-    assert python_tests.mbpp(completion, ONE) == {"reward": reward, "unsupported": 0}
+    assert python_tests.mbpp(completion, ONE) == {**SCORED, "reward": reward}
 
 
 def test_what_cannot_be_judged_is_counted() -> None:
     equal = "class E:\n    __eq__ = lambda *_: True\ndef one(): return E()"
-    assert python_tests.mbpp(equal, ONE) == {"reward": 0, "unsupported": 1}
+    assert python_tests.mbpp(equal, ONE) == {**SCORED, "unsupported": 1}
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [("while True: pass", "timed_out"), ("import os; os.abort()", "crashed")],
+)
+def test_code_that_does_not_end_is_told_apart(
+    body: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(python_tests, "LIMITS", Limits(cpu_s=1, timeout_s=1.0))
+    assert python_tests.mbpp(f"def one():\n    {body}", ONE) == {**SCORED, why: 1}
 
 
 def test_without_a_sandbox_there_is_no_reward(monkeypatch: pytest.MonkeyPatch) -> None:

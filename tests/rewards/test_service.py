@@ -71,7 +71,7 @@ def wait_for_end(pid: int) -> None:
 def test_a_group_is_scored_in_order() -> None:
     outcomes, counts = score_group(["13", "14", "13"])
     assert [outcome.reward for outcome in outcomes] == [1.0, 0.0, 1.0]
-    assert counts == {"ok": 3, "timeout": 0, "error": 0}
+    assert counts == {"ok": 3, "timeout": 0, "error": 0, "refused": 0}
 
 
 def test_an_empty_group_has_no_outcomes() -> None:
@@ -135,7 +135,7 @@ def test_a_hung_completion_costs_only_itself() -> None:
     assert statuses(outcomes) == ["ok", "timeout", "ok", "ok"]
     assert math.isnan(outcomes[1].reward)
     assert "no reward after" in outcomes[1].detail
-    assert counts == {"ok": 3, "timeout": 1, "error": 0}
+    assert counts == {"ok": 3, "timeout": 1, "error": 0, "refused": 0}
 
 
 def test_a_worker_that_ended_while_it_was_idle_costs_nothing() -> None:
@@ -180,7 +180,6 @@ def test_a_crash_costs_only_its_completion_and_says_how_the_worker_ended() -> No
     ("completion", "said"),
     [
         ("raise", "KeyError: 'planted'"),
-        ("nothing", "returned None, but must return a number"),
         ("text", "returned '1.0', but must return a number"),
         ("nan", "returned nan, but rewards must be finite"),
     ],
@@ -246,7 +245,16 @@ def test_too_many_failures_stop_the_run_with_the_first_traceback() -> None:
             assert "returned None" not in str(caught.value)
             return service.counts
 
-    assert asyncio.run(main()) == {"ok": 2, "timeout": 0, "error": 3}
+    assert asyncio.run(main()) == {"ok": 2, "timeout": 0, "error": 2, "refused": 1}
+
+
+@pytest.mark.parametrize("function", [SCORE, SCORE_ASYNC])
+def test_none_is_no_reward(function: str) -> None:
+    outcomes, counts = score_group(["nothing", "13"], function)
+    assert statuses(outcomes) == ["refused", "ok"]
+    assert math.isnan(outcomes[0].reward)
+    assert outcomes[0].detail == "the reward function returned None, which is no reward"
+    assert (counts["refused"], counts["ok"]) == (1, 1)
 
 
 def test_old_failures_are_forgotten() -> None:

@@ -55,7 +55,7 @@ def test_a_reward_arrives_as_it_was_sent(scored: Scored) -> None:
 def test_other_replies_arrive_as_they_were_sent() -> None:
     assert crossed(Ready(True)) == Ready(True)
     assert crossed(Failed("a\nb")) == Failed("a\nb")
-    for status in ("timeout", "error"):
+    for status in ("timeout", "error", "refused"):
         found = crossed(Scored(1, 2, status, detail="why"))
         assert isinstance(found, Scored)
         assert (found.status, found.detail) == (status, "why")

@@ -62,6 +62,7 @@ class RunningRequests:
     """Starts and ends of `abort` pauses; odd while one is in progress."""
     _codec: TextCodec | None = None
     _server_checks_stops: bool | None = None
+    _preparing: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Whether the server finds stop strings, too; None until it was asked."""
     _sent: Iterator[int] = field(default_factory=itertools.count)
     _name: str = field(default_factory=lambda: secrets.token_hex(3))
@@ -246,12 +247,14 @@ class RunningRequests:
                 f"a request to engine {self.connection.base_url} has stop strings, but its client "
                 "knows no tokenizer; give it the model folder (note_tokenizer)"
             )
-        if self._codec is None:
-            self._codec = await asyncio.to_thread(TextCodec.load, self.tokenizer)
-        if self._server_checks_stops is None:
-            reply = await self.connection.call(self.api.info)
-            with self.connection.named():
-                self._server_checks_stops = self.api.checks_stops(reply)
+        # Workflows begin many turns at once: the tokenizer would be loaded for each of them.
+        async with self._preparing:
+            if self._codec is None:
+                self._codec = await asyncio.to_thread(TextCodec.load, self.tokenizer)
+            if self._server_checks_stops is None:
+                reply = await self.connection.call(self.api.info)
+                with self.connection.named():
+                    self._server_checks_stops = self.api.checks_stops(reply)
 
     def _scanner(self, request: GenerateRequest) -> StopScanner | None:
         """What finds the stop strings of a request; None if it has none."""

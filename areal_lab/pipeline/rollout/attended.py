@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from areal_lab.agents.catalogue import make_workflow
 from areal_lab.agents.workflow import Attended, Workflow, opened
+from areal_lab.host.isolation import LevelSetting
 from areal_lab.pipeline.progress import Display
 from areal_lab.runlog.folder import RunFolder
 
@@ -20,17 +21,23 @@ FILE: Final = "gateway.json"
 
 @asynccontextmanager
 async def opened_workflow(
-    setting: Mapping[str, Any], model: Path, *, folder: RunFolder, display: Display
+    setting: Mapping[str, Any],
+    model: Path,
+    *,
+    sandbox: LevelSetting,
+    folder: RunFolder,
+    display: Display,
 ) -> AsyncIterator[Workflow | None]:
     """The workflow of a setting, open until the end of the block; None of an empty one.
 
     Args:
         setting: `rollout.workflow`.
         model: folder with the tokenizer of the model that is sampled.
+        sandbox: `reward.sandbox`, for tools that run programs.
         folder: gets the address of what samples wait for.
         display: shows it.
     """
-    async with opened(make_workflow(setting), model) as workflow:
+    async with opened(make_workflow(setting, sandbox=sandbox), model) as workflow:
         beside: object = workflow  # which says nothing of `Attended`
         if not isinstance(beside, Attended):
             yield workflow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -78,11 +79,14 @@ def tool_metrics(groups: Iterable[ScoredGroup]) -> dict[str, float]:
     samples = [sample for group in groups for sample in group.samples if sample.turns]
     if not samples:
         return {}
-    calls = [turn for sample in samples for turn in sample.turns if turn.tool]
+    outcomes = Counter(
+        outcome for sample in samples for turn in sample.turns for _, outcome in turn.calls
+    )
+    calls = outcomes.total()
     return {
-        "tool_calls_mean": len(calls) / len(samples),
+        "tool_calls_mean": calls / len(samples),
         "tool_user_share": sum(any(t.tool for t in s.turns) for s in samples) / len(samples),
-        "tool_failure_share": (
-            sum(turn.outcome != "ok" for turn in calls) / len(calls) if calls else 0.0
-        ),
+        "tool_failure_share": (calls - outcomes["ok"]) / max(1, calls),
+        "tool_malformed_share": outcomes["malformed"] / max(1, calls),
+        "tool_timeout_share": outcomes["timeout"] / max(1, calls),
     }

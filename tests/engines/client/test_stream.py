@@ -312,6 +312,43 @@ def test_a_server_that_does_not_find_stop_strings_is_told_to_end_the_sample(
         assert sent[2][1]["rid"] == body["rid"][0]
 
 
+def test_many_requests_at_once_load_one_tokenizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A workflow begins the turns of many samples at the same time, each with its own call."""
+    save_byte_tokenizer(tmp_path)
+    sent, loaded = list[str](), list[Path]()
+    load = TextCodec.load
+
+    def counted(folder: Path) -> TextCodec:
+        loaded.append(folder)
+        return load(folder)
+
+    monkeypatch.setattr(TextCodec, "load", counted)
+
+    async def scenario() -> list[list[Generated]]:
+        class Stream(httpx2.AsyncByteStream):
+            async def __aiter__(self) -> AsyncIterator[bytes]:
+                yield event(0, [3, 4], 2, "length")
+
+        def handler(http: httpx2.Request) -> httpx2.Response:
+            sent.append(http.url.path)
+            if http.url.path == "/generate":
+                headers = {"content-type": "text/event-stream"}
+                return httpx2.Response(200, headers=headers, stream=Stream())
+            return httpx2.Response(200, json={"skip_tokenizer_init": False})
+
+        client = EngineClient(URL, transport=httpx2.MockTransport(handler))
+        client.note_tokenizer(tmp_path)
+        asked = [[request(name, [1], 2, stop=("%&",))] for name in "abcd"]
+        results = await asyncio.gather(*map(client.generate, asked))
+        await client.close()
+        return results
+
+    assert [len(one) for one in asyncio.run(scenario())] == [1] * 4
+    assert (sent.count("/server_info"), sent.count("/generate"), len(loaded)) == (1, 4, 1)
+
+
 def test_stop_strings_need_a_tokenizer() -> None:
     async def scenario() -> None:
         client = EngineClient(URL, transport=httpx2.MockTransport(lambda _: httpx2.Response(200)))

@@ -1,66 +1,22 @@
-"""Tools that a model may call: a name, what it takes, and a result that is always text.
-
-A tool that fails tells the model why; that is an outcome, and no exception of the run.
-"""
+"""Exact arithmetic for a model, and a control whose results are wrong."""
 
 from __future__ import annotations
 
 import ast
-import asyncio
 import operator
 import random
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from fractions import Fraction
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 MOST_DIGITS: Final = 300
 """Of a calculator's numbers: more digits would take its caller's time."""
-MOST_CHARACTERS: Final = 4000
-"""Of a tool's result that the model sees, unless said otherwise."""
-_CUT: Final = "... (cut)"
-
-
-@dataclass(frozen=True, slots=True)
-class ToolResult:
-    """What a call gave."""
-
-    text: str
-    outcome: str = "ok"
-    """`ok`, `error`, `timeout`, or `unknown` for a tool that there is not."""
-
-
-class CallableTool(Protocol):
-    """A tool."""
-
-    @property
-    def name(self) -> str:
-        """By which the model calls it."""
-        ...
-
-    @property
-    def description(self) -> str:
-        """For the model."""
-        ...
-
-    @property
-    def parameters(self) -> Mapping[str, Any]:
-        """JSON schema of its arguments."""
-        ...
-
-    async def call(self, arguments: Mapping[str, Any]) -> str:
-        """The result.
-
-        Raises:
-            Exception: its message is shown to the model.
-        """
-        ...
 
 
 class Calculator:
     """Exact arithmetic: `+ - * / // %`, parentheses, and `**` with small exponents.
 
-    >>> asyncio.run(Calculator().call({"expression": "34 * 27"}))
+    >>> await Calculator().call({"expression": "34 * 27"})
     '918'
     """
 
@@ -157,63 +113,3 @@ _OPERATIONS: Final[dict[type[ast.operator], Callable[[Fraction, Fraction], Fract
     ast.FloorDiv: lambda a, b: Fraction(a // b),
     ast.Mod: operator.mod,
 }
-
-
-class ToolBox:
-    """The tools of a workflow, by name, with limits of time and length.
-
-    Args:
-        tools: with different names.
-        timeout_s: of one call.
-        most_characters: of a result; what is longer is cut, visibly.
-
-    Raises:
-        ValueError: two tools have one name.
-    """
-
-    def __init__(
-        self,
-        *tools: CallableTool,
-        timeout_s: float = 10.0,
-        most_characters: int = MOST_CHARACTERS,
-    ) -> None:
-        self._tools = {tool.name: tool for tool in tools}
-        if len(self._tools) < len(tools):
-            names = ", ".join(tool.name for tool in tools)
-            raise ValueError(f"the tools are {names}, but each needs a name of its own")
-        if not timeout_s > 0:
-            raise ValueError(f"timeout_s is {timeout_s}, but must be > 0 (seconds)")
-        if most_characters < 1:
-            raise ValueError(f"most_characters is {most_characters}, but must be >= 1")
-        self._timeout_s = timeout_s
-        self._most_characters = most_characters
-
-    @property
-    def tools(self) -> tuple[CallableTool, ...]:
-        """All of them."""
-        return tuple(self._tools.values())
-
-    async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
-        """Call a tool; never raises but for a cancellation."""
-        tool = self._tools.get(name)
-        if tool is None:
-            known = ", ".join(self._tools)
-            return ToolResult(f"error: there is no tool {name!r}, only {known}", "unknown")
-        try:
-            text = str(await self._limited(tool.call(arguments)))
-        except TimeoutError:
-            return ToolResult(f"error: no result within {self._timeout_s:g} s", "timeout")
-        except KeyError as error:
-            return ToolResult(f"error: the argument {error} is missing", "error")
-        except Exception as error:
-            return ToolResult(self._cut(f"error: {error or type(error).__name__}"), "error")
-        return ToolResult(self._cut(text))
-
-    async def _limited(self, work: Awaitable[str]) -> str:
-        async with asyncio.timeout(self._timeout_s):
-            return await work
-
-    def _cut(self, text: str) -> str:
-        if len(text) <= self._most_characters:
-            return text
-        return text[: self._most_characters] + _CUT

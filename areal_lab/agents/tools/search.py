@@ -10,9 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from areal_lab.data.chain import chain_pages
 from areal_lab.extras import require
 
-require("areal_lab.agents.search", "search")
+require("areal_lab.agents.tools.search", "search")
 
 import bm25s  # noqa: E402 - only if it is there
 
@@ -36,7 +37,8 @@ class Search:
 
     Args:
         corpus: a JSONL file, whose lines are strings, or have a field `text` and perhaps a `title`,
-            whose words count twice and are not shown; or the texts.
+            whose words count twice and are not shown; the texts; or `{chains: 400, depth: 3}`, the
+            pages of as many problems of `dataset.type=chain`.
         results: documents of a result, a line each.
         nothing: what a query gets that fits to none.
 
@@ -54,16 +56,12 @@ class Search:
 
     def __init__(
         self,
-        corpus: str | Path | Sequence[str],
+        corpus: str | Path | Sequence[str] | Mapping[str, int],
         *,
         results: int = 1,
         nothing: str = "nothing found",
     ) -> None:
-        documents = (
-            read_corpus(Path(corpus))
-            if isinstance(corpus, str | Path)
-            else [Document(text) for text in corpus]
-        )
+        documents = _documents(corpus)
         if not documents:
             raise ValueError("the corpus is empty, but must have at least one document")
         if results < 1:
@@ -93,6 +91,18 @@ class Search:
         found, scores = self._index.retrieve(words, k=self._results, show_progress=False)
         pairs = zip(found[0].tolist(), scores[0].tolist(), strict=True)
         return "\n".join(self._texts[at] for at, score in pairs if score > 0) or self._nothing
+
+
+def _documents(corpus: str | Path | Sequence[str] | Mapping[str, int]) -> list[Document]:
+    if isinstance(corpus, str | Path):
+        return read_corpus(Path(corpus))
+    if not isinstance(corpus, Mapping):
+        return [Document(text) for text in corpus]
+    if corpus.keys() != {"chains", "depth"}:
+        names = ", ".join(corpus)
+        raise ValueError(f"the corpus has {names}, but a generated one has chains, depth")
+    pages = chain_pages(corpus["chains"], depth=corpus["depth"])
+    return [Document(text, word) for word, text in pages]
 
 
 def read_corpus(path: Path) -> list[Document]:

@@ -1,0 +1,198 @@
+"""Rewards of an answer's form and words: choices, patterns, overlap with the gold answer, JSON.
+
+Where a function finds no answer at all, it has a component `no_answer` of 1 beside `reward`, so
+that samples without one are counted apart from wrong ones (docs/rewards.md).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import string
+from collections import Counter
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, Final
+
+_ARTICLES: Final = re.compile(r"\b(a|an|the)\b")
+_FENCE: Final = re.compile(r"```(?:json)?[ \t]*\n(.*?)```", re.DOTALL)
+
+
+def choice(
+    completion: str, example: Mapping[str, Any], *, choices: str = "ABCD"
+) -> dict[str, float]:
+    """1 if the last choice that stands alone is the gold answer.
+
+    >>> choice("A is wrong, so it is (B).", {"answer": "B"})
+    {'reward': 1.0, 'no_answer': 0.0}
+
+    Args:
+        completion: to score.
+        example: its `answer` is one of the choices.
+        choices: single characters; upper and lower case differ.
+
+    Raises:
+        ValueError: the gold answer is no choice, so that no completion could be right.
+    """
+    gold = str(example["answer"]).strip()
+    if not gold or len(gold) > 1 or gold not in choices:
+        raise ValueError(f"the gold answer is {gold!r}, but must be one of the choices {choices}")
+    found = re.findall(rf"(?<!\w)[{re.escape(choices)}](?!\w)", completion)
+    return _scored(found[-1] if found else None, gold)
+
+
+def pattern(
+    completion: str, example: Mapping[str, Any], *, pattern: str = r"(?im)^answer:(.*)$"
+) -> dict[str, float]:
+    r"""1 if what the last match of a pattern captures is the gold answer, ignoring spaces.
+
+    >>> pattern("Answer: 17\nNo.\nAnswer: 18\n", {"answer": "18"})
+    {'reward': 1.0, 'no_answer': 0.0}
+
+    Args:
+        completion: to score.
+        example: with the gold `answer`.
+        pattern: a regular expression with one group.
+    """
+    matches = list(_compiled(pattern, groups=1).finditer(completion))
+    found = matches[-1][1] if matches else None
+    return _scored(None if found is None else found.strip(), str(example["answer"]).strip())
+
+
+def form(completion: str, example: Mapping[str, Any], *, pattern: str) -> float:
+    r"""1 if the whole completion, without spaces around it, matches a pattern.
+
+    >>> form("<think>so</think> 7", {}, pattern=r"(?s)<think>.*</think>\s*\d+")
+    1.0
+
+    Args:
+        completion: to score.
+        example: not used.
+        pattern: a regular expression.
+    """
+    del example
+    return float(_compiled(pattern, groups=0).fullmatch(completion.strip()) is not None)
+
+
+def contains(completion: str, example: Mapping[str, Any]) -> float:
+    """1 if the words of the gold answer are in the completion, in their order and side by side.
+
+    >>> contains("It is the Eiffel Tower.", {"answer": "eiffel tower"})
+    1.0
+    """
+    return float(f" {' '.join(_words(_gold(example)))} " in f" {' '.join(_words(completion))} ")
+
+
+def exact_match(completion: str, example: Mapping[str, Any]) -> float:
+    """1 if the words are those of the gold answer, without case, punctuation and articles.
+
+    Source: Rajpurkar et al. (arXiv:1606.05250), `evaluate-v1.1.py` of their release.
+
+    >>> exact_match("The Eiffel tower.", {"answer": "Eiffel Tower"})
+    1.0
+    """
+    return float(_words(completion) == _words(_gold(example)))
+
+
+def word_f1(completion: str, example: Mapping[str, Any]) -> float:
+    """Harmonic mean of precision and recall of the words, normalized as by `exact_match`.
+
+    Source: Rajpurkar et al. (arXiv:1606.05250), section 6.1.
+
+    >>> word_f1("Eiffel Tower Paris", {"answer": "the Eiffel Tower"})
+    0.8
+    """
+    found, gold = Counter(_words(completion)), Counter(_words(_gold(example)))
+    common = (found & gold).total()
+    return 2 * common / (found.total() + gold.total()) if common else 0.0
+
+
+class JsonSchema:
+    """1 if the completion is JSON that a schema accepts, alone or in a Markdown fence.
+
+    Needs `pip install 'areal_lab[json]'`. References to other files are not followed.
+
+    Args:
+        schema: of every problem; None takes the field `schema` of each problem.
+
+    Raises:
+        ValueError: it is no JSON schema.
+    """
+
+    def __init__(self, schema: Mapping[str, Any] | bool | None = None) -> None:
+        self.check(schema)
+        self._schema = schema
+
+    @staticmethod
+    def check(schema: Mapping[str, Any] | bool | None = None) -> None:
+        """Check the schema and the package; preflight calls this.
+
+        Raises:
+            ValueError: in one line.
+        """
+        from areal_lab.extras import MissingExtra, require
+
+        try:
+            require("areal_lab.rewards.text:JsonSchema", "json")
+        except MissingExtra as error:
+            raise ValueError(str(error)) from error
+        if schema is not None:
+            _validator(json.dumps(schema))
+
+    def __call__(self, completion: str, example: Mapping[str, Any]) -> dict[str, float]:
+        """The reward, and whether there was no JSON.
+
+        Raises:
+            ValueError: the problem has no schema, or one that is none.
+        """
+        schema = example.get("schema") if self._schema is None else self._schema
+        if schema is None:
+            raise ValueError("the problem has no field 'schema'; add it, or set reward.kwargs")
+        fenced = _FENCE.search(completion)
+        try:
+            value = json.loads(completion if fenced is None else fenced[1])
+        except (ValueError, RecursionError):
+            return {"reward": 0.0, "no_answer": 1.0}
+        valid = _validator(schema if isinstance(schema, str) else json.dumps(schema))
+        return {"reward": float(valid.is_valid(value)), "no_answer": 0.0}
+
+
+def _scored(found: str | None, gold: str) -> dict[str, float]:
+    return {"reward": float(found == gold), "no_answer": float(found is None)}
+
+
+def _gold(example: Mapping[str, Any]) -> str:
+    return str(example["answer"])
+
+
+def _words(text: str) -> list[str]:
+    bare = text.lower().translate(str.maketrans("", "", string.punctuation))
+    return _ARTICLES.sub(" ", bare).split()
+
+
+@lru_cache(maxsize=64)
+def _compiled(pattern: str, *, groups: int) -> re.Pattern[str]:
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"pattern is {pattern!r}, which is no regular expression: {error}") from (
+            error
+        )
+    if groups and compiled.groups != groups:
+        raise ValueError(
+            f"pattern is {pattern!r}, which has {compiled.groups} groups, but needs {groups}"
+        )
+    return compiled
+
+
+@lru_cache(maxsize=1024)
+def _validator(schema: str) -> Any:
+    import jsonschema
+
+    read = json.loads(schema)
+    maker = jsonschema.validators.validator_for(read, jsonschema.Draft202012Validator)
+    try:
+        maker.check_schema(read)
+    except jsonschema.SchemaError as error:
+        raise ValueError(f"schema is no JSON schema: {error.message}") from error
+    return maker(read)
