@@ -62,6 +62,7 @@ async def run_agent_return_reward(data: Mapping[str, Any]) -> float:
                     "content": multiply(call.function.arguments),
                 }
                 for call in message.tool_calls
+                if call.type == "function"
             ]
     return 0.0
 

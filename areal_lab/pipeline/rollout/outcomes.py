@@ -5,7 +5,7 @@ wrong       any other reward
 no_answer   the same, and it was cut off (length, turns or context), or its reward function said so
 timed_out   the reward function, or the agent, took too long
 crashed     it raised, or its process ended
-refused     it returned None: there is no reward for this sample
+refused     there is no reward: it returned None, or a program ended its session without one
 
 A reward function may tell one of the last four of a sample that it scored (a program that did not
 end, an answer in no form), by a component of that name that is not 0. The reward is then still what
@@ -19,17 +19,17 @@ from collections.abc import Iterable, Mapping
 from typing import Final, Literal, TypeAlias, get_args
 
 from areal_lab.agents.workflow import Episode
-from areal_lab.rewards.wire import Status
 
 Outcome: TypeAlias = Literal["right", "wrong", "no_answer", "timed_out", "crashed", "refused"]
 OUTCOMES: Final[tuple[Outcome, ...]] = get_args(Outcome)
 CORRECT: Final = 1.0
 """Smallest reward of a correct sample."""
 ROUNDING: Final = 1e-9
-_UNSCORED: Final[Mapping[Status, Outcome]] = {
+_UNSCORED: Final[Mapping[str, Outcome]] = {
     "timeout": "timed_out",
     "error": "crashed",
     "refused": "refused",
+    "abandoned": "refused",
 }
 _TOLD: Final[tuple[Outcome, ...]] = ("timed_out", "crashed", "refused", "no_answer")
 
