@@ -111,7 +111,8 @@ GLOSSARY: Final[tuple[Metric, ...]] = (
         name="right_share",
         group="Rewards",
         unit="share",
-        meaning="Share of the batch's samples with a reward of at least 1.",
+        meaning="Share of the batch's samples with a reward of at least 1, or whose last turn has "
+        "one.",
         healthy="rising",
         outside="0 for long: too hard, or rewards that are never 1. `summary.json` counts all "
         "samples by `outcomes`.",
@@ -122,7 +123,7 @@ GLOSSARY: Final[tuple[Metric, ...]] = (
         name="no_answer_share",
         group="Rewards",
         unit="share",
-        meaning="Share of the batch's samples with a reward below 1 that were cut off, or whose "
+        meaning="Share of the batch's samples that are not right and were cut off, or whose "
         "reward function found no answer (a component `no_answer`).",
         healthy="falling to 0",
         outside="Rising: raise `gconfig.max_new_tokens` or `max_turns`, or show the form of an "

@@ -1,6 +1,6 @@
 """What became of each sample, counted apart: a missing reward is no reward of 0.
 
-right       its reward is at least 1
+right       its reward is at least 1, or that of its last turn (before a discount of turns)
 wrong       any other reward
 no_answer   the same, and it was cut off (length, turns or context), or its reward function said so
 timed_out   the reward function, or the agent, took too long
@@ -14,6 +14,7 @@ it returned.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Final, Literal, TypeAlias, get_args
@@ -42,7 +43,8 @@ def outcome_of(sample: Episode) -> Outcome:
     for told in _TOLD:
         if scored.rewards.get(told, 0.0):
             return told
-    if scored.reward >= CORRECT - ROUNDING:
+    last = sample.turns[-1].reward if sample.turns else None
+    if max(scored.reward, -math.inf if last is None else last) >= CORRECT - ROUNDING:
         return "right"
     return "no_answer" if sample.truncated else "wrong"
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from areal_lab.agents.workflow import Episode
+from areal_lab.agents.workflow import Episode, Turn
 from areal_lab.data.trajectory import SampleEnd
 from areal_lab.pipeline.rollout.outcomes import (
     OUTCOMES,
@@ -54,6 +54,12 @@ def sample(
 def test_outcomes(found: Episode, outcome: Outcome) -> None:
     assert outcome_of(found) == outcome
     assert counted([outcome]) == {**dict.fromkeys(OUTCOMES, 0), outcome: 1}
+
+
+def test_a_discounted_turn_may_be_right() -> None:
+    second = replace(sample(0.9), turns=(Turn(tokens=1, reward=0.0), Turn(tokens=1, reward=1.0)))
+    assert outcome_of(second) == "right"
+    assert outcome_of(replace(second, turns=second.turns[::-1])) == "wrong"
 
 
 def test_shares_are_of_all_samples() -> None:
