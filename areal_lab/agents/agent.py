@@ -33,12 +33,12 @@ from areal_lab.agents.hosting.conversations import (
     RUN_REQUESTS,
     Conversations,
     Serving,
+    check_gateway,
     episode_of,
     run_limits,
 )
 from areal_lab.agents.workflow import Episode, WorkflowEngine
 from areal_lab.config.functions import load_function
-from areal_lab.rewards.failure_rate import RewardError
 from areal_lab.rewards.service import RewardOutcome, RewardService
 from areal_lab.rewards.worker import reward_of
 
@@ -155,7 +155,7 @@ class Agent:
         Raises:
             RewardError: the gateway has ended, which no agent can do anything about.
         """
-        self._check_gateway()
+        check_gateway(self._gateway)
         name = secrets.token_hex(8)
         conversation = self._conversations.open(engine, name)
         session, key = self._service.start_session(name, conversation=conversation)
@@ -175,7 +175,7 @@ class Agent:
             if outcome is None or outcome.status != "ok":
                 engine.give_up()  # nobody is there to read the rest
         if outcome.status != "ok":
-            self._check_gateway()
+            check_gateway(self._gateway)
         # Tracebacks show what agents were given.
         outcome = replace(outcome, detail=outcome.detail.replace(key, "(key of its session)"))
         await self._service.settled(session)
@@ -213,11 +213,6 @@ class Agent:
                 return RewardOutcome("timeout", math.nan, detail=detail), {}
             return RewardOutcome("error", math.nan, detail=traceback.format_exc()), {}
         return RewardOutcome("ok", reward, rewards), rewards
-
-    def _check_gateway(self) -> None:
-        if self._gateway.done():
-            error = None if self._gateway.cancelled() else self._gateway.exception()
-            raise RewardError(f"the gateway of the run has ended: {error!r}")
 
 
 async def _in_thread(function: Callable[..., Any], data: dict[str, Any]) -> Any:

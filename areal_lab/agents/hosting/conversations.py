@@ -8,6 +8,7 @@ Serving (settings) + model folder --> Conversations --open--> TreeConversation o
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,6 +24,7 @@ from areal_lab.agents.session_tree import SessionTree
 from areal_lab.agents.template import load_template
 from areal_lab.agents.workflow import Episode
 from areal_lab.data.tokenize import TextCodec
+from areal_lab.rewards.failure_rate import RewardError
 from areal_lab.rewards.service import RewardOutcome
 
 RUN_REQUESTS: Final = 8192
@@ -92,6 +94,17 @@ def run_limits(
         session_timeout_s=session_timeout_s,
         set_reward_finish_timeout_s=reward_timeout_s,
     )
+
+
+def check_gateway(serving: asyncio.Task[None]) -> None:
+    """Check that the gateway of a run still serves.
+
+    Raises:
+        RewardError: it has ended, which no agent can do anything about.
+    """
+    if serving.done():
+        error = None if serving.cancelled() else serving.exception()
+        raise RewardError(f"the gateway of the run has ended: {error!r}")
 
 
 class Conversations:

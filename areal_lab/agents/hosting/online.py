@@ -6,6 +6,7 @@ admin key                 --> a file that only its user can read
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -17,6 +18,7 @@ from areal_lab.agents.hosting.conversations import (
     RUN_REQUESTS,
     Conversations,
     Serving,
+    check_gateway,
     run_limits,
 )
 from areal_lab.agents.hosting.outside import OutsideSamples
@@ -114,7 +116,9 @@ class Online:
             model=model.name,
         )
         self._stack.callback(self._samples.close)
-        await self._stack.enter_async_context(served(self._samples.service, listener))
+        self._gateway = await self._stack.enter_async_context(
+            served(self._samples.service, listener)
+        )
 
     async def close(self) -> None:
         """See `Opens`."""
@@ -153,5 +157,16 @@ class Online:
         return f"{sessions} at {self._url} ({', '.join(facts)})"
 
     async def run(self, engine: WorkflowEngine, data: Mapping[str, Any]) -> Episode:
-        """See `Workflow.run`."""
-        return await self._samples.run(engine, data)
+        """See `Workflow.run`.
+
+        Raises:
+            RewardError: the gateway has ended, so that no session will.
+        """
+        sample = asyncio.create_task(self._samples.run(engine, data))
+        try:
+            await asyncio.wait((sample, self._gateway), return_when=asyncio.FIRST_COMPLETED)
+            check_gateway(self._gateway)
+            return await sample
+        finally:
+            sample.cancel()
+            await asyncio.gather(sample, return_exceptions=True)

@@ -9,8 +9,10 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from areal_lab.agents.gateway import server
 from areal_lab.agents.hosting.online import Online
 from areal_lab.agents.workflow import opened
+from areal_lab.rewards.failure_rate import RewardError
 from tests.agents.hosting.test_outside import PROBLEM, TEMPLATE
 from tests.agents.scripted import Scripted
 from tests.data.byte_tokenizer import save_byte_tokenizer
@@ -41,7 +43,8 @@ def test_it_says_where_it_listens_and_what_it_waits_for(model: Path) -> None:
             running = [
                 asyncio.create_task(online.run(Scripted(["one"]), PROBLEM)) for _ in range(3)
             ]
-            await asyncio.sleep(0)
+            while not online.waiting_for().startswith("3"):
+                await asyncio.sleep(0)
             assert online.waiting_for() == f"3 sessions from outside at {url} (0 open)"
             admin = {"authorization": f"Bearer {file.read_text()}"}
             async with httpx2.AsyncClient(base_url=url, trust_env=False) as http:
@@ -60,6 +63,22 @@ def test_it_says_where_it_listens_and_what_it_waits_for(model: Path) -> None:
         assert not file.exists()
 
     asyncio.run(scenario())
+
+
+def test_a_gateway_that_has_ended_ends_the_run(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fails(_: object) -> None:
+        raise OSError("too many open files")
+
+    async def scenario() -> None:
+        async with opened(Online(), model) as online:
+            assert online is not None
+            await online.run(Scripted(["one"]), PROBLEM)
+
+    monkeypatch.setattr(server, "_sweep", fails)
+    with pytest.raises(RewardError, match=r"gateway of the run has ended: .*too many open files"):
+        asyncio.run(scenario())
 
 
 def test_it_says_plainly_that_others_can_reach_it(model: Path, tmp_path: Path) -> None:
