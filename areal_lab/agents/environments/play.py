@@ -79,7 +79,7 @@ class Play:
         environment: Environment = await self._call(self._make)
         try:
             first = await self._call(environment.reset, data)
-            prompt = engine.encode(f"{data['prompt']}{first}", begins=True)
+            prompt = engine.encode(f"{data['prompt']}{first or ''}", begins=True)
             if room(engine, prompt) < 1:
                 raise ValueError(
                     f"the environment begins with {len(prompt)} tokens, but the context has "
