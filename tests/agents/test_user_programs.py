@@ -220,7 +220,7 @@ async def hangs(data: Data) -> float:
         ("hangs_in_a_thread", "timeout", "more than 0.5 s", {"timeout_s": 0.5}),
         ("waits_too_long", "error", "TimeoutError: no page", {}),
         ("raises", "error", "no such page", {}),
-        ("returns_nothing", "error", "returned None", {}),
+        ("returns_nothing", "refused", "returned None", {}),
         ("rewards_another", "error", "interaction_id is chatcmpl-9", {}),
         ("hangs", "timeout", "more than 0.5 s", {"timeout_s": 0.5}),
         ("tests.pipeline.programs:asks_nothing", "error", "the model for nothing", {}),

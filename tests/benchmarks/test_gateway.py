@@ -13,7 +13,8 @@ from benchmarks.gateway import ADMIN, Round, Scripted, figures, measure, start_s
 
 
 def test_both_kinds_of_replies_are_read_to_their_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.gateway.ANSWER_S", 0.05)
+    monkeypatch.setattr("benchmarks.gateway.SHORTEST_S", 0.01)
+    monkeypatch.setattr("benchmarks.gateway.LONGEST_S", 0.05)
 
     async def scenario() -> None:
         service = Service(lambda _: Scripted(), admin_key=ADMIN, model="scripted")
