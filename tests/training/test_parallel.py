@@ -40,6 +40,7 @@ from tests.training.test_step import own_loss
 from tests.training.tiny import learner_for, random_batch, save_model, settings_for
 
 
+@pytest.mark.slow
 def test_ranks_equal_one_process(tmp_path: Path) -> None:
     prepare(tmp_path)
     ranks = [
