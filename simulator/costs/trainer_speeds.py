@@ -22,6 +22,7 @@ from simulator.catalogue.find_gpu import find_gpu
 from simulator.catalogue.gpu import GPU
 from simulator.catalogue.models import find_model
 from simulator.catalogue.transformer import ModelShape
+from simulator.config.schema import TrainerKind
 from simulator.costs.training_speed import (
     PRIME_RL_POINTS,
     PublishedPoint,
@@ -45,6 +46,7 @@ PRIME_RL = TrainerSpeed(
     expert_traffic=19.88,
     expert_layer_s=5.459e-3,
     step_s=0.726,
+    gathers=True,
     error=0.023,
     provenance=(
         "least squares of the relative error on 12 optimizer steps of prime-rl's benchmark "
@@ -64,6 +66,8 @@ AREAL = TrainerSpeed(
     expert_layer_s=PRIME_RL.expert_layer_s,
     step_s=0.0,
     slowdown=1.42,
+    exchanges_like_flops=True,
+    pipeline_micro_batches=2,
     error=0.046,
     provenance=(
         "prime-rl's coefficients times 1.42, fitted to the three dynamic bars of AReaL's Figure 6a "
@@ -73,6 +77,16 @@ AREAL = TrainerSpeed(
     ),
 )
 """Megatron-Core 0.11 in AReaL's trainer, 2025."""
+
+ROUTED_IMBALANCE: Final = 1.5
+
+SPEEDS = {"areal": AREAL, "prime_rl": PRIME_RL}
+
+
+def speed_of(kind: TrainerKind) -> TrainerSpeed:
+    """The speed of a named trainer."""
+    return SPEEDS[kind]
+
 
 FITTED_ON: Final = ("H100", "H800", "H200")
 """GPUs on which training was measured, and one that differs from them only in its links."""
