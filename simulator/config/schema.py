@@ -199,6 +199,9 @@ class TrainerConfig(Record):
     expert_parallel: Count = 1
     """GPUs that share the experts of a layer, and exchange tokens for them. Each of them also
     trains on tokens of its own. 1 gives every rank all experts, cut by tensor parallelism."""
+    expert_imbalance: Annotated[float, Ge(1), Le(100), About(hint="1 is balanced")] | None = None
+    """Tokens that the busiest of these GPUs computes for its experts, relative to the mean; null
+    takes 1.5. Balancing in pre-training brings it near 1."""
     shard_group: Whole = 0
     """GPUs that shard one copy of the parameters (FSDP's `fsdp_size`); further groups hold copies.
     0 shards over all. Only for `fsdp2`, `prime_rl` and `torchtitan`."""

@@ -4,8 +4,9 @@
     AREAL      the same with one factor, fitted to the dynamic row of the paper's Figure 6a  4.6 %
 
 The default is AREAL, the slower one. Neither was measured on other GPUs, which get the efficiencies
-of an H100 with an error of about +-30 %; there, set `trainer.mfu` or `trainer.step_s`. Another
-trainer may differ from AREAL as much as these two differ from each other, by a factor of 1.42.
+of an H100 with an error of about +-30 %; there, set `trainer.mfu` or `trainer.step_s`. A trainer
+that is not one of the named ones (`trainers.named`) may differ from AREAL as much as these two
+differ from each other, by a factor of 1.42.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ from simulator.catalogue.find_gpu import find_gpu
 from simulator.catalogue.gpu import GPU
 from simulator.catalogue.models import find_model
 from simulator.catalogue.transformer import ModelShape
-from simulator.config.schema import TrainerKind
 from simulator.costs.training_speed import (
     PRIME_RL_POINTS,
     PublishedPoint,
@@ -77,16 +77,6 @@ AREAL = TrainerSpeed(
     ),
 )
 """Megatron-Core 0.11 in AReaL's trainer, 2025."""
-
-ROUTED_IMBALANCE: Final = 1.5
-
-SPEEDS = {"areal": AREAL, "prime_rl": PRIME_RL}
-
-
-def speed_of(kind: TrainerKind) -> TrainerSpeed:
-    """The speed of a named trainer."""
-    return SPEEDS[kind]
-
 
 FITTED_ON: Final = ("H100", "H800", "H200")
 """GPUs on which training was measured, and one that differs from them only in its links."""

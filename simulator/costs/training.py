@@ -20,13 +20,15 @@ from areal_lab.config.problem import refusal
 from simulator.catalogue.gpu import GPU
 from simulator.catalogue.transformer import ModelShape
 from simulator.config.schema import TrainerConfig
+from simulator.costs.colocation import PCIE_EFFICIENCY
 from simulator.costs.communication import all_gather_s, all_reduce_s, point_to_point_s
 from simulator.costs.layers.exchanges import exchanges
 from simulator.costs.layers.groups import Groups, groups_of
 from simulator.costs.layers.work import forward_work
 from simulator.costs.micro_batching import Cut, check_ranks, cut_evenly, cut_within_budget, measure
 from simulator.costs.pipeline_schedule import forward_only_s, one_forward_one_backward_s
-from simulator.costs.trainer_speeds import AREAL, ROUTED_IMBALANCE, speed_of
+from simulator.costs.trainer_speeds import AREAL
+from simulator.costs.trainers.named import expert_imbalance, speed_of
 from simulator.costs.training_memory import (
     OPTIMIZER_BYTES,
     check_training_memory,
@@ -54,8 +56,6 @@ Values = NDArray[np.float64]
 
 _OPTIMIZER_TRAFFIC_BYTES = 30
 """Per parameter: fp32 parameter and two moments read and written, gradient read, bf16 written."""
-PCIE_EFFICIENCY = 0.5
-"""As of `colocation`: assumed, because all GPUs of a host copy at the same time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -383,7 +383,7 @@ def training_cost(
     if config.step_s is not None:
         groups_of(config, model, gpus)
         return MeasuredTraining(seconds=config.step_s, token_s=config.token_s, model=model)
-    speed = speed_of(config.kind)
+    speed = speed_of(config.kind, gpu)
     if config.shard_group and not speed.gathers:
         raise refusal(
             "trainer.shard_group",
@@ -397,7 +397,7 @@ def training_cost(
         gpus=gpus,
         fully_sharded=speed.gathers,
         speed=speed,
-        imbalance=ROUTED_IMBALANCE,
+        imbalance=expert_imbalance(config),
     )
     if config.dynamic_batching and longest_tokens > config.micro_batch_tokens:
         raise refusal(

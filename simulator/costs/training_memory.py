@@ -29,9 +29,13 @@ WEIGHT_BYTES, GRADIENT_BYTES, OPTIMIZER_BYTES = 2, 4, 12
 """Per parameter: bf16, fp32, and fp32 three times (parameter, two moments)."""
 
 _HIDDEN_BYTES, _MLP_BYTES = 34, 10
-"""Bytes that one layer keeps for its backward pass, per token: per unit of hidden width
-(Korthikanti et al., arXiv:2205.05198, without the attention matrix) and of MLP width, with gate and
-product."""
+"""Bytes that one layer needs at once while it is repeated for its backward pass, per token: per
+unit of hidden width (Korthikanti et al., arXiv:2205.05198, without the attention matrix) and of MLP
+width, with gate and product."""
+_KEPT_HIDDEN_BYTES, _KEPT_MLP_BYTES = 16, (4, 8)
+"""Bytes that one layer keeps without recomputation: inputs of norms and products, queries, keys,
+values, output and residual; of the MLP width, input and output of the activation, with a gate twice
+as many. All published steps without recomputation fit so (`data/trainer_steps.csv`)."""
 _WORKING_FACTOR = 1.3
 """Factor for the backward pass of a layer, which adds gradients of its activations."""
 
@@ -84,12 +88,15 @@ def training_memory(
     held, sharded, gathered = sum(groups.held_parameters(model)), float(gpus), 0.0
     if fully_sharded:
         gathered = 2 * WEIGHT_BYTES * held * groups.pipeline / model.layers
-        sharded = groups.shard_gpus * groups.tensor * groups.pipeline
+        sharded = float(groups.shard_gpus * groups.tensor * groups.pipeline)
         held = model.parameters / sharded
     trained = 2 if config.critic else 1
     layer_bytes = _HIDDEN_BYTES * model.hidden + _MLP_BYTES * _mlp_width(model)
     entering_bytes = WEIGHT_BYTES * model.hidden
-    kept = entering_bytes if config.activation_recompute else layer_bytes
+    kept = entering_bytes
+    if not config.activation_recompute:
+        mlp_bytes = _KEPT_MLP_BYTES[model.gated] * _mlp_width(model)
+        kept = _KEPT_HIDDEN_BYTES * model.hidden + mlp_bytes
     in_flight = model.layers  # of p micro-batches, each with the layers of one of p stages
     working = _WORKING_FACTOR * layer_bytes
     per_token = (in_flight * kept + working) / (config.tensor_parallel * groups.sequence)

@@ -79,6 +79,8 @@ class TrainerSpeed:
     """Bytes of an accumulated gradient."""
     error: float
     """Mean absolute relative error of the seconds, on the points used for the fit."""
+    mixture_error: float | None = None
+    """The same for mixtures of experts; None if it is not another."""
     provenance: str
 
     def __post_init__(self) -> None:

@@ -96,7 +96,9 @@ def groups_of(config: TrainerConfig, model: ModelShape, gpus: int) -> Groups:
             "trainer.context_parallel for more",
             Kind.DIVISIBILITY,
         )
-    if pipeline * config.pipeline_chunks > model.layers:
+    # Embedding and head may stand for a layer each in an interleaved schedule.
+    ends = 2 * (config.pipeline_chunks > 1)
+    if pipeline * config.pipeline_chunks > model.layers + ends:
         raise refusal(
             "trainer.pipeline_parallel",
             f"trainer.pipeline_parallel is {pipeline}, but {model.name} has only "
