@@ -1,11 +1,11 @@
-"""Calibrate a named trainer with measured training steps: a factor, and with more rows a fixed time.
+"""Calibrate a named trainer with measured training steps: a factor, with more rows a fixed time.
 
-    CSV: seconds, tokens and sequences (or lengths), ...  --the cost model, factor, fixed--> settings
+    CSV: seconds, tokens and sequences, ...  --cost model x factor + fixed time--> settings
 
 Columns, in any order and case; only the first is always needed:
 
     seconds             of the training step
-    tokens, sequences   of its batch: all tokens of prompts and responses, in sequences of one length
+    tokens, sequences   of its batch: all tokens of prompts and responses; sequences are alike
     lengths             instead of these two: tokens of each sequence, separated by spaces
     gpus                that train; without it, those of the settings
     micro_batch_tokens, minibatches   likewise
@@ -271,4 +271,3 @@ def _fit(shares: Values, measured: Values) -> tuple[float, float]:
 
 def _predict(values: tuple[float, float], shares: Values) -> Values:
     return np.asarray(values[0] * shares[:, 0] + shares[:, 1] + values[1])
-

@@ -21,9 +21,10 @@ from simulator.catalogue.gpu import GPU
 from simulator.catalogue.transformer import ModelShape
 from simulator.config.schema import TrainerConfig
 from simulator.costs.colocation import PCIE_EFFICIENCY
-from simulator.costs.communication import all_gather_s, all_reduce_s, point_to_point_s
+from simulator.costs.communication import point_to_point_s
 from simulator.costs.layers.exchanges import exchanges
 from simulator.costs.layers.groups import Groups, groups_of
+from simulator.costs.layers.shards import gathered_s, gradients_s
 from simulator.costs.layers.work import forward_work
 from simulator.costs.micro_batching import Cut, check_ranks, cut_evenly, cut_within_budget, measure
 from simulator.costs.pipeline_schedule import forward_only_s, one_forward_one_backward_s
@@ -226,19 +227,19 @@ class TrainingCost:
             tokens,
             pairs,
             present,
-            self.model,
-            self.gpu,
-            self.speed,
-            groups,
+            model=self.model,
+            gpu=self.gpu,
+            speed=self.speed,
+            groups=groups,
             fp8=config.precision == "fp8",
             imbalance=self.imbalance if groups.expert > 1 else 1.0,
         )
         sent = exchanges(
             tokens,
             present,
-            self.model,
-            self.gpu,
-            groups,
+            model=self.model,
+            gpu=self.gpu,
+            groups=groups,
             full_tokens=config.micro_batch_tokens,
             ulysses=config.sequence_parallel,
             dispatch=self.speed.dispatch,
@@ -259,7 +260,7 @@ class TrainingCost:
             backward_s = backward_s + again_s
         factor = config.time_factor
         if self.fully_sharded:
-            gather_s = self._gathered_s()
+            gather_s = gathered_s(groups, self.model, self.gpu)
             forward_s = np.where(present, np.maximum(factor * forward_s, gather_s), 0.0)
             waits = (self.passes - 1) * gather_s
             return forward_s, np.where(present, np.maximum(factor * backward_s, waits), 0.0)
@@ -290,56 +291,19 @@ class TrainingCost:
         return {"fp32": 4, "bf16": 2}.get(asked, self.speed.gradient_bytes)
 
     def _exposed_gradients_s(self, backward_s: Values, present: NDArray[np.bool_]) -> float:
-        """Time of `_gradients_s` that the last micro-batch of a rank does not hide."""
-        whole_s = self._gradients_s()
+        """Time of reducing gradients that the last micro-batch of a rank does not hide."""
+        whole_s = gradients_s(
+            self.groups,
+            self.model,
+            self.gpu,
+            self._gradient_bytes,
+            fully_sharded=self.fully_sharded,
+        )
         if not self.speed.overlaps:
             return whole_s
         last_s = float(backward_s.sum()) / max(1, int(present.sum()))
         # The gradients of the first layer come last.
         return max(whole_s - last_s, whole_s / self.model.layers)
-
-    def _gradients_s(self) -> float:
-        """Reduce-scatter of gradients, all-gather of bf16 parameters (distributed optimizer).
-
-        If fully sharded, the next pass gathers instead, and copies reduce what a GPU holds.
-        """
-        groups = self.groups
-        if self.fully_sharded:
-            copies = groups.copies()[0] // groups.shard_gpus
-            scattered_s = self._over_copies_s(self._gradient_bytes, groups.shard_gpus)
-            if copies == 1:
-                return scattered_s
-            held = self._gradient_bytes * sum(groups.held_parameters(self.model))
-            size = held / groups.shard_gpus
-            return scattered_s + all_reduce_s(size, copies, self.gpu, gpus_per_node=1)
-        scattered_s = self._over_copies_s(self._gradient_bytes)
-        return scattered_s + self._over_copies_s(BYTES_PER_NUMBER)
-
-    def _gathered_s(self) -> float:
-        """Seconds to gather the parameters of a stage for one pass."""
-        return self._over_copies_s(BYTES_PER_NUMBER, self.groups.shard_gpus)
-
-    def _over_copies_s(self, parameter_bytes: int, most: int | None = None) -> float:
-        """One gather or scatter among the GPUs that hold the same parameters or gradients.
-
-        Args:
-            most: GPUs that share one copy; None takes all that hold the same part.
-        """
-        groups, gpu = self.groups, self.gpu
-        dense, experts = groups.held_parameters(self.model)
-        if groups.expert == 1:
-            dense, experts = dense + experts, 0.0
-        seconds = 0.0
-        near = max(1, gpu.node_gpus // groups.tensor)
-        among_experts = max(1, (most or groups.copies()[1] * groups.expert) // groups.expert)
-        for held, ranks, close in (
-            (dense, min(most or groups.copies()[0], groups.copies()[0]), near),
-            (experts, among_experts, max(1, gpu.node_gpus // groups.expert)),
-        ):
-            if ranks > 1 and held:
-                size = parameter_bytes * held
-                seconds += all_gather_s(size, ranks, gpu, gpus_per_node=min(ranks, close))
-        return seconds
 
     def _optimizer_s(self) -> float:
         """Memory traffic of the optimizer states, plus the trainer's constant time per step."""
@@ -411,4 +375,3 @@ def training_cost(
     if fewest_sequences is not None:
         check_ranks(fewest_sequences, cost.data_parallel)
     return cost
-

@@ -56,7 +56,7 @@ class TrainerSpeed:
     slowdown: float = 1.0
     """Factor on all times, relative to the trainer that the other coefficients were fitted to."""
     fp8_speedup: float = 1.0
-    """Factor between the times of a layer's matrix products in bf16 and in fp8, with conversions."""
+    """Time of a layer's matrix products in bf16 / that in fp8, conversions included."""
     gathers: bool = False
     """Parameters are sharded and gathered for every pass (FSDP), during the previous pass."""
     overlaps: bool = False

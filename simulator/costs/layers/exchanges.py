@@ -41,10 +41,10 @@ class Exchanges:
 def exchanges(
     tokens: Values,
     present: Flags,
+    *,
     model: ModelShape,
     gpu: GPU,
     groups: Groups,
-    *,
     full_tokens: int,
     ulysses: int = 1,
     dispatch: Dispatch = "copies",

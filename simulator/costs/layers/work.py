@@ -1,11 +1,11 @@
 """Work of one GPU for a micro-batch: products, attention, memory traffic, launches, experts.
 
-    seconds of a forward pass through a stage = (products + attention + traffic) / GPUs that share
-                                                them + launches of the stage's layers
+seconds of a forward pass through a stage = (products + attention + traffic) / GPUs that share
+                                            them + launches of the stage's layers
 
-    experts, `layer`     part of the above; the time of a layer's experts is divided by their shards
-    experts, `grouped`   a smooth maximum of computing and of reading all experts held here: with
-                         few tokens per expert, products are bound by memory
+experts, `layer`     part of the above; the time of a layer's experts is divided by their shards
+experts, `grouped`   a smooth maximum of computing and of reading all experts held here: with
+                     few tokens per expert, products are bound by memory
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ def forward_work(
     tokens: Values,
     pairs: Values,
     present: Flags,
+    *,
     model: ModelShape,
     gpu: GPU,
     speed: TrainerSpeed,
     groups: Groups,
-    *,
     fp8: bool = False,
     imbalance: float = 1.0,
 ) -> Work:

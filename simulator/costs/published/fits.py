@@ -137,9 +137,7 @@ def _fit(
     return Fitted(dict(zip(names, best, strict=True)), errors(best, rows), left_out)
 
 
-def _changed(
-    speed: TrainerSpeed, values: Mapping[str, float], step: PublishedStep
-) -> TrainerSpeed:
+def _changed(speed: TrainerSpeed, values: Mapping[str, float], step: PublishedStep) -> TrainerSpeed:
     """A speed with fitted values; that of Blackwell is the matrix efficiency on its GPUs."""
     own: dict[str, Any] = dict(values)
     on_blackwell = own.pop(BLACKWELL, None)
