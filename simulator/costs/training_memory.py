@@ -146,11 +146,12 @@ def unchecked_memory(model: ModelShape, gpu: GPU, gpus: int) -> str:
     shares = training_memory(
         model, TrainerConfig(), gpus=gpus, micro_batch_tokens=0, fully_sharded=True
     )
-    if shares.total <= gpu.memory_bytes:
+    state = shares.state - shares.gathered
+    if state + shares.reserved <= gpu.memory_bytes:
         return ""
     return (
         f"training: memory is not checked, because trainer.step_s is given; parameters, gradients "
-        f"and optimizer of {model.name} take {(shares.total - shares.reserved) / GIB:.1f} GiB on "
+        f"and optimizer of {model.name} take {state / GIB:.1f} GiB on "
         f"each of {gpus} GPU{'s' * (gpus > 1)}, but {gpu.name} has {gpu.memory_bytes / GIB:.1f}"
     )
 
