@@ -66,6 +66,9 @@ class TrainerSpeed:
     exchanges_like_flops: bool = False
     """Count exchanges inside layers like FLOPs, twice in a backward pass. They are as many as in
     the forward pass; but AReaL's factor was fitted with the double count."""
+    head_is_shared: bool = False
+    """Divide the head among pipeline stages like the layers. It is all in the last stage, which
+    the others wait for; but AReaL's factor was fitted without."""
     pipeline_micro_batches: int = 1
     """Fewest micro-batches per pipeline stage."""
     experts: ExpertCosts = "layer"

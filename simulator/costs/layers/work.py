@@ -66,6 +66,10 @@ def forward_work(
         shared_s = shared_s - (1 - 1 / speed.fp8_speedup) * layer_flops * products_s
         expert_flops /= speed.fp8_speedup
     seconds = shared_s / groups.cuts + present * (launches_s / groups.pipeline)
+    if not speed.head_is_shared:
+        # The last stage has the head as well, and the others wait for it.
+        head_s = 2.0 * model.embedding_parameters * products_s
+        seconds = seconds + (groups.pipeline - 1) / groups.cuts * head_s
     if not model.experts:
         return Work(np.asarray(seconds), np.asarray(attention_s))
     own_s = expert_flops * products_s / groups.cuts

@@ -42,9 +42,12 @@ def test_a_dense_pass_is_divided_by_all_that_share_it() -> None:
     for layout in ({}, {"tensor_parallel": 4}, {"pipeline_parallel": 4}, {"context_parallel": 4}):
         cut = 4 if layout else 1
         stages = layout.get("pipeline_parallel", 1)
-        assert work(8192, DENSE, PRIME_RL, **layout) == pytest.approx(
-            shared / cut + launches / stages
-        )
+        even = shared / cut + launches / stages
+        divided = dataclasses.replace(PRIME_RL, head_is_shared=True)
+        assert work(8192, DENSE, divided, **layout) == pytest.approx(even)
+        head = 2 * DENSE.embedding_parameters * 8192 / (0.77 * H100.flops_per_s)
+        last = even + (1 - 1 / stages) * head
+        assert work(8192, DENSE, PRIME_RL, **layout) == pytest.approx(last)
 
 
 def test_the_fixed_time_of_gathered_experts_is_divided_by_their_shards() -> None:

@@ -22,7 +22,7 @@ from simulator.costs.trainers.named import BLACKWELL_EFFICIENCY, FSDP2, MEGATRON
 @pytest.mark.parametrize(
     ("fit", "kept", "error"),
     [
-        (fit_megatron, {"hidden_traffic": MEGATRON.hidden_traffic}, 0.07),
+        (fit_megatron, {"hidden_traffic": MEGATRON.hidden_traffic}, 0.06),
         (fit_fsdp2, {"hidden_traffic": FSDP2.hidden_traffic}, 0.10),
         (fit_torchtitan, {"hidden_traffic": TORCHTITAN.hidden_traffic}, 0.03),
     ],
@@ -40,7 +40,7 @@ def test_mixtures_share_their_coefficients_on_h100_and_gb200() -> None:
     found = fit_mixtures()
     assert found.values["expert_layer_s"] == pytest.approx(MEGATRON.expert_layer_s, rel=2e-3)
     assert found.values[BLACKWELL] == pytest.approx(BLACKWELL_EFFICIENCY, rel=2e-3)
-    assert found.error < 0.13
+    assert found.error < 0.12
 
 
 def test_fp8_gains_less_than_twice_the_peak_suggests() -> None:
@@ -66,4 +66,4 @@ def test_stated_errors_are_those_of_steps_left_out(
 ) -> None:
     found = fit(leave_out=True)
     assert found.error == pytest.approx(error, abs=2e-3)
-    assert np.abs(found.left_out).max() < 0.35
+    assert np.abs(found.left_out).max() < 0.36
