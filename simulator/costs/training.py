@@ -119,6 +119,7 @@ class TrainingCost:
             micro_batch_tokens=micro_batch_tokens,
             fully_sharded=self.fully_sharded,
             gradient_bytes=self._gradient_bytes,
+            reference_on_host=self.speed.reference_on_host,
         )
         check_training_memory(
             memory, self.model, self.gpu, activation_recompute=self.config.activation_recompute
@@ -174,7 +175,7 @@ class TrainingCost:
         if config.proximal_logprobs:
             parts[PROXIMAL] = scoring_s
         if config.reference_logprobs:
-            parts[REFERENCE] = scoring_s
+            parts[REFERENCE] = scoring_s + self._swap_s()
         parts[FIXED] = config.fixed_s
         parts = {name: seconds for name, seconds in parts.items() if seconds > 0}
         scored = config.proximal_logprobs + config.reference_logprobs
@@ -284,6 +285,13 @@ class TrainingCost:
         stages = self.config.pipeline_parallel
         lanes = forward_only_s(forward_s, present, stages=stages, hop_s=hop_s)
         return float(lanes.reshape(minibatches, self.data_parallel).sum(axis=0).max())
+
+    def _swap_s(self) -> float:
+        """Seconds to copy the policy to the host, the reference in, and the policy back."""
+        if not self.speed.reference_on_host:
+            return 0.0
+        held = BYTES_PER_NUMBER * sum(self.groups.held_parameters(self.model))
+        return 3 * held / (PCIE_EFFICIENCY * self.gpu.pcie_bytes_per_s)
 
     @property
     def _gradient_bytes(self) -> int:

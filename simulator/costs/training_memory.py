@@ -71,21 +71,24 @@ def training_memory(
     micro_batch_tokens: float,
     fully_sharded: bool = False,
     gradient_bytes: int = GRADIENT_BYTES,
+    reference_on_host: bool = False,
 ) -> TrainingMemory:
     """Memory of the fullest GPU, which is in the first stage.
 
     Tensor and sequence parallelism share activations as well. The first of p stages has p
     micro-batches in flight. A critic and a reference are models of the same size on the same
-    GPUs; the reference is only read.
+    GPUs; the reference is only read, and may take the policy's place instead of one of its own.
 
     Args:
         config: layout, recomputation, and whether there are a critic and a reference.
         micro_batch_tokens: tokens of the largest micro-batch, before they are shared.
         fully_sharded: data-parallel ranks also shard parameters and gradients.
         gradient_bytes: of an accumulated gradient.
+        reference_on_host: the reference is in the host's memory.
     """
     groups = groups_of(config, model, gpus)
-    held, sharded, gathered = sum(groups.held_parameters(model)), float(gpus), 0.0
+    dense, experts = groups.held_parameters(model)
+    held, sharded, gathered = dense + experts, float(gpus), 0.0
     if fully_sharded:
         gathered = 2 * WEIGHT_BYTES * held * groups.pipeline / model.layers
         sharded = float(groups.shard_gpus * groups.tensor * groups.pipeline)
@@ -101,8 +104,9 @@ def training_memory(
     working = _WORKING_FACTOR * layer_bytes
     per_token = (in_flight * kept + working) / (config.tensor_parallel * groups.sequence)
     on_gpu = 0 if config.optimizer_offload else OPTIMIZER_BYTES
+    read = config.reference_logprobs and not reference_on_host
     return TrainingMemory(
-        parameters=(trained + config.reference_logprobs) * WEIGHT_BYTES * held,
+        parameters=(trained + read) * WEIGHT_BYTES * held,
         gradients=trained * gradient_bytes * held,
         optimizer=trained * on_gpu * model.parameters / sharded,
         activations=per_token * micro_batch_tokens,

@@ -80,6 +80,9 @@ class TrainerSpeed:
     that holds some of them (`ranks`: DeepEP, HybridEP)."""
     gradient_bytes: int = 4
     """Bytes of an accumulated gradient."""
+    reference_on_host: bool = False
+    """A reference model is kept in the host's memory, and changes places with the policy for its
+    pass."""
     error: float
     """Mean absolute relative error of the seconds, on the points used for the fit."""
     mixture_error: float | None = None

@@ -64,6 +64,7 @@ MEGATRON = TrainerSpeed(
     overlaps=True,
     experts="grouped",
     gradient_bytes=2,
+    reference_on_host=True,
     error=0.064,
     mixture_error=0.137,
     provenance=(
@@ -72,7 +73,8 @@ MEGATRON = TrainerSpeed(
         "to 2026-07), products from kernel tables"
     ),
 )
-"""NeMo-RL does not overlap tensor-parallel messages, and sends tokens by NCCL's all-to-all."""
+"""NeMo-RL does not overlap tensor-parallel messages, sends tokens by NCCL's all-to-all, and swaps
+the reference in (`use_reference_model` of its policy workers, read 2026-11)."""
 FSDP2 = TrainerSpeed(
     name="FSDP2",
     matrix_efficiency=MATRIX_EFFICIENCY,

@@ -19,6 +19,8 @@ from simulator.costs.training_timing import (
     FORWARD_BACKWARD,
     GRADIENTS,
     OPTIMIZER,
+    PROXIMAL,
+    REFERENCE,
     TrainTiming,
 )
 
@@ -187,9 +189,7 @@ def test_gradients_that_take_longer_than_the_last_micro_batch_are_waited_for() -
     assert timing.parts[GRADIENTS] == pytest.approx(sent - backward, rel=0.02)
 
 
-def test_gradients_in_fp32_take_twice_the_memory() -> None:
-    usual, wide = (cost(gradient_precision=one).check_memory(4096) for one in ("usual", "fp32"))
-    assert usual is wide is None
+def test_gradients_in_fp32_take_twice_the_memory_and_the_bytes() -> None:
     memory = [
         training_memory(
             SMALL, TrainerConfig(), gpus=8, micro_batch_tokens=0, gradient_bytes=one
@@ -197,6 +197,14 @@ def test_gradients_in_fp32_take_twice_the_memory() -> None:
         for one in (2, 4)
     ]
     assert memory[1] == 2 * memory[0] == 4 * SMALL.parameters
+    slow = dataclasses.replace(H100, network_bytes_per_s=1e8)
+    usual, same, wide = (
+        step(gpu=slow, gradient_precision=one).parts[GRADIENTS] for one in ("usual", "bf16", "fp32")
+    )
+    assert usual == same
+    # Two more bytes of four (gradients out, parameters in) for each parameter.
+    more = 15 / 16 * 2 * SMALL.parameters / (8 * 1e8 * 0.72)
+    assert wide - usual == pytest.approx(more, rel=0.01)
 
 
 def test_offloading_the_optimizer_trades_memory_for_copies() -> None:
@@ -213,6 +221,21 @@ def test_offloading_the_optimizer_trades_memory_for_copies() -> None:
     assert memory.optimizer == 0
 
 
+def test_a_reference_on_the_host_takes_no_memory_but_three_copies() -> None:
+    def memory(on_host: bool) -> float:
+        config = TrainerConfig(reference_logprobs=True)
+        return training_memory(
+            SMALL, config, gpus=8, micro_batch_tokens=0, reference_on_host=on_host
+        ).parameters
+
+    assert memory(True) == 2 * SMALL.parameters == memory(False) / 2
+    timing = step(proximal_logprobs=True, reference_logprobs=True)
+    copies = 3 * 2 * SMALL.parameters / (0.5 * H100.pcie_bytes_per_s)
+    assert timing.parts[REFERENCE] - timing.parts[PROXIMAL] == pytest.approx(copies)
+    shared = step("fsdp2", proximal_logprobs=True, reference_logprobs=True)
+    assert shared.parts[REFERENCE] == shared.parts[PROXIMAL]
+
+
 # --- measured factors ----------------------------------------------------------------------------
 
 
@@ -220,7 +243,7 @@ def test_a_factor_scales_passes_and_a_fixed_time_is_added_once() -> None:
     plain = step(proximal_logprobs=True)
     slower = step(proximal_logprobs=True, time_factor=2.0, fixed_s=7.0)
     assert slower.parts[FIXED] == 7
-    for name in (FORWARD_BACKWARD, "proximal log-probs"):
+    for name in (FORWARD_BACKWARD, PROXIMAL):
         assert slower.parts[name] == pytest.approx(2 * plain.parts[name])
     assert slower.parts[OPTIMIZER] == plain.parts[OPTIMIZER]
 
