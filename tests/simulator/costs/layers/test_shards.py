@@ -56,3 +56,10 @@ def test_a_shard_group_of_expert_ranks_leaves_experts_where_they_are() -> None:
     at = groups(MIXTURE, gpus=8, expert_parallel=8)
     dense = all_gather_s(2 * (MIXTURE.parameters - EXPERTS), 8, H100)
     assert gathered_s(at, MIXTURE, H100) == pytest.approx(dense)
+
+
+def test_a_shard_group_of_two_expert_groups_shards_their_experts_in_two() -> None:
+    at = groups(MIXTURE, expert_parallel=8, shard_group=16)
+    dense = all_gather_s(2 * (MIXTURE.parameters - EXPERTS), 16, H100, gpus_per_node=8)
+    experts = all_gather_s(2 * EXPERTS / 8, 2, H100, gpus_per_node=1)
+    assert gathered_s(at, MIXTURE, H100) == pytest.approx(dense + experts)
