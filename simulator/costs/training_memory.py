@@ -95,8 +95,7 @@ def training_memory(
         held = model.parameters / sharded
     trained = 2 if config.critic else 1
     layer_bytes = _HIDDEN_BYTES * model.hidden + _MLP_BYTES * _mlp_width(model)
-    entering_bytes = WEIGHT_BYTES * model.hidden
-    kept = entering_bytes
+    kept: float = WEIGHT_BYTES * model.hidden  # what enters a layer
     if not config.activation_recompute:
         mlp_bytes = _KEPT_MLP_BYTES[model.gated] * _mlp_width(model)
         kept = _KEPT_HIDDEN_BYTES * model.hidden + mlp_bytes

@@ -28,7 +28,7 @@ def gradients_s(
     scattered_s = over_copies_s(groups, model, gpu, gradient_bytes, most=shards)
     if copies == 1:
         return scattered_s
-    size = gradient_bytes * sum(groups.held_parameters(model)) / shards
+    size = gradient_bytes * model.parameters / (groups.tensor * groups.pipeline * shards)
     return scattered_s + all_reduce_s(size, copies, gpu, gpus_per_node=1)
 
 

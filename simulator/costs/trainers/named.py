@@ -47,8 +47,8 @@ ROUTED_IMBALANCE: Final = 1.5
 
 Balancing the experts of DeepSeek-V3 over 32 GPUs made prefill 1.49 times as fast (LMSYS,
 "Deploying DeepSeek with PD disaggregation and large-scale expert parallelism", 2025-05-05). Higher
-for a router at the start of training: 2.3 to 2.4, which four published pairs of steps with forced
-and with free routing imply (Megatron-MoE-ModelZoo, Qwen3-235B, 8 GPUs, 16K to 131K tokens, 2025).
+for a router at the start of training: 2.4 to 2.5 on 8 GPUs, which four published pairs of steps
+with forced and with free routing imply (`published.routing`, 2025).
 """
 
 MEGATRON = TrainerSpeed(

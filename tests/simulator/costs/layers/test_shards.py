@@ -63,3 +63,11 @@ def test_a_shard_group_of_two_expert_groups_shards_their_experts_in_two() -> Non
     dense = all_gather_s(2 * (MIXTURE.parameters - EXPERTS), 16, H100, gpus_per_node=8)
     experts = all_gather_s(2 * EXPERTS / 8, 2, H100, gpus_per_node=1)
     assert gathered_s(at, MIXTURE, H100) == pytest.approx(dense + experts)
+
+
+def test_copies_of_shards_reduce_an_equal_part_of_all_parameters() -> None:
+    at = groups(MIXTURE, expert_parallel=8, shard_group=16)
+    whole = gradients_s(at, MIXTURE, H100, 4, fully_sharded=True)
+    scattered = 2 * gathered_s(at, MIXTURE, H100)
+    copies = all_reduce_s(4 * MIXTURE.parameters / 16, 4, H100, gpus_per_node=1)
+    assert whole - copies == pytest.approx(scattered, rel=0.02)
