@@ -38,16 +38,29 @@ _ATTENTION: Final = PRIME_RL.attention_efficiency
 _FLASH_2_ATTENTION: Final = 0.35
 """FlashAttention-2 on an H100: 35 % of the peak, as the abstract of FlashAttention-3 has it
 (arXiv:2407.08608)."""
-BLACKWELL_EFFICIENCY: Final = 0.5873
+BLACKWELL_EFFICIENCY: Final = 0.5875
 """Share of the peak that products reach in training on a GB200; fitted with the mixtures
 (`published.fits.fit_mixtures`), and taken for the B200."""
-_BLACKWELL: Final = ("GB200", "B200")
+H20_EFFICIENCY: Final = 0.91
+H20_ATTENTION: Final = 0.76
+"""Shares of the peak that an H20 reaches, which has few compute units for its bandwidth and power:
+large products 0.91 (DeepGEMM in fp8, with at least 4,096 rows: 0.83 to 0.95 for most shapes; assumed
+for bf16), FlashAttention-3 forward 0.89 at 8,192 tokens (bf16), times 0.85 for the backward pass, as
+on the H100. Source: alibaba/InferSim, bench_data (2025)."""
+_ON_OTHER_GPUS: Final[Mapping[str, Mapping[str, float]]] = MappingProxyType(
+    {
+        "GB200": {"matrix_efficiency": BLACKWELL_EFFICIENCY},
+        "B200": {"matrix_efficiency": BLACKWELL_EFFICIENCY},
+        "H20": {"matrix_efficiency": H20_EFFICIENCY, "attention_efficiency": H20_ATTENTION},
+    }
+)
+"""Efficiencies other than those of an H100."""
 ROUTED_IMBALANCE: Final = 1.5
 """Tokens of the busiest GPU's experts, relative to the mean, with a router that nothing balances.
 
 Balancing the experts of DeepSeek-V3 over 32 GPUs made prefill 1.49 times as fast (LMSYS,
 "Deploying DeepSeek with PD disaggregation and large-scale expert parallelism", 2025-05-05). Higher
-for a router at the start of training: 2.4 to 2.5 on 8 GPUs, which four published pairs of steps
+for a router at the start of training: 2.3 to 2.4 on 8 GPUs, which four published pairs of steps
 with forced and with free routing imply (`published.routing`, 2025).
 """
 
@@ -58,15 +71,15 @@ MEGATRON = TrainerSpeed(
     hidden_traffic=89.95,
     layer_s=0.0,
     expert_traffic=0.0,
-    expert_layer_s=0.000997,
+    expert_layer_s=0.0008963,
     step_s=0.0,
-    fp8_speedup=1.761,
+    fp8_speedup=1.765,
     overlaps=True,
     experts="grouped",
     gradient_bytes=2,
     reference_on_host=True,
     error=0.064,
-    mixture_error=0.137,
+    mixture_error=0.128,
     provenance=(
         "Megatron-Core: hidden traffic fitted to 8 steps of NVIDIA's benchmark recipes on H100 (8B "
         "to 405B, 2024-11 to 2025-03), experts to 9 steps of mixtures on H100 and GB200 (2025-07 "
@@ -134,9 +147,9 @@ _MEASURED_ON: Final[Mapping[TrainerKind, tuple[str, ...]]] = MappingProxyType(
 def speed_of(kind: TrainerKind, gpu: GPU) -> TrainerSpeed:
     """The speed of a named trainer on a type of GPU."""
     speed = SPEEDS[kind]
-    if kind == "areal" or gpu.name not in _BLACKWELL:
+    if kind == "areal" or gpu.name not in _ON_OTHER_GPUS:
         return speed
-    return dataclasses.replace(speed, matrix_efficiency=BLACKWELL_EFFICIENCY)
+    return dataclasses.replace(speed, **_ON_OTHER_GPUS[gpu.name])
 
 
 def measured_on(kind: TrainerKind, gpu: GPU) -> bool:
