@@ -46,8 +46,8 @@ H20_ATTENTION: Final = 0.76
 """Shares of the peak that an H20 reaches, which has few compute units for its bandwidth and power.
 
 Large products: DeepGEMM in fp8 with at least 4,096 rows reaches 0.83 to 0.95 for most shapes;
-assumed for bf16. FlashAttention-3 in bf16: forward 0.89 at 8,192 tokens, times 0.85 for the backward
-pass, as on the H100. Source: alibaba/InferSim, bench_data (2025).
+assumed for bf16. FlashAttention-3 in bf16: forward 0.89 at 8,192 tokens, times 0.85 for both
+directions, as on the H100. Source: alibaba/InferSim, bench_data (2025).
 """
 _ON_OTHER_GPUS: Final[Mapping[str, Mapping[str, float]]] = MappingProxyType(
     {
