@@ -89,10 +89,10 @@ def forward_work(
     at = kernel_coefficients(gpu)
     held = groups.held_parameters(model)[1]
     size = BYTES_PER_NUMBER / (2 if fp8 else 1)
-    read_s = present * (held * size * at.weight_reading / gpu.memory_bytes_per_s)
-    busy_s = imbalance * own_s
-    seconds = seconds - own_s + grouped_s(busy_s, read_s)
-    return Work(np.asarray(seconds), np.asarray(attention_s))
+    reading_s = held * size * at.weight_reading / gpu.memory_bytes_per_s
+    read_s = np.where(present, reading_s, 0.0)
+    together_s = grouped_s(np.asarray(imbalance * own_s), read_s)
+    return Work(np.asarray(seconds - own_s + together_s), np.asarray(attention_s))
 
 
 def grouped_s(computing_s: Values, reading_s: Values) -> Values:

@@ -17,7 +17,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from simulator.catalogue.gpu import GPU
 from simulator.catalogue.transformer import ModelShape
@@ -151,7 +151,8 @@ def speed_of(kind: TrainerKind, gpu: GPU) -> TrainerSpeed:
     speed = SPEEDS[kind]
     if kind == "areal" or gpu.name not in _ON_OTHER_GPUS:
         return speed
-    return dataclasses.replace(speed, **_ON_OTHER_GPUS[gpu.name])
+    changed: dict[str, Any] = dict(_ON_OTHER_GPUS[gpu.name])
+    return dataclasses.replace(speed, **changed)
 
 
 def measured_on(kind: TrainerKind, gpu: GPU) -> bool:
