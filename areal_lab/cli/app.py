@@ -543,11 +543,11 @@ def simulate(
 @exit_on_error
 def calibrate(
     source: Annotated[
-        Path,
+        str | None,
         typer.Argument(
             metavar="RUN|CSV", help="Run folder, or a CSV file with columns batch, context, ms."
         ),
-    ],
+    ] = None,
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
@@ -563,15 +563,29 @@ def calibrate(
     plot: Annotated[
         Path | None, typer.Option(help="Plot measured against predicted times (PNG).")
     ] = None,
+    step_table: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="CSV",
+            help="Instead of a run: fit a named trainer to measured training steps (columns "
+            "seconds, tokens, sequences; optional lengths, gpus, micro_batch_tokens, minibatches).",
+        ),
+    ] = None,
 ) -> None:
-    """Fit the simulator to a recorded run.
+    """Fit the simulator to a recorded run, or a named trainer to measured steps.
 
     Writes the fitted costs and response lengths as a config for `simulate`, and prints the errors
     on held-out data.
     """
-    from areal_lab.cli.calibrate import run_calibration
+    from areal_lab.cli.calibrate import run_calibration, run_step_table
 
-    run_calibration(source, overrides or [], out=out, as_json=as_json, plot=plot)
+    if step_table is not None:
+        settings = [*([] if source is None else [source]), *(overrides or [])]
+        run_step_table(step_table, settings, out=out, as_json=as_json, plot=plot)
+        return
+    if source is None:
+        raise ValueError("calibrate needs a run folder or a CSV file, or --step-table CSV")
+    run_calibration(Path(source), overrides or [], out=out, as_json=as_json, plot=plot)
 
 
 @app.command(cls=_with_settings(_plan_settings))

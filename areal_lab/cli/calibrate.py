@@ -14,6 +14,7 @@ from simulator.assembly.check import check_config
 from simulator.calibrate.fit_run import Calibration, calibrate_from
 from simulator.calibrate.replay import Compared, Replay, replay
 from simulator.calibrate.report import configuration, show, to_json, to_yaml
+from simulator.calibrate.step_table import fit_step_table
 from simulator.config.load import ALIASES, load_simulation
 from simulator.stats.format import number
 
@@ -56,6 +57,40 @@ def run_calibration(
         notes.print(f"written: {write_fit(fit, plot)}", highlight=False, soft_wrap=True)
     if not as_json:
         _next(notes, fit, out)
+
+
+def run_step_table(
+    source: Path,
+    overrides: Sequence[str] = (),
+    *,
+    out: Path | None = None,
+    as_json: bool = False,
+    plot: Path | None = None,
+) -> None:
+    """Fit a named trainer to a table of steps, write the YAML file, and print the fit.
+
+    Args:
+        out: file to write; None writes it next to the table.
+
+    Raises:
+        ValueError: in one line, if the table, a setting or an output path is wrong.
+    """
+    if plot:
+        raise ValueError("--plot draws the fit of a run; it cannot be used with --step-table")
+    out = file_to_write("--out", out or source.with_suffix(".yaml"))
+    fit = fit_step_table(source, overrides)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(fit.to_yaml(), encoding="utf-8")
+    if as_json:
+        print(json.dumps({**fit.to_json(), "file": str(out)}, indent=2, allow_nan=False))
+    else:
+        console = console_on(sys.stdout)
+        for line in fit.lines():
+            console.print(line, highlight=False, soft_wrap=True)
+    notes = console_on(sys.stderr)
+    notes.print(f"written: {out}", highlight=False, soft_wrap=True)
+    if not as_json:
+        notes.print(f"next: areal-lab simulate {out}", highlight=False, soft_wrap=True)
 
 
 def run_replay(

@@ -45,6 +45,24 @@ def ignored_settings(config: SimulationConfig) -> Iterator[str]:
             "trainer.step_s replaces it; leave one of them out",
         ),
         (
+            "trainer.time_factor",
+            None if trainer.time_factor == 1 else trainer.time_factor,
+            trainer.step_s is not None,
+            "trainer.step_s is the whole step; leave one of them out",
+        ),
+        (
+            "trainer.fixed_s",
+            trainer.fixed_s or None,
+            trainer.step_s is not None,
+            "trainer.step_s is the whole step; leave one of them out",
+        ),
+        (
+            "trainer.expert_imbalance",
+            trainer.expert_imbalance,
+            trainer.expert_parallel == 1,
+            "without trainer.expert_parallel every GPU has all experts",
+        ),
+        (
             "workload.tool.mean_s",
             workload.tool.mean_s or None,
             workload.turns == 1,

@@ -93,7 +93,7 @@ def calibrate_from(
     Raises:
         ValueError: one line: missing file, column or steps, or a value that is not a number.
     """
-    own = _own(overrides)
+    own = own_settings(overrides)
     if source.suffix.lower() == ".csv":
         return _from_csv(source, own)
     run = read_run(source)
@@ -246,7 +246,7 @@ def _computed_share(run: RecordedRun, first: Sequence[EnginePoint], prompt_token
     return min(1.0, sum(point.prompt_tokens for point in first) / (read * prompt_tokens))
 
 
-def _own(overrides: Sequence[str]) -> dict[str, Value]:
+def own_settings(overrides: Sequence[str]) -> dict[str, Value]:
     """The user's overrides, by dotted name.
 
     Raises:

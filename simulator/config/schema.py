@@ -29,6 +29,7 @@ Versions = Annotated[
     float, Ge(0), About(unit="versions", hint="0 is synchronous, inf has no bound")
 ]
 Placement = Literal["disaggregated", "colocated"]
+TrainerKind = Literal["areal", "megatron", "fsdp2", "prime_rl", "torchtitan"]
 
 
 class LengthConfig(Record):
@@ -180,12 +181,41 @@ class RolloutConfig(Record):
 class TrainerConfig(Record):
     """The trainer."""
 
+    kind: TrainerKind = "areal"
+    """Whose speed and structure: `areal` (Megatron-Core 0.11 in AReaL, 2025-05), `megatron`
+    (Megatron-Core as NeMo-RL runs it), `fsdp2` (PyTorch's FSDP without compilation, as in verl),
+    `prime_rl` or `torchtitan` (FSDP2, compiled)."""
     tensor_parallel: Count = 1
     """GPUs that share each matrix product."""
     pipeline_parallel: Count = 1
     """Pipeline stages. The remaining factor of the GPUs is data parallel."""
+    pipeline_chunks: Count = 1
+    """Parts of the model per pipeline stage, which interleaved schedules alternate (virtual
+    pipeline): the bubble is that much shorter."""
+    context_parallel: Count = 1
+    """GPUs that share the tokens of a micro-batch and pass keys and values around a ring."""
+    sequence_parallel: Count = 1
+    """The same, but GPUs exchange tokens for heads before and after attention (Ulysses)."""
+    expert_parallel: Count = 1
+    """GPUs that share the experts of a layer, and exchange tokens for them. Each of them also
+    trains on tokens of its own. 1 gives every rank all experts, cut by tensor parallelism."""
+    expert_imbalance: Annotated[float, Ge(1), Le(100), About(hint="1 is balanced")] | None = None
+    """Tokens that the busiest of these GPUs computes for its experts, relative to the mean; null
+    takes 1.5. Balancing in pre-training brings it near 1."""
+    shard_group: Whole = 0
+    """GPUs that shard one copy of the parameters (FSDP's `fsdp_size`); further groups hold copies.
+    0 shards over all. Only for `fsdp2`, `prime_rl` and `torchtitan`."""
+    precision: Literal["bf16", "fp8"] = "bf16"
+    """Matrix products of the layers in `bf16` or `fp8`; attention and the head stay in bf16."""
+    gradient_precision: Literal["usual", "fp32", "bf16"] = "usual"
+    """Numbers that gradients are accumulated in; `usual` takes those of the kind: bf16 for
+    `megatron`, else fp32."""
+    optimizer_offload: bool = False
+    """Keep the optimizer state in the host's memory, and copy it through the GPU for every
+    optimizer step."""
     micro_batch_tokens: Count = 32768
-    """Token budget of a micro-batch, with dynamic batching."""
+    """Token budget of a micro-batch, with dynamic batching. GPUs that share its tokens
+    (`context_parallel`, `sequence_parallel`) share the budget too."""
     dynamic_batching: bool = True
     """Fill micro-batches up to a token budget. False cuts the batch into `micro_batches` of equal
     numbers of sequences, packed."""
@@ -201,6 +231,12 @@ class TrainerConfig(Record):
     """Train a critic of the policy's size as well."""
     mfu: Annotated[float, Gt(0), Le(1), About(hint="a share, as 0.3")] | None = None
     """Model FLOPs utilization; null takes the fitted curve over micro-batch and model size."""
+    time_factor: Annotated[float, Gt(0), Le(100), About(hint="1.2 takes a fifth longer")] = 1.0
+    """Measured factor on all passes of the cost model, which `areal-lab calibrate --step-table`
+    fits."""
+    fixed_s: Seconds = 0.0
+    """Measured time per training step for any number of tokens, added to the cost model: loading,
+    logging."""
     step_s: PositiveSeconds | None = None
     """Measured training step; null takes the cost model."""
     token_s: Seconds = 0.0

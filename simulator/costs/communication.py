@@ -91,6 +91,47 @@ def all_gather_s(
     return _collective_s(size_bytes, gpus, gpu, passes=1, gpus_per_node=gpus_per_node, links=links)
 
 
+def all_to_all_s(
+    size_bytes: float,
+    gpus: int,
+    gpu: GPU,
+    *,
+    gpus_per_node: int | None = None,
+    far_bytes: float | None = None,
+    links: LinkCoefficients | None = None,
+) -> float:
+    """Every GPU sends other data to every other: tokens to experts, or heads.
+
+    Both ways at the same time: over the links of the node, and over each GPU's own adapter.
+    Measured with H800s: 153 to 158 GB/s inside a node, 43 to 47 between 2 and 4 nodes (DeepEP's
+    README, 2025-02; its newer kernels reach 61 to 90 with 4 and 2 nodes, 2026).
+
+    Args:
+        size_bytes: that a GPU exchanges with all, its own share included; with `far_bytes`, what
+            leaves it over the links of the node.
+        gpus: number of GPUs; 1 takes no time.
+        gpus_per_node: how many of them are in one node; None fills nodes.
+        far_bytes: what leaves a GPU over the network; None takes an equal part for every GPU.
+        links: custom coefficients; None uses the GPU's.
+    """
+    _check(size_bytes, gpus)
+    if gpus == 1:
+        return 0.0
+    per_node = _per_node(gpus, gpu, gpus_per_node)
+    links = links or kernel_coefficients(gpu).links
+    near_bytes = size_bytes
+    if far_bytes is None:
+        near_bytes, far_bytes = (
+            size_bytes * (per_node - 1) / gpus,
+            size_bytes * (gpus - per_node) / gpus,
+        )
+    nodes = math.ceil(gpus / per_node)
+    near_s = near_bytes / (gpu.link_bytes_per_s * links.nccl_efficiency)
+    far_s = far_bytes / (gpu.network_bytes_per_s * NODE_PAIR_EFFICIENCY)
+    start_s = links.nccl_latency_s + NODE_PAIR_LATENCY_S * (nodes > 1)
+    return start_s + max(near_s, far_s)
+
+
 def point_to_point_s(size_bytes: float, gpu: GPU, *, across_nodes: bool) -> float:
     """One message from a GPU to another, as between the stages of a pipeline.
 
@@ -116,12 +157,7 @@ def _collective_s(
     _check(size_bytes, gpus)
     if gpus == 1:
         return 0.0
-    per_node = min(gpus, gpu.node_gpus if gpus_per_node is None else gpus_per_node)
-    if not 1 <= per_node <= gpu.node_gpus:
-        raise ValueError(
-            f"gpus_per_node is {gpus_per_node}, but must be from 1 to {gpu.node_gpus}, "
-            f"the GPUs of a node of {gpu.name}"
-        )
+    per_node = _per_node(gpus, gpu, gpus_per_node)
     links = links or kernel_coefficients(gpu).links
     nodes = math.ceil(gpus / per_node)
     rate = gpu.link_bytes_per_s * links.nccl_efficiency
@@ -131,6 +167,16 @@ def _collective_s(
     hops_s = links.nccl_hop_s * (per_node - 1) + NODE_PAIR_LATENCY_S * (nodes - 1)
     ramp_s = links.nccl_ramp_s * size_bytes / (size_bytes + links.nccl_ramp_bytes)
     return links.nccl_latency_s + passes * (hops_s + ramp_s + (gpus - 1) / gpus * size_bytes / rate)
+
+
+def _per_node(gpus: int, gpu: GPU, gpus_per_node: int | None) -> int:
+    per_node = min(gpus, gpu.node_gpus if gpus_per_node is None else gpus_per_node)
+    if not 1 <= per_node <= gpu.node_gpus:
+        raise ValueError(
+            f"gpus_per_node is {gpus_per_node}, but must be from 1 to {gpu.node_gpus}, "
+            f"the GPUs of a node of {gpu.name}"
+        )
+    return per_node
 
 
 def _check(size_bytes: float, gpus: int) -> None:

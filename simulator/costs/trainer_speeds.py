@@ -4,8 +4,9 @@
     AREAL      the same with one factor, fitted to the dynamic row of the paper's Figure 6a  4.6 %
 
 The default is AREAL, the slower one. Neither was measured on other GPUs, which get the efficiencies
-of an H100 with an error of about +-30 %; there, set `trainer.mfu` or `trainer.step_s`. Another
-trainer may differ from AREAL as much as these two differ from each other, by a factor of 1.42.
+of an H100 with an error of about +-30 %; there, set `trainer.mfu` or `trainer.step_s`. A trainer
+that is not one of the named ones (`trainers.named`) may differ from AREAL as much as these two
+differ from each other, by a factor of 1.42.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ PRIME_RL = TrainerSpeed(
     expert_traffic=19.88,
     expert_layer_s=5.459e-3,
     step_s=0.726,
+    gathers=True,
     error=0.023,
     provenance=(
         "least squares of the relative error on 12 optimizer steps of prime-rl's benchmark "
@@ -64,7 +66,11 @@ AREAL = TrainerSpeed(
     expert_layer_s=PRIME_RL.expert_layer_s,
     step_s=0.0,
     slowdown=1.42,
+    exchanges_like_flops=True,
+    head_is_shared=True,
+    pipeline_micro_batches=2,
     error=0.046,
+    mixture_error=0.3,
     provenance=(
         "prime-rl's coefficients times 1.42, fitted to the three dynamic bars of AReaL's Figure 6a "
         "(arXiv:2505.24298: 427.4, 454.7, 387.7 TFLOP/s as its trainer counts them) with the "
@@ -72,7 +78,8 @@ AREAL = TrainerSpeed(
         "else that such a step does"
     ),
 )
-"""Megatron-Core 0.11 in AReaL's trainer, 2025."""
+"""Megatron-Core 0.11 in AReaL's trainer, 2025. No mixture was measured with it: the error is the
+difference between the two trainers."""
 
 FITTED_ON: Final = ("H100", "H800", "H200")
 """GPUs on which training was measured, and one that differs from them only in its links."""

@@ -1,44 +1,45 @@
 """Duration of a training step: passes, bubbles, waiting for ranks, gradients, optimizer.
 
     lengths -> minibatches -> ranks -> micro-batches        areal_lab.control.microbatch
-            -> seconds of each on a pipeline stage          training_speed, or a given utilization
+            -> seconds of each on a pipeline stage          layers, or a given utilization
             -> 1F1B per rank, then the slowest rank         pipeline_schedule
             -> gradients reduced, optimizer step            communication, memory bandwidth
 
-Layout: tensor parallel innermost, then data parallel, then pipeline stages, the order of
-Megatron-LM. Reducing gradients and gathering parameters are counted in full, not overlapped with
-the backward pass (Megatron can overlap them, but no measured share is published).
+Reducing gradients and gathering parameters are counted in full for AReaL's trainer; for those that
+overlap them with the backward pass of the last micro-batch, only what is longer than it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from areal_lab.config.problem import Kind, refusal
+from areal_lab.config.problem import refusal
 from simulator.catalogue.gpu import GPU
 from simulator.catalogue.transformer import ModelShape
 from simulator.config.schema import TrainerConfig
-from simulator.costs.communication import (
-    all_gather_s,
-    all_reduce_s,
-    point_to_point_s,
-)
+from simulator.costs.colocation import PCIE_EFFICIENCY
+from simulator.costs.communication import point_to_point_s
+from simulator.costs.layers.exchanges import exchanges
+from simulator.costs.layers.groups import Groups, groups_of
+from simulator.costs.layers.shards import gathered_s, gradients_s
+from simulator.costs.layers.work import forward_work
 from simulator.costs.micro_batching import Cut, check_ranks, cut_evenly, cut_within_budget, measure
 from simulator.costs.pipeline_schedule import forward_only_s, one_forward_one_backward_s
 from simulator.costs.trainer_speeds import AREAL
+from simulator.costs.trainers.named import expert_imbalance, speed_of
 from simulator.costs.training_memory import (
-    GRADIENT_BYTES,
+    OPTIMIZER_BYTES,
     check_training_memory,
     training_memory,
 )
-from simulator.costs.training_speed import BYTES_PER_NUMBER, TrainerSpeed, forward_flops, pass_s
+from simulator.costs.training_speed import BYTES_PER_NUMBER, TrainerSpeed, forward_flops
 from simulator.costs.training_timing import (
     BUBBLE,
     CRITIC,
+    FIXED,
     FORWARD_BACKWARD,
     GRADIENTS,
     OPTIMIZER,
@@ -74,11 +75,16 @@ class TrainingCost:
     """Parameters are sharded over data parallelism and gathered for every pass (FSDP), during the
     previous pass; a pass waits for them if that takes longer."""
     speed: TrainerSpeed = field(default=AREAL)
+    imbalance: float = 1.0
+    """Tokens of the experts on the busiest GPU, relative to the mean, with expert parallelism."""
+    recomputed: float | None = None
+    """Forward passes that a backward pass repeats; None takes `activation_recompute`."""
+    groups: Groups = field(init=False)
 
     def __post_init__(self) -> None:
         if self.gpus < 1:
             raise ValueError(f"gpus is {self.gpus}, but must be >= 1")
-        _check_layout(self.model, self.gpus, self.config)
+        object.__setattr__(self, "groups", groups_of(self.config, self.model, self.gpus))
         if self.config.dynamic_batching:
             # The sizes of fixed micro-batches are not known yet.
             self.check_memory(self.config.micro_batch_tokens)
@@ -86,12 +92,19 @@ class TrainingCost:
     @property
     def data_parallel(self) -> int:
         """Ranks that train on different sequences."""
-        return self.gpus // (self.config.tensor_parallel * self.config.pipeline_parallel)
+        return self.groups.data
 
     @property
-    def passes(self) -> int:
+    def again(self) -> float:
+        """Forward passes that a backward pass repeats."""
+        if self.recomputed is not None:
+            return self.recomputed
+        return 1 if self.config.activation_recompute else 0
+
+    @property
+    def passes(self) -> float:
         """Duration of a training pass (forward and backward), in forward passes."""
-        return 4 if self.config.activation_recompute else 3
+        return 3 + self.again
 
     def check_memory(self, micro_batch_tokens: float) -> None:
         """Refuse micro-batches that do not fit.
@@ -105,6 +118,8 @@ class TrainingCost:
             gpus=self.gpus,
             micro_batch_tokens=micro_batch_tokens,
             fully_sharded=self.fully_sharded,
+            gradient_bytes=self._gradient_bytes,
+            reference_on_host=self.speed.reference_on_host,
         )
         check_training_memory(
             memory, self.model, self.gpu, activation_recompute=self.config.activation_recompute
@@ -124,22 +139,25 @@ class TrainingCost:
         config = self.config
         sizes = np.asarray(lengths, np.int64)
         cut = self._cut(sizes, minibatches)
-        forward_s = self._stage_forward_s(cut.tokens, cut.pairs, cut.present)
+        forward_s, backward_s = self._stage_s(cut.tokens, cut.pairs, cut.present)
         hop_s = self._hop_s(cut.tokens)
         ranks = self.data_parallel
         total_s = one_forward_one_backward_s(
             forward_s,
-            (self.passes - 1) * forward_s,
+            backward_s,
             cut.present,
             stages=config.pipeline_parallel,
             hop_s=hop_s,
         ).reshape(minibatches, ranks)
-        busy_s = self.passes * forward_s.sum(axis=1).reshape(minibatches, ranks)
+        busy_s = (forward_s + backward_s).sum(axis=1).reshape(minibatches, ranks)
+        if config.pipeline_chunks > 1:
+            # Interleaving divides the bubble by the chunks (arXiv:2104.04473, section 2.2.2).
+            total_s = busy_s + (total_s - busy_s) / config.pipeline_chunks
         padding_s = 0.0
         if self.padded:
             # Without padding a micro-batch has the same launches, and fewer tokens and pairs.
-            own_s = self._stage_forward_s(cut.own_tokens, cut.own_pairs, cut.present)
-            padding_s = self.passes * float((forward_s - own_s).sum()) / ranks
+            own_s = sum(self._stage_s(cut.own_tokens, cut.own_pairs, cut.present))
+            padding_s = float((forward_s + backward_s - own_s).sum()) / ranks
         mean_busy_s = float(busy_s.mean(axis=1).sum())
         mean_total_s = float(total_s.mean(axis=1).sum())
         parts = {
@@ -147,7 +165,7 @@ class TrainingCost:
             PADDING: padding_s,
             BUBBLE: mean_total_s - mean_busy_s,
             SLOWEST_RANK: float(total_s.max(axis=1).sum()) - mean_total_s,
-            GRADIENTS: minibatches * self._gradients_s(),
+            GRADIENTS: minibatches * self._exposed_gradients_s(backward_s, cut.present),
             OPTIMIZER: minibatches * self._optimizer_s(),
         }
         scoring_s = self._scoring_s(forward_s, hop_s, cut.present, minibatches)
@@ -157,7 +175,8 @@ class TrainingCost:
         if config.proximal_logprobs:
             parts[PROXIMAL] = scoring_s
         if config.reference_logprobs:
-            parts[REFERENCE] = scoring_s
+            parts[REFERENCE] = scoring_s + self._swap_s()
+        parts[FIXED] = config.fixed_s
         parts = {name: seconds for name, seconds in parts.items() if seconds > 0}
         scored = config.proximal_logprobs + config.reference_logprobs
         forward_passes = 3 + scored + 4 * config.critic
@@ -173,8 +192,8 @@ class TrainingCost:
 
     def _cut(self, sizes: NDArray[np.int64], minibatches: int) -> Cut:
         if self.config.dynamic_batching:
-            # AReaL's trainer keeps a pipeline of p stages busy with 2 p micro-batches.
-            least = 2 * self.config.pipeline_parallel if self.config.pipeline_parallel > 1 else 1
+            stages = self.config.pipeline_parallel
+            least = self.speed.pipeline_micro_batches * stages if stages > 1 else 1
             lanes = cut_within_budget(
                 sizes,
                 ranks=self.data_parallel,
@@ -191,35 +210,62 @@ class TrainingCost:
         )
         return measure(lanes, sizes, padded=self.padded)
 
-    def _stage_forward_s(self, tokens: Values, pairs: Values, present: NDArray[np.bool_]) -> Values:
-        """Forward seconds of each micro-batch on one stage of the pipeline."""
-        model_parallel = self.config.tensor_parallel * self.config.pipeline_parallel
-        if self.config.mfu is not None:
+    def _stage_s(
+        self, tokens: Values, pairs: Values, present: NDArray[np.bool_]
+    ) -> tuple[Values, Values]:
+        """Forward and backward seconds of each micro-batch on one stage of the pipeline.
+
+        A backward pass includes what it repeats of the forward pass.
+        """
+        groups, config = self.groups, self.config
+        if config.mfu is not None:
             flops = np.asarray(forward_flops(tokens, pairs, self.model))
             # Published utilizations do not count recomputed FLOPs, so a pass is that much faster.
-            reached = self.config.mfu * self.passes / 3 * self.gpu.flops_per_s
-            return np.asarray(flops / (reached * model_parallel))
-        shared_s, launches_s = pass_s(tokens, pairs, self.model, self.gpu, self.speed)
-        stage_s = np.asarray(
-            shared_s / model_parallel
-            + present * (launches_s / self.config.pipeline_parallel)
-            + self._tensor_parallel_s(tokens, present) / self.config.pipeline_parallel
+            reached = config.mfu * self.passes / 3 * self.gpu.flops_per_s
+            forward_s = flops * (config.time_factor / (reached * groups.cuts))
+            return forward_s, (self.passes - 1) * forward_s
+        work = forward_work(
+            tokens,
+            pairs,
+            present,
+            model=self.model,
+            gpu=self.gpu,
+            speed=self.speed,
+            groups=groups,
+            fp8=config.precision == "fp8",
+            imbalance=self.imbalance if groups.expert > 1 else 1.0,
         )
-        if not self.fully_sharded:
-            return stage_s
-        gather_s = self._over_ranks_s(all_gather_s, BYTES_PER_NUMBER)
-        return np.where(present, np.maximum(stage_s, gather_s), 0.0)
-
-    def _tensor_parallel_s(self, tokens: Values, present: NDArray[np.bool_]) -> Values:
-        """Two all-reduces per layer and pass, of the hidden vectors of a micro-batch."""
-        if self.config.tensor_parallel == 1:
-            return np.zeros_like(tokens)
-        # Nearly linear in the bytes: a line through an empty and a full micro-batch.
-        full_bytes = self.config.micro_batch_tokens * self.model.hidden * BYTES_PER_NUMBER
-        start_s = all_reduce_s(0, self.config.tensor_parallel, self.gpu)
-        full_s = all_reduce_s(full_bytes, self.config.tensor_parallel, self.gpu)
-        per_token_s = (full_s - start_s) / self.config.micro_batch_tokens
-        return np.asarray(2 * self.model.layers * (present * start_s + tokens * per_token_s))
+        sent = exchanges(
+            tokens,
+            present,
+            model=self.model,
+            gpu=self.gpu,
+            groups=groups,
+            full_tokens=config.micro_batch_tokens,
+            ulysses=config.sequence_parallel,
+            dispatch=self.speed.dispatch,
+        )
+        share = self.speed.exchange_share
+        exchanged_s = sent.tensor_s * share + sent.heads_s + sent.experts_s
+        if self.speed.exchanges_like_flops:
+            forward_s = work.seconds + exchanged_s
+            backward_s = (self.passes - 1) * forward_s
+        else:
+            forward_s = work.seconds + exchanged_s
+            backward_s = (self.passes - 1) * work.seconds + (1 + self.again) * exchanged_s
+        if config.context_parallel > 1:
+            # Attention of one block of keys hides the arrival of the next one.
+            forward_s = forward_s + np.maximum(0, sent.ring_s - work.attention_s)
+            later = (1 + self.again) * sent.ring_s
+            again_s = np.maximum(0, later - (self.passes - 1) * work.attention_s)
+            backward_s = backward_s + again_s
+        factor = config.time_factor
+        if self.fully_sharded:
+            gather_s = gathered_s(groups, self.model, self.gpu)
+            forward_s = np.where(present, np.maximum(factor * forward_s, gather_s), 0.0)
+            waits = (self.passes - 1) * gather_s
+            return forward_s, np.where(present, np.maximum(factor * backward_s, waits), 0.0)
+        return factor * forward_s, factor * backward_s
 
     def _hop_s(self, tokens: Values) -> Values:
         """Seconds to send a micro-batch's hidden vectors to the next stage."""
@@ -227,7 +273,8 @@ class TrainingCost:
             return np.zeros_like(tokens)
         across = self.gpus > self.gpu.node_gpus
         start_s = point_to_point_s(0, self.gpu, across_nodes=across)
-        token_bytes = self.model.hidden * BYTES_PER_NUMBER / self.config.tensor_parallel
+        shared = self.config.tensor_parallel * self.groups.sequence
+        token_bytes = self.model.hidden * BYTES_PER_NUMBER / shared
         full_s = point_to_point_s(token_bytes * 1e6, self.gpu, across_nodes=across)
         return np.asarray(start_s + tokens * (full_s - start_s) / 1e6)
 
@@ -239,30 +286,46 @@ class TrainingCost:
         lanes = forward_only_s(forward_s, present, stages=stages, hop_s=hop_s)
         return float(lanes.reshape(minibatches, self.data_parallel).sum(axis=0).max())
 
-    def _gradients_s(self) -> float:
-        """Reduce-scatter of fp32 gradients, all-gather of bf16 parameters (distributed optimizer).
-
-        If fully sharded, the next pass gathers instead.
-        """
-        scatter_s = self._over_ranks_s(all_gather_s, GRADIENT_BYTES)
-        if self.fully_sharded:
-            return scatter_s
-        return scatter_s + self._over_ranks_s(all_gather_s, BYTES_PER_NUMBER)
-
-    def _over_ranks_s(self, collective: Callable[..., float], parameter_bytes: int) -> float:
-        """One collective of the data-parallel ranks over a stage's parameters or gradients."""
-        ranks = self.data_parallel
-        if ranks == 1:
+    def _swap_s(self) -> float:
+        """Seconds to copy the policy to the host, the reference in, and the policy back."""
+        if not self.speed.reference_on_host:
             return 0.0
-        held = self.model.parameters / (self.config.tensor_parallel * self.config.pipeline_parallel)
-        per_node = min(ranks, max(1, self.gpu.node_gpus // self.config.tensor_parallel))
-        return collective(parameter_bytes * held, ranks, self.gpu, gpus_per_node=per_node)
+        held = BYTES_PER_NUMBER * sum(self.groups.held_parameters(self.model))
+        return 3 * held / (PCIE_EFFICIENCY * self.gpu.pcie_bytes_per_s)
+
+    @property
+    def _gradient_bytes(self) -> int:
+        asked = self.config.gradient_precision
+        return {"fp32": 4, "bf16": 2}.get(asked, self.speed.gradient_bytes)
+
+    def _exposed_gradients_s(self, backward_s: Values, present: NDArray[np.bool_]) -> float:
+        """Time of reducing gradients that the last micro-batch of a rank does not hide."""
+        whole_s = gradients_s(
+            self.groups,
+            self.model,
+            self.gpu,
+            self._gradient_bytes,
+            fully_sharded=self.fully_sharded,
+        )
+        if not self.speed.overlaps:
+            return whole_s
+        last_s = float(backward_s.sum()) / max(1, int(present.sum()))
+        # The gradients of the first layer come last.
+        return max(whole_s - last_s, whole_s / self.model.layers)
 
     def _optimizer_s(self) -> float:
         """Memory traffic of the optimizer states, plus the trainer's constant time per step."""
-        traffic = _OPTIMIZER_TRAFFIC_BYTES * self.model.parameters / self.gpus
+        sharded = self.gpus
+        if self.fully_sharded:
+            sharded = self.groups.shard_gpus * self.groups.tensor * self.groups.pipeline
+        traffic = _OPTIMIZER_TRAFFIC_BYTES * self.model.parameters / sharded
         own_s = 0.0 if self.config.mfu is not None else self.speed.step_s
-        return traffic / self.gpu.memory_bytes_per_s + own_s
+        seconds = traffic / self.gpu.memory_bytes_per_s + own_s
+        if self.config.optimizer_offload:
+            # In and out at the same time: fp32 parameter and two moments.
+            state = OPTIMIZER_BYTES * self.model.parameters / sharded
+            seconds += state / (PCIE_EFFICIENCY * self.gpu.pcie_bytes_per_s)
+        return seconds
 
 
 def training_cost(
@@ -290,9 +353,24 @@ def training_cost(
             there are data-parallel ranks.
     """
     if config.step_s is not None:
-        _check_layout(model, gpus, config)
+        groups_of(config, model, gpus)
         return MeasuredTraining(seconds=config.step_s, token_s=config.token_s, model=model)
-    cost = TrainingCost(config=config, model=model, gpu=gpu, gpus=gpus)
+    speed = speed_of(config.kind, gpu)
+    if config.shard_group and not speed.gathers:
+        raise refusal(
+            "trainer.shard_group",
+            f"trainer.shard_group is {config.shard_group}, but trainer.kind {config.kind} does not "
+            "shard parameters; set it to 0, or use fsdp2, prime_rl or torchtitan",
+        )
+    cost = TrainingCost(
+        config=config,
+        model=model,
+        gpu=gpu,
+        gpus=gpus,
+        fully_sharded=speed.gathers,
+        speed=speed,
+        imbalance=expert_imbalance(config),
+    )
     if config.dynamic_batching and longest_tokens > config.micro_batch_tokens:
         raise refusal(
             "trainer.micro_batch_tokens",
@@ -305,31 +383,3 @@ def training_cost(
     if fewest_sequences is not None:
         check_ranks(fewest_sequences, cost.data_parallel)
     return cost
-
-
-def _check_layout(model: ModelShape, gpus: int, config: TrainerConfig) -> None:
-    """Refuse a layout that does not divide the GPUs, the heads or the layers."""
-    tensor_parallel, pipeline_parallel = config.tensor_parallel, config.pipeline_parallel
-    model_parallel = tensor_parallel * pipeline_parallel
-    if gpus % model_parallel:
-        raise refusal(
-            "trainer",
-            f"trainer: {gpus} training GPUs cannot be divided into replicas of {model_parallel} "
-            f"(tensor_parallel {tensor_parallel} x pipeline_parallel {pipeline_parallel}); use a "
-            f"multiple of {model_parallel}",
-            Kind.DIVISIBILITY,
-        )
-    if model.heads % tensor_parallel:
-        raise refusal(
-            "trainer.tensor_parallel",
-            f"trainer.tensor_parallel is {tensor_parallel}, but must divide the {model.heads} "
-            f"heads of {model.name}",
-            Kind.DIVISIBILITY,
-        )
-    if pipeline_parallel > model.layers:
-        raise refusal(
-            "trainer.pipeline_parallel",
-            f"trainer.pipeline_parallel is {pipeline_parallel}, but {model.name} has only "
-            f"{model.layers} layers",
-            Kind.DIVISIBILITY,
-        )

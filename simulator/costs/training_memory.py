@@ -1,8 +1,10 @@
 """Memory of one training GPU: parameters, gradients, optimizer state and activations.
 
-    bf16 parameters, fp32 gradients       split over tensor and pipeline parallelism
-    fp32 parameters and Adam's moments    also over data parallelism (distributed optimizer);
-                                          fully sharded, the first two as well (FSDP, ZeRO-3)
+    bf16 parameters, gradients            split over tensor and pipeline parallelism; those of
+                                          experts over expert instead of tensor parallelism
+    fp32 parameters and Adam's moments    also over data parallelism (distributed optimizer), or
+                                          in the host's memory; fully sharded, the first two as
+                                          well (FSDP, ZeRO-3), with two layers gathered
     activations                           of the micro-batches in flight; the head's in chunks
 
 Activations were compared with prime-rl's peak memory (benchmarks of 2026-01-15): from 16,384 to
@@ -17,6 +19,7 @@ from areal_lab.config.problem import Kind, refusal
 from simulator.catalogue.gpu import GPU
 from simulator.catalogue.transformer import ModelShape
 from simulator.config.schema import TrainerConfig
+from simulator.costs.layers.groups import groups_of
 
 GIB = 2**30
 RESERVED_BYTES = 3 * GIB
@@ -26,9 +29,13 @@ WEIGHT_BYTES, GRADIENT_BYTES, OPTIMIZER_BYTES = 2, 4, 12
 """Per parameter: bf16, fp32, and fp32 three times (parameter, two moments)."""
 
 _HIDDEN_BYTES, _MLP_BYTES = 34, 10
-"""Bytes that one layer keeps for its backward pass, per token: per unit of hidden width
-(Korthikanti et al., arXiv:2205.05198, without the attention matrix) and of MLP width, with gate and
-product."""
+"""Bytes that one layer needs at once while it is repeated for its backward pass, per token: per
+unit of hidden width (Korthikanti et al., arXiv:2205.05198, without the attention matrix) and of MLP
+width, with gate and product."""
+_KEPT_HIDDEN_BYTES, _KEPT_MLP_BYTES = 16, (4, 8)
+"""Bytes that one layer keeps without recomputation: inputs of norms and products, queries, keys,
+values, output and residual; of the MLP width, input and output of the activation, with a gate twice
+as many. All published steps without recomputation fit so (`data/trainer_steps.csv`)."""
 _WORKING_FACTOR = 1.3
 """Factor for the backward pass of a layer, which adds gradients of its activations."""
 
@@ -41,12 +48,19 @@ class TrainingMemory:
     gradients: float
     optimizer: float
     activations: float
+    gathered: float = 0.0
+    """Layers that a fully sharded pass has gathered: the current and the next one."""
     reserved: float = RESERVED_BYTES
 
     @property
     def total(self) -> float:
         """Sum of all parts."""
-        return self.parameters + self.gradients + self.optimizer + self.activations + self.reserved
+        return self.state + self.activations + self.reserved
+
+    @property
+    def state(self) -> float:
+        """Parameters, gradients and optimizer state."""
+        return self.parameters + self.gradients + self.optimizer + self.gathered
 
 
 def training_memory(
@@ -56,32 +70,46 @@ def training_memory(
     gpus: int,
     micro_batch_tokens: float,
     fully_sharded: bool = False,
+    gradient_bytes: int = GRADIENT_BYTES,
+    reference_on_host: bool = False,
 ) -> TrainingMemory:
     """Memory of the fullest GPU, which is in the first stage.
 
-    Tensor parallelism shares activations as well (sequence parallelism). The first of p stages has
-    p micro-batches in flight. A critic and a reference are models of the same size on the same
-    GPUs; the reference is only read.
+    Tensor and sequence parallelism share activations as well. The first of p stages has p
+    micro-batches in flight. A critic and a reference are models of the same size on the same
+    GPUs; the reference is only read, and may take the policy's place instead of one of its own.
 
     Args:
         config: layout, recomputation, and whether there are a critic and a reference.
-        micro_batch_tokens: tokens of the largest micro-batch.
+        micro_batch_tokens: tokens of the largest micro-batch, before they are shared.
         fully_sharded: data-parallel ranks also shard parameters and gradients.
+        gradient_bytes: of an accumulated gradient.
+        reference_on_host: the reference is in the host's memory.
     """
-    model_parallel = config.tensor_parallel * config.pipeline_parallel
-    held = model.parameters / (gpus if fully_sharded else model_parallel)
+    groups = groups_of(config, model, gpus)
+    dense, experts = groups.held_parameters(model)
+    held, sharded, gathered = dense + experts, float(gpus), 0.0
+    if fully_sharded:
+        gathered = 2 * WEIGHT_BYTES * held * groups.pipeline / model.layers
+        sharded = float(groups.shard_gpus * groups.tensor * groups.pipeline)
+        held = model.parameters / sharded
     trained = 2 if config.critic else 1
     layer_bytes = _HIDDEN_BYTES * model.hidden + _MLP_BYTES * _mlp_width(model)
-    entering_bytes = WEIGHT_BYTES * model.hidden
-    kept = entering_bytes if config.activation_recompute else layer_bytes
+    kept: float = WEIGHT_BYTES * model.hidden  # what enters a layer
+    if not config.activation_recompute:
+        mlp_bytes = _KEPT_MLP_BYTES[model.gated] * _mlp_width(model)
+        kept = _KEPT_HIDDEN_BYTES * model.hidden + mlp_bytes
     in_flight = model.layers  # of p micro-batches, each with the layers of one of p stages
     working = _WORKING_FACTOR * layer_bytes
-    per_token = (in_flight * kept + working) / config.tensor_parallel
+    per_token = (in_flight * kept + working) / (config.tensor_parallel * groups.sequence)
+    on_gpu = 0 if config.optimizer_offload else OPTIMIZER_BYTES
+    read = config.reference_logprobs and not reference_on_host
     return TrainingMemory(
-        parameters=(trained + config.reference_logprobs) * WEIGHT_BYTES * held,
-        gradients=trained * GRADIENT_BYTES * held,
-        optimizer=trained * OPTIMIZER_BYTES * model.parameters / gpus,
+        parameters=(trained + read) * WEIGHT_BYTES * held,
+        gradients=trained * gradient_bytes * held,
+        optimizer=trained * on_gpu * model.parameters / sharded,
         activations=per_token * micro_batch_tokens,
+        gathered=gathered,
     )
 
 
@@ -95,9 +123,11 @@ def check_training_memory(
     """
     if memory.total <= gpu.memory_bytes:
         return
-    state = memory.parameters + memory.gradients + memory.optimizer
+    state = memory.state
     if state + memory.reserved > gpu.memory_bytes:
         fix = "raise trainer.tensor_parallel or trainer.pipeline_parallel, or train on more GPUs"
+        if model.experts:
+            fix = f"raise trainer.expert_parallel, {fix[6:]}"
     elif not activation_recompute:
         fix = "set trainer.activation_recompute, or lower trainer.micro_batch_tokens"
     else:
@@ -119,11 +149,12 @@ def unchecked_memory(model: ModelShape, gpu: GPU, gpus: int) -> str:
     shares = training_memory(
         model, TrainerConfig(), gpus=gpus, micro_batch_tokens=0, fully_sharded=True
     )
-    if shares.total <= gpu.memory_bytes:
+    state = shares.state - shares.gathered
+    if state + shares.reserved <= gpu.memory_bytes:
         return ""
     return (
         f"training: memory is not checked, because trainer.step_s is given; parameters, gradients "
-        f"and optimizer of {model.name} take {(shares.total - shares.reserved) / GIB:.1f} GiB on "
+        f"and optimizer of {model.name} take {state / GIB:.1f} GiB on "
         f"each of {gpus} GPU{'s' * (gpus > 1)}, but {gpu.name} has {gpu.memory_bytes / GIB:.1f}"
     )
 

@@ -17,6 +17,7 @@ attention (half of the square). Many trainers count differently; see `areal_coun
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,8 @@ from simulator.catalogue.gpu import GPU
 from simulator.catalogue.transformer import ModelShape
 
 Values = NDArray[np.float64]
+ExpertCosts: TypeAlias = Literal["layer", "grouped"]
+Dispatch: TypeAlias = Literal["copies", "ranks"]
 
 BYTES_PER_NUMBER = 2
 """bf16 and fp16."""
@@ -52,8 +55,38 @@ class TrainerSpeed:
     """Per optimizer step, for any number of tokens: statistics, logging."""
     slowdown: float = 1.0
     """Factor on all times, relative to the trainer that the other coefficients were fitted to."""
+    fp8_speedup: float = 1.0
+    """Time of a layer's matrix products in bf16 / that in fp8, conversions included."""
+    gathers: bool = False
+    """Parameters are sharded and gathered for every pass (FSDP), during the previous pass."""
+    overlaps: bool = False
+    """Gradients are reduced, and parameters gathered, while the last micro-batch computes."""
+    exchange_share: float = 1.0
+    """Share of the exchanges inside layers (tensor, context parallelism) that no work hides."""
+    exchanges_like_flops: bool = False
+    """Count exchanges inside layers like FLOPs, twice in a backward pass. They are as many as in
+    the forward pass; but AReaL's factor was fitted with the double count."""
+    head_is_shared: bool = False
+    """Divide the head among pipeline stages like the layers. It is all in the last stage, which
+    the others wait for; but AReaL's factor was fitted without."""
+    pipeline_micro_batches: int = 1
+    """Fewest micro-batches per pipeline stage."""
+    experts: ExpertCosts = "layer"
+    """`layer`: `expert_layer_s` is the time to gather or read the experts of a layer, which their
+    shards divide. `grouped`: grouped products read the experts that a GPU holds; `expert_layer_s`
+    is the time of launches."""
+    dispatch: Dispatch = "copies"
+    """A token is sent to each of its experts (`copies`: NCCL's all-to-all), or once to each GPU
+    that holds some of them (`ranks`: DeepEP, HybridEP)."""
+    gradient_bytes: int = 4
+    """Bytes of an accumulated gradient."""
+    reference_on_host: bool = False
+    """A reference model is kept in the host's memory, and changes places with the policy for its
+    pass."""
     error: float
     """Mean absolute relative error of the seconds, on the points used for the fit."""
+    mixture_error: float | None = None
+    """The same for mixtures of experts; None if it is not another."""
     provenance: str
 
     def __post_init__(self) -> None:
@@ -65,6 +98,11 @@ class TrainerSpeed:
         for name in ("hidden_traffic", "layer_s", "expert_traffic", "expert_layer_s", "step_s"):
             if not 0 <= getattr(self, name) < np.inf:
                 raise ValueError(f"{name} is {getattr(self, name)}, but must be >= 0")
+        if not 1 <= self.fp8_speedup <= 2 or not 0 <= self.exchange_share <= 1:
+            raise ValueError(
+                f"fp8_speedup is {self.fp8_speedup} and exchange_share {self.exchange_share}, but "
+                "must be in [1, 2] and in [0, 1]"
+            )
         if not 0 < self.slowdown < np.inf:
             raise ValueError(f"slowdown is {self.slowdown}, but must be > 0; 1 means none")
 

@@ -23,6 +23,7 @@ PROXIMAL = "proximal log-probs"
 REFERENCE = "reference log-probs"
 CRITIC = "critic"
 MEASURED = "train"
+FIXED = "fixed time"
 
 Sizes: TypeAlias = Sequence[int] | NDArray[np.int64]
 """Tokens of prompt and response of each sequence, in batch order."""

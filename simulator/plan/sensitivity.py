@@ -21,7 +21,7 @@ from simulator.config.schema import SimulationConfig
 from simulator.costs.colocation import switch_cost
 from simulator.costs.decode import ENGINE_S, decode_cost
 from simulator.costs.economics import Cost
-from simulator.costs.trainer_speeds import speed_error
+from simulator.costs.trainers.named import trainer_error
 from simulator.costs.weight_sync import weight_sync
 from simulator.plan.result import End, Input, Outcome, Sensitivity, best_of
 from simulator.plan.schema import PlanConfig
@@ -200,7 +200,8 @@ def _training_speed(config: SimulationConfig) -> _Varied:
     if config.trainer.mfu is not None:
         error, source = GIVEN, f"given: ±{GIVEN:.0%}"
     else:
-        known = speed_error(find_gpu(config.cluster.gpu))
+        gpu, model = find_gpu(config.cluster.gpu), find_model(config.model)
+        known = trainer_error(config.trainer, gpu, model)
         error, source = known.span, f"{known.source}: ±{known.span:.0%}"
 
     def end(change: float) -> tuple[str, Change]:

@@ -15,7 +15,7 @@ from areal_lab.runlog.activity import (
     WAIT_WEIGHTS,
 )
 from simulator.catalogue.find_gpu import find_gpu
-from simulator.config.schema import ClusterConfig, ScheduleConfig
+from simulator.config.schema import ClusterConfig, ScheduleConfig, TrainerConfig
 from simulator.report.bottleneck import (
     FAILURES,
     GENERATION_BOUND,
@@ -55,6 +55,11 @@ def setting_lines(told: Mapping[str, Any]) -> Iterator[str]:
     split_up = ClusterConfig(**cluster)
     trains, generates = split_up.training_gpus, split_up.generating_gpus
     split = f"TP {trainer['tensor_parallel']}, PP {trainer['pipeline_parallel']}"
+    for letters, setting in (("CP", "context"), ("SP", "sequence"), ("EP", "expert")):
+        if trainer[f"{setting}_parallel"] > 1:
+            split += f", {letters} {trainer[f'{setting}_parallel']}"
+    if trainer["kind"] != TrainerConfig().kind:
+        split = f"{trainer['kind']}, {split}"
     engines = (
         f"{generates // rollout['tensor_parallel']} engines of TP {rollout['tensor_parallel']}"
     )

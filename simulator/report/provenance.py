@@ -15,7 +15,7 @@ from simulator.config.schema import SimulationConfig
 from simulator.costs.colocation import switch_cost
 from simulator.costs.measured_engine import GIVEN, measured_prefill
 from simulator.costs.prefill import prefill_cost
-from simulator.costs.trainer_speeds import AREAL, FITTED_ON, speed_error
+from simulator.costs.trainers.named import SPEEDS, measured_on, trainer_error
 from simulator.costs.training_memory import unchecked_memory
 from simulator.costs.weight_sync import weight_sync
 from simulator.workload.lengths import lengths_from
@@ -41,7 +41,7 @@ def cost_parts(config: SimulationConfig) -> list[Part]:
     rollout_gpu = find_gpu(config.cluster.generating_gpu)
     return [
         *_engine_parts(config, model, rollout_gpu),
-        _training_part(config, gpu),
+        _training_part(config, model, gpu),
         *_weights_parts(config, model, gpu),
         _lengths_part(config),
     ]
@@ -115,17 +115,25 @@ def _engine_parts(config: SimulationConfig, model: ModelShape, gpu: GPU) -> Iter
             yield Part("engine CPU", f"rollout.engine_overhead_s, {GIVEN}", 0.0)
 
 
-def _training_part(config: SimulationConfig, gpu: GPU) -> Part:
-    if config.trainer.step_s is not None:
+def _training_part(config: SimulationConfig, model: ModelShape, gpu: GPU) -> Part:
+    trainer = config.trainer
+    if trainer.step_s is not None:
         return _measured_training(config)
-    if config.trainer.mfu is not None:
-        return Part("training", f"a utilization of {config.trainer.mfu:g}, {GIVEN}", None)
-    error = speed_error(gpu).error
-    if gpu.name in FITTED_ON:
-        return Part("training", AREAL.provenance, error)
+    if trainer.mfu is not None:
+        return Part("training", f"a utilization of {trainer.mfu:g}, {GIVEN}", None)
+    source = SPEEDS[trainer.kind].provenance
+    if trainer.time_factor != 1 or trainer.fixed_s:
+        source = (
+            f"{trainer.kind} times {trainer.time_factor:.3g} and {trainer.fixed_s:.3g} s per step; "
+            f"{config.calibration.source or GIVEN}; {source}"
+        )
+        return Part("training", source, config.calibration.training_error or None)
+    error = trainer_error(trainer, gpu, model).error
+    if measured_on(trainer.kind, gpu):
+        return Part("training", source, error)
     source = (
         f"not measured on {gpu.name}, about ±{error:.0%}; set trainer.mfu or trainer.step_s to "
-        f"replace it: {AREAL.provenance}"
+        f"replace it: {source}"
     )
     return Part("training", source, error)
 

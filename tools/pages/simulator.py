@@ -18,6 +18,7 @@ from areal_lab.config.reference import markdown_tables
 from simulator.assembly.simulate import replicate
 from simulator.config.load import ALIASES, load_simulation, presets
 from simulator.config.schema import SimulationConfig
+from simulator.costs.trainers.named import SPEEDS
 from simulator.report.tables import show_report
 from simulator.report.to_json import report
 
@@ -29,6 +30,15 @@ def presets_table() -> str:
     """Names and titles of presets, as Markdown."""
     rows = [f"| `{name}` | {title} |" for name, title in presets().items()]
     return "\n".join(["| preset | |", "|---|---|", *rows])
+
+
+def trainers_table() -> str:
+    """Named trainers with errors and sources, as Markdown."""
+    rows = ["| `trainer.kind` | error | mixtures | source |", "|---|---|---|---|"]
+    for kind, speed in SPEEDS.items():
+        mixture = speed.error if speed.mixture_error is None else speed.mixture_error
+        rows.append(f"| `{kind}` | {speed.error:.0%} | {mixture:.0%} | {speed.provenance} |")
+    return "\n".join(rows)
 
 
 def own_file(page: str) -> str:
@@ -62,6 +72,7 @@ def page() -> str:
         made = {
             "settings": markdown_tables(SimulationConfig, ALIASES),
             "presets": presets_table(),
+            "trainers": trainers_table(),
             "small": example_output("small"),
             "own": example_output(own),
         }

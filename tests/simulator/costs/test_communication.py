@@ -14,6 +14,7 @@ from simulator.catalogue.find_gpu import GPUS, find_gpu
 from simulator.costs.communication import (
     all_gather_s,
     all_reduce_s,
+    all_to_all_s,
     engine_all_reduce_s,
     point_to_point_s,
 )
@@ -122,3 +123,36 @@ def test_impossible_numbers_of_gpus_are_refused() -> None:
     for wrong in (0, 9):
         with pytest.raises(ValueError, match=f"gpus_per_node is {wrong}, but must be from 1 to 8"):
             all_reduce_s(1.0, 16, find_gpu("H100"), gpus_per_node=wrong)
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "low_bytes_per_s", "high_bytes_per_s"),
+    [
+        # DeepEP's README: NVLink of H800s (2025-02), and of eight SM100 GPUs (2026).
+        ("H800", 8, 153e9, 158e9),
+        ("B200", 8, 643e9, 740e9),
+        # Between nodes it counts what adapters send and what stays in the node: 43 to 47 GB/s
+        # with 16 and 32 H800s (2025-02), 61 to 90 in 2026.
+        ("H800", 16, 43e9, 90e9),
+        ("H800", 32, 43e9, 61e9),
+    ],
+)
+def test_all_to_alls_are_as_fast_as_published(
+    name: str, gpus: int, low_bytes_per_s: float, high_bytes_per_s: float
+) -> None:
+    gpu = find_gpu(name)
+    size = 4096 * 7168 * 2 * 8
+    seconds = all_to_all_s(size, gpus, gpu)
+    leaves = size if gpus > 8 else size * 7 / 8
+    assert 0.9 * low_bytes_per_s < leaves / seconds < 1.1 * high_bytes_per_s
+
+
+def test_an_all_to_all_waits_for_its_slower_way() -> None:
+    gpu = find_gpu("H100")
+    near, far = 1e9, 1e8
+    start = all_to_all_s(0, 16, gpu)
+    by_links = all_to_all_s(near, 16, gpu, far_bytes=0) - start
+    by_network = all_to_all_s(0, 16, gpu, far_bytes=far) - start
+    both = all_to_all_s(near, 16, gpu, far_bytes=far) - start
+    assert both == pytest.approx(max(by_links, by_network))
+    assert all_to_all_s(1e9, 1, gpu) == 0
