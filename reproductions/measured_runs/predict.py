@@ -48,6 +48,16 @@ class Sizes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """What the runs of a family share."""
+
+    family: Family
+    common: Settings
+    """Shared constants, fitted to other groups."""
+    sizes: Sizes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Fitted:
     """A number that was fitted, or the end of its range that comes nearest."""
 
@@ -86,67 +96,43 @@ def predict(
     common: dict[str, Any] = {}
     for one in shared:
         common |= one(runs.others(family))
+    context = Context(family=family, common=common, sizes=sizes)
     fitted: list[Fitted] = []
     for fit in family.fits:
-        fitted.append(_solve(fit, family, runs, common, fitted, sizes))
+        fitted.append(_solve(fit, context, fitted, _target_s(fit, family, runs)))
     return [
-        Predicted(
-            family=family,
-            row=row,
-            run=_simulate(family, row, common, fitted, sizes),
-            fitted=fitted,
-        )
+        Predicted(family=family, row=row, run=_simulate(row, context, fitted), fitted=fitted)
         for row in family.rows
     ]
 
 
-def configured(
-    family: Family,
-    row: Measured,
-    common: Settings,
-    fitted: Sequence[Fitted],
-    sizes: Sizes,
-) -> SimulationConfig:
+def configured(row: Measured, context: Context, fitted: Sequence[Fitted]) -> SimulationConfig:
     """The config of a row: later settings replace earlier ones."""
-    numbers = {
-        one.fit.setting: one.value for one in fitted if one.fit.mode in ("", row.mode)
-    }
     settings = {
         "name": row.id,
-        "seeds": sizes.seeds,
-        **family.settings,
-        **common,
+        "seeds": context.sizes.seeds,
+        **context.family.settings,
+        **context.common,
         **row.settings,
-        **sizes.overrides,
-        **numbers,
+        **context.sizes.overrides,
+        **{one.fit.setting: one.value for one in fitted if one.fit.mode in ("", row.mode)},
     }
     return load_simulation(None, settings)
 
 
-def _simulate(
-    family: Family, row: Measured, common: Settings, fitted: Sequence[Fitted], sizes: Sizes
-) -> Replicated:
-    return replicate(configured(family, row, common, fitted, sizes), processes=1)
+def _simulate(row: Measured, context: Context, fitted: Sequence[Fitted]) -> Replicated:
+    return replicate(configured(row, context, fitted), processes=1)
 
 
-def _solve(
-    fit: Fit,
-    family: Family,
-    runs: MeasuredRuns,
-    common: Settings,
-    before: Sequence[Fitted],
-    sizes: Sizes,
-) -> Fitted:
+def _solve(fit: Fit, context: Context, before: Sequence[Fitted], measured_s: float) -> Fitted:
     """The number with which the synchronous row's part is as long as measured."""
-    row = family.synchronous
-    measured_s = _target_s(fit, family, runs)
 
-    def seconds(value: float) -> float:
+    def gap(value: float) -> float:
         tried = [*before, Fitted(fit=fit, value=value, reached=True)]
-        run = _simulate(family, row, common, tried, sizes)
-        return run.estimate(part(fit.part)).mean
+        run = _simulate(context.family.synchronous, context, tried)
+        return math.log(run.estimate(part(fit.part)).mean / measured_s)
 
-    return _root(fit, lambda value: math.log(seconds(value) / measured_s))
+    return _root(fit, gap)
 
 
 def _root(fit: Fit, gap: Callable[[float], float]) -> Fitted:
