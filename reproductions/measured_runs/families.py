@@ -53,11 +53,11 @@ class Measured:
     measured: Mapping[str, float]
     """`step_s`, or `axis_tokens_per_s` of a picture; and parts, where printed."""
     settings: Settings
-    nearest: str
-    """How these settings differ from the run, if they do."""
     confounders: Sequence[str]
-    missing: str
-    """What the simulator of the recorded baseline lacks for this row, with its size."""
+    nearest: str = ""
+    """How these settings differ from the run, if they do."""
+    missing: str = ""
+    """What the cost model lacked for this row when it was recorded, with its size in seconds."""
     baseline: str = ""
     """The synchronous row that its gain is against; empty takes the family's first."""
 
