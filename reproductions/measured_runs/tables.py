@@ -99,4 +99,4 @@ def _interval(prediction: Prediction) -> str:
 
 
 def _short(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{round(value, 6):.3g}"

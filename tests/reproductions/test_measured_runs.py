@@ -14,6 +14,7 @@ from areal_lab.plots.style import save_picture
 from reproductions.measured_runs.__main__ import findings, rows
 from reproductions.measured_runs.chart import draw
 from reproductions.measured_runs.families import Bars, Family, Fit, Measured, MeasuredRuns, load
+from reproductions.measured_runs.other_lengths import Spiked, with_spikes
 from reproductions.measured_runs.parts import PARTS_OF_A_STEP, seconds_of
 from reproductions.measured_runs.predict import Context, Sizes, configured, predict
 from reproductions.measured_runs.score import Number, score, summary
@@ -272,3 +273,19 @@ def test_tables_and_picture_show_every_row(tmp_path: Path) -> None:
     assert "(printed" in parts(predicted)[0]["update"]
     picture = save_picture(draw(scored), tmp_path / "rows.png")
     assert picture.stat().st_size > 1000
+
+
+def test_a_spike_keeps_the_mean_of_the_body_and_fills_the_cap() -> None:
+    lengths = Spiked(body_tokens=900, sigma=0.8, capped_share=0.003)
+    table = lengths.table(28_672)
+    assert math.fsum(weight for _, weight in table) == pytest.approx(1)
+    body = math.fsum(tokens * weight for tokens, weight in table[:-1]) / 0.997
+    assert body == pytest.approx(900, rel=0.01)
+    assert table[-1] == (28_672, 0.003)
+
+
+def test_other_lengths_are_simulated_for_every_row() -> None:
+    one = family("V8", fits=[LENGTH, SPEED])
+    records = with_spikes(runs_of(one, family("other")), SIZES)
+    assert [record["row"] for record in records] == ["synchronous", "asynchronous"]
+    assert all("1.0% at the cap" in record["lengths instead"] for record in records)
