@@ -164,9 +164,10 @@ def _rows(model: str, context: str, gpus: int, point: Point) -> list[Row]:
 def paper_tokens_per_s(system: str, model: str, context: str, gpus: int) -> float | None:
     """Trained tokens per second of `AReaL` or `verl`; None where no number was read."""
     printed = expected("figure_4")
-    if context != printed["axis_context"]:
+    read = printed["axis_tokens_per_s"][model][system].get(str(gpus))
+    if read is None or context != printed["axis_context"]:
         return None
-    return float(printed["axis_factor"] * printed["axis_tokens_per_s"][model][system][str(gpus)])
+    return float(printed["axis_factor"] * read)
 
 
 def growth(curve: Mapping[int, Point]) -> tuple[float, float]:
@@ -302,7 +303,7 @@ def _paper(axes: Axes, model: str, context: str, curve: Mapping[int, Point]) -> 
                 "D",
                 color=color,
                 mfc="none",
-                label=f"{system} in the paper",
+                label=f"{system} in AReaL's picture",
             )
 
 
