@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from areal_lab.plots.style import save_picture
+from areal_lab.runlog.intervals import student_t
 from reproductions.measured_runs.__main__ import findings, rows
 from reproductions.measured_runs.chart import draw
 from reproductions.measured_runs.families import Bars, Family, Fit, Measured, MeasuredRuns, load
@@ -235,6 +236,16 @@ def test_intervals_come_from_other_groups_only() -> None:
     }
     assert width["b"][1] > 2 * width["b"][0]
     assert few["a"].measured == pytest.approx(many["a"].measured * 3 / 1.3)
+
+
+def test_fitted_rows_are_no_residuals() -> None:
+    """Their error is small because it was fitted: it would make the intervals too narrow."""
+    runs = runs_of(*(slowed(family(name, fits=[SPEED]), 1.2) for name in "abc"))
+    scored = score([row for one in runs.families for row in predict(one, runs, SIZES)], runs)
+    half = student_t(2, 0.9) * math.log(1.2)  # two other groups, each a factor of 1.2 off
+    for one in scored:
+        found = math.log(one.step_s.predicted.high / one.step_s.predicted.value)
+        assert found == pytest.approx(half, rel=0.1)
 
 
 def test_fitted_rows_are_not_scored() -> None:
