@@ -31,6 +31,7 @@ from reproductions import (
     where_asynchrony_pays,
 )
 from reproductions.learning import gradients_by_lag, where_staleness_hurts
+from reproductions.measured_runs.__main__ import reproduce as predict_measured_runs
 from reproductions.report.harness import QUICK_SEEDS, SEEDS
 from reproductions.report.records import Reproduction, Row
 from reproductions.report.show import draw, to_markdown
@@ -46,6 +47,7 @@ ALL: tuple[Callable[[Arguments], Reproduction], ...] = (
     figure_6a.reproduce,
     figure_6b.reproduce,
     batched_generation.reproduce,
+    predict_measured_runs,
     lag_by_batch_order.reproduce,
     where_asynchrony_pays.reproduce,
     recorded_run.reproduce,
@@ -67,7 +69,8 @@ synchronous 1.5B row of Table 1; it is the same everywhere (`python -m reproduct
 repeats the fit). The correlation of response lengths within a prompt was measured on that model
 (`reproductions/within_prompt.py`). The trainer's speed was calibrated on the dynamic bars of Figure
 6a, the kernels' on published measurements (`docs/simulator.md`); the batched-generation curve has
-its own length. Everything else is predicted. {verdict}
+its own length. Everything else is predicted. `measured_runs` holds published runs of other systems,
+each family with up to two fitted numbers. {verdict}
 
 From table_2 on a small model learns under the simulated schedule of the paper's cluster
 (docs/cosim.md). These take CPU hours, so their results are recorded, each with its command,
@@ -92,6 +95,11 @@ def page(results: Sequence[Reproduction], arguments: Arguments) -> str:
     return "\n".join([head, *map(to_markdown, results), note])
 
 
+def program_of(reproduce: Callable[[Arguments], Reproduction]) -> str:
+    """The module that `python -m` runs for it."""
+    return reproduce.__module__.removesuffix(".__main__")
+
+
 def _content(result: Reproduction) -> str:
     """A line of the table of contents."""
     counts = [sum(row.within is met for row in result.rows) for met in (True, False)]
@@ -114,7 +122,7 @@ def run_all(arguments: Arguments) -> list[Reproduction]:
     """Run all of them, with progress on stderr."""
     results = []
     for number, reproduce in enumerate(ALL, start=1):
-        name = reproduce.__module__.rpartition(".")[2]
+        name = program_of(reproduce).rpartition(".")[2]
         print(f"[{number}/{len(ALL)}] {name}", file=sys.stderr, flush=True)
         results.append(reproduce(arguments))
     return results

@@ -85,21 +85,23 @@ def running_mean(values: Sequence[float], window: int) -> list[float]:
 
 
 @cache
-def student_t(degrees: int) -> float:
-    """The t with P(|T| > t) = 5 % for a Student variable T with this many degrees of freedom.
+def student_t(degrees: int, share: float = CONFIDENCE) -> float:
+    """The t with P(|T| < t) = `share` for a Student variable T with this many degrees of freedom.
 
     Bisection on the distribution function, which has a closed form for whole degrees of freedom:
     Abramowitz and Stegun, Handbook of Mathematical Functions (1964), 26.7.3 and 26.7.4.
 
     Raises:
-        ValueError: if `degrees` is below 1.
+        ValueError: if `degrees` is below 1, or `share` not between 0 and 1.
     """
     if degrees < 1:
         raise ValueError(f"degrees is {degrees}, but must be >= 1")
+    if not 0 < share < 1:
+        raise ValueError(f"share is {share}, but must be between 0 and 1")
     low, high = 0.0, math.pi / 2  # theta = atan(t / sqrt(degrees))
     for _ in range(60):
         middle = (low + high) / 2
-        if _central_probability(middle, degrees) < CONFIDENCE:
+        if _central_probability(middle, degrees) < share:
             low = middle
         else:
             high = middle

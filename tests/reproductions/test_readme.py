@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.harness import Arguments
 from reproductions import figure_6a, recorded_run
-from reproductions.__main__ import ALL, PAGE, PICTURES
+from reproductions.__main__ import ALL, PAGE, PICTURES, program_of
 from reproductions.calibration import CALIBRATED, MODELS, parameters
 from reproductions.report.harness import SEEDS, expected
 from reproductions.report.records import Reproduction
@@ -26,7 +26,7 @@ FULL = Arguments(
     started=datetime(2026, 1, 1, tzinfo=UTC),
     load_average=(0.0, 0.0, 0.0),
 )
-NAMES = [reproduce.__module__.rpartition(".")[2] for reproduce in ALL]
+NAMES = [program_of(reproduce).rpartition(".")[2] for reproduce in ALL]
 
 
 def section(name: str) -> str:
@@ -42,6 +42,7 @@ def test_every_reproduction_has_its_section_in_order_and_its_picture() -> None:
         assert (PICTURES / f"{name}.png").stat().st_size > 10_000
     assert {path.stem for path in PICTURES.glob("*.png")} == set(NAMES)
     modules = {path.stem for path in PAGE.parent.rglob("*.py")}
+    modules |= {path.parent.name for path in PAGE.parent.rglob("__main__.py")}
     assert set(NAMES) <= modules
 
 
@@ -56,7 +57,7 @@ def test_what_is_cheap_says_the_same_today(
 @pytest.mark.parametrize("reproduce", ALL)
 def test_the_reasons_are_those_of_the_code(reproduce: Callable[..., Reproduction]) -> None:
     module = __import__(reproduce.__module__, fromlist=["WHY"])
-    name = reproduce.__module__.rpartition(".")[2]
+    name = program_of(reproduce).rpartition(".")[2]
     for reason in module.WHY:
         assert f"- {reason}\n" in section(name)
 

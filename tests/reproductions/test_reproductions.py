@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import pytest
 from areal_lab.config.record import value_of
 from benchmarks.harness import Arguments
 from reproductions import table_2
-from reproductions.__main__ import ALL, page
+from reproductions.__main__ import ALL, page, program_of
 from reproductions.batched_generation import TOKENS
 from reproductions.calibration import (
     CALIBRATED,
@@ -27,6 +28,7 @@ from reproductions.calibration import (
     parameters,
     solve,
 )
+from reproductions.figure_4 import paper_tokens_per_s
 from reproductions.figure_6a import reproduce as reproduce_figure_6a
 from reproductions.report.harness import configured, expected, length, main
 from reproductions.report.records import Reproduction, Row, to_json
@@ -115,12 +117,28 @@ def test_figure_4_has_the_paper_s_gpus() -> None:
             assert config.cluster.gpus == min(counts)
 
 
+def test_figure_4_s_picture_has_a_quarter_of_the_trained_tokens() -> None:
+    printed = expected("figure_4")
+    at_16k = printed["axis_tokens_per_s"]["1.5B"]["AReaL"]["128"] * printed["axis_factor"]
+    at_27k = expected("figure_5c")["tokens_per_s"]["4"]
+    # The same run with shorter responses is somewhat faster; without the factor, far slower.
+    assert 1 < at_16k / at_27k < 1.2
+    ratios = {"1.5B": (1.0, 1.2, 1.69, 1.89), "7B": (0.85, 1.08, 1.32, 1.48), "32B": (1.5, 1.88)}
+    for model, wanted in ratios.items():
+        own, other = (
+            [paper_tokens_per_s(system, model, "16k", gpus) for gpus in printed["gpus"][model]]
+            for system in ("AReaL", "verl")
+        )
+        assert [round(a / b, 2) for a, b in zip(own, other, strict=True)] == list(wanted)
+    assert paper_tokens_per_s("AReaL", "1.5B", "32k", 32) is None
+
+
 def test_every_expected_value_says_where_it_is_printed() -> None:
     folder = Path(__file__).parents[2] / "reproductions" / "expected"
     names = sorted(path.stem for path in folder.glob("*.json"))
     assert names == [
         *("batched_generation", "figure_4", "figure_5c", "figure_6a", "figure_6b"),
-        *("table_1", "table_2", "table_7", "table_8"),
+        *("measured_runs", "table_1", "table_2", "table_7", "table_8"),
     ]
     for name in names:
         record = expected(name)
@@ -258,16 +276,18 @@ def test_the_command_line_prints_one_object_and_draws(
 @pytest.mark.parametrize(
     "reproduce",
     [one for one in ALL if one is not table_2.recorded],  # `test_learning` runs that one
-    ids=lambda one: one.__module__.rpartition(".")[2],
+    ids=lambda one: program_of(one).rpartition(".")[2],
 )
-def test_the_quick_form_of_each_runs(reproduce: object, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", reproduce.__module__, "--quick", "--json"]
+def test_the_quick_form_of_each_runs(
+    reproduce: Callable[[Arguments], Reproduction], tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", program_of(reproduce), "--quick", "--json"]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
     )
     record = json.loads(done.stdout.splitlines()[-1])
-    assert record["name"] == reproduce.__module__.rpartition(".")[2]
+    assert record["name"] == program_of(reproduce).rpartition(".")[2]
     assert record["rows"] or record["tables"]
     for line in record["rows"]:
         if line["interval"] is not None:  # a form without seeds

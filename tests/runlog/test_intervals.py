@@ -19,9 +19,16 @@ def test_students_t_is_that_of_the_tables(degrees: int, t: float) -> None:
     assert student_t(degrees) == pytest.approx(t, abs=5e-4)
 
 
+@pytest.mark.parametrize(("degrees", "t"), [(1, 6.314), (6, 1.943), (30, 1.697)])
+def test_other_shares_are_those_of_the_tables(degrees: int, t: float) -> None:
+    assert student_t(degrees, 0.9) == pytest.approx(t, abs=5e-4)
+
+
 def test_without_a_degree_of_freedom_there_is_no_t() -> None:
     with pytest.raises(ValueError, match="degrees is 0"):
         student_t(0)
+    with pytest.raises(ValueError, match="share is 1"):
+        student_t(3, 1.0)
 
 
 def test_the_interval_of_five_numbers_is_that_of_a_table():

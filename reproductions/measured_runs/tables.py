@@ -1,0 +1,102 @@
+"""Tables of measured and predicted rows: numbers, parts of a step, and what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from reproductions.measured_runs.families import Family
+from reproductions.measured_runs.parts import PARTS_OF_A_STEP, seconds_of
+from reproductions.measured_runs.predict import Predicted, measured_parts
+from reproductions.measured_runs.score import Number, Scored
+from simulator.stats.model_error import Prediction
+
+
+def numbers(scored: Sequence[Scored]) -> list[dict[str, Any]]:
+    """Step and gain of every row, with their intervals."""
+    return [_numbers(one) for one in scored]
+
+
+def parts(predicted: Sequence[Predicted]) -> list[dict[str, Any]]:
+    """Simulated seconds of every row by part, beside the printed ones."""
+    return [_parts(one) for one in predicted]
+
+
+def reasons(predicted: Sequence[Predicted]) -> list[dict[str, Any]]:
+    """How a row's settings differ from the run, what confounds it, and what was missing."""
+    return [
+        {
+            "row": one.row.id,
+            "nearest settings": one.row.nearest or "as described",
+            "confounders": "; ".join(one.row.confounders),
+            "missing": one.row.missing,
+        }
+        for one in predicted
+    ]
+
+
+def families(predicted: Sequence[Predicted]) -> list[dict[str, Any]]:
+    """What each family is, and its fitted numbers."""
+    first: dict[str, Predicted] = {}
+    for one in predicted:
+        first.setdefault(one.family.id, one)
+    return [_family(one.family, one) for one in first.values()]
+
+
+def _numbers(one: Scored) -> dict[str, Any]:
+    step, gain = one.step_s, one.gain
+    return {
+        "row": one.of.row.id,
+        "measured s": _short(step.measured),
+        "predicted s": _short(step.predicted.value),
+        "90 % interval, s": _interval(step.predicted),
+        "error": f"{step.relative_error:+.0%}",
+        "measured gain": "" if gain is None else f"{gain.measured:.2f}",
+        "predicted gain": "" if gain is None else f"{gain.predicted.value:.2f}",
+        "90 % interval": "" if gain is None else _interval(gain.predicted),
+        "ln error": "" if gain is None else f"{gain.log_error:+.2f}",
+        "sign": "" if gain is None else _sign(gain),
+        "how": "fitted" if one.of.is_fitted else "predicted",
+    }
+
+
+def _sign(gain: Number) -> str:
+    return {None: "no clear gain", True: "right", False: "WRONG"}[gain.sign_is_right]
+
+
+def _parts(one: Predicted) -> dict[str, Any]:
+    each = [seconds_of(result) for result in one.run.results]
+    simulated = {name: sum(own[name] for own in each) / len(each) for name in each[0]}
+    printed = measured_parts(one.row)
+    return {
+        "row": one.row.id,
+        **{
+            name: _short(simulated[name])
+            + (f" (printed {_short(printed[name])})" if name in printed else "")
+            for name in PARTS_OF_A_STEP
+        },
+    }
+
+
+def _family(family: Family, one: Predicted) -> dict[str, Any]:
+    fitted = "; ".join(
+        f"{each.fit.setting} {each.value:.4g} to {each.fit.part}"
+        + ("" if each.reached else " (end of its range)")
+        for each in one.fitted
+    )
+    return {
+        "family": family.id,
+        "system": family.system,
+        "model, GPU": f"{family.settings['model']}, {family.settings['cluster.gpu']}",
+        "fitted": fitted,
+        "assumed": "; ".join(family.assumed),
+        "source": family.source,
+    }
+
+
+def _interval(prediction: Prediction) -> str:
+    return f"{_short(prediction.low)} .. {_short(prediction.high)}"
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{round(value, 6):.3g}"

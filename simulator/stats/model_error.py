@@ -1,0 +1,111 @@
+r"""Intervals that contain the model's own error, besides the randomness of the seeds.
+
+    ln(predicted / measured) of other systems --model_error--> spread, groups
+    one prediction, a value per seed          --with_model_error--> value, low, high
+
+An interval over seeds says how well the simulated mean is known, and nothing of the difference
+between a simulation and a cluster. That difference is estimated from predictions of other systems
+that were measured, and is taken as log-normal around no error.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from areal_lab.runlog.intervals import student_t
+
+SHARE = 0.9
+"""Share of measured values that an interval should contain."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelError:
+    """Error of predictions of systems that nothing was fitted to."""
+
+    spread: float
+    """Root mean square of ln(predicted / measured): 0.2 is a factor of 1.2 either way."""
+    groups: int
+    """Independent systems that it was estimated from."""
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.spread) or self.spread < 0:
+            raise ValueError(f"spread is {self.spread}, but must be >= 0 and finite")
+        if self.groups < 1:
+            raise ValueError(f"groups is {self.groups}, but must be >= 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """A predicted value with the interval that should contain the measured one."""
+
+    value: float
+    low: float
+    high: float
+
+    def contains(self, measured: float) -> bool:
+        """Whether a measured value is within the interval."""
+        return self.low <= measured <= self.high
+
+
+def model_error(residuals: Iterable[Sequence[float]]) -> ModelError:
+    r"""Spread of the model's error, from its residuals on measured systems.
+
+    $$ s^2 = \frac{1}{G} \sum_g \frac{1}{n_g} \sum_{i=1}^{n_g} r_{gi}^2, \quad
+    r = \ln(\text{predicted} / \text{measured}) $$
+
+    Rows of one system share their errors, so each group counts once, however many rows it has. The
+    mean is not subtracted: a bias of other systems is an error to expect, not one to correct.
+
+    Args:
+        residuals: ln(predicted / measured), a sequence per group; empty groups are left out.
+
+    Raises:
+        ValueError: there is no residual.
+    """
+    squares = [math.fsum(r * r for r in group) / len(group) for group in residuals if group]
+    if not squares:
+        raise ValueError("no residual; the model's error needs at least one measured system")
+    return ModelError(spread=math.sqrt(math.fsum(squares) / len(squares)), groups=len(squares))
+
+
+def with_model_error(
+    values: Sequence[float], error: ModelError, *, share: float = SHARE
+) -> Prediction:
+    r"""The mean of `values`, and the interval that contains a measured value in `share` of cases.
+
+    $$ \ln m \pm t_\nu \sqrt{s^2 + v}, \quad
+    \nu = \frac{(s^2 + v)^2}{s^4 / G + v^2 / (n - 1)} $$
+
+    with the model's spread s from G groups, and the variance v of the mean of ln(value) over n
+    seeds (Welch, Biometrika 34, 1947, for two variances that are estimated separately). With s = 0
+    it is the interval over seeds, with equal values that of the model.
+
+    Args:
+        values: the predicted number of each seed, all > 0.
+        error: of the model, from other systems.
+        share: of measured values that the interval should contain.
+
+    Raises:
+        ValueError: no value, or one that is not > 0. One value alone has an infinite interval: it
+            says nothing of its own spread.
+    """
+    if not values:
+        raise ValueError("no values to average; at least one was expected")
+    if min(values) <= 0:
+        raise ValueError(f"a predicted value is {min(values)}, but must be > 0")
+    count = len(values)
+    mean = math.fsum(values) / count
+    if count == 1:
+        return Prediction(value=mean, low=0.0, high=math.inf)
+    logs = [math.log(value) for value in values]
+    center = math.fsum(logs) / count
+    of_model = error.spread**2
+    of_seeds = math.fsum((one - center) ** 2 for one in logs) / (count - 1) / count
+    total = of_model + of_seeds
+    if total == 0:
+        return Prediction(value=mean, low=mean, high=mean)
+    degrees = total**2 / (of_model**2 / error.groups + of_seeds**2 / (count - 1))
+    half = student_t(max(1, math.floor(degrees + 1e-9)), share) * math.sqrt(total)
+    return Prediction(value=mean, low=mean * math.exp(-half), high=mean * math.exp(half))

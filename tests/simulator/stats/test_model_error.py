@@ -1,0 +1,110 @@
+"""The interval that contains the model's error: its limits, and its coverage by simulation."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from areal_lab.runlog.intervals import student_t
+from simulator.stats.model_error import ModelError, model_error, with_model_error
+from simulator.stats.statistics import estimate
+
+NONE = ModelError(spread=0.0, groups=5)
+
+
+def test_the_spread_counts_each_group_once_and_keeps_a_bias() -> None:
+    assert model_error([[0.5]]) == ModelError(spread=0.5, groups=1)
+    many = model_error([[0.3] * 100, [-0.1]])
+    assert many.groups == 2
+    assert many.spread == pytest.approx(math.sqrt((0.09 + 0.01) / 2))
+    assert model_error([[0.2], [], [0.2]]).groups == 2
+    with pytest.raises(ValueError, match="no residual"):
+        model_error([[], []])
+
+
+def test_equal_seeds_leave_the_model_s_interval() -> None:
+    error = ModelError(spread=0.2, groups=6)
+    found = with_model_error([100.0, 100.0, 100.0], error)
+    assert found.value == 100
+    half = student_t(6, 0.9) * 0.2
+    assert found.low == pytest.approx(100 * math.exp(-half))
+    assert found.high == pytest.approx(100 * math.exp(half))
+    assert found.contains(100 * math.exp(0.99 * half))
+    assert not found.contains(100 * math.exp(1.01 * half))
+
+
+def test_without_an_error_of_the_model_the_interval_is_that_of_the_seeds() -> None:
+    values = [100.0, 101.0, 99.5, 100.4]
+    found, seeds = with_model_error(values, NONE, share=0.95), estimate(values)
+    assert found.low == pytest.approx(seeds.low, rel=1e-3)
+    assert found.high == pytest.approx(seeds.high, rel=1e-3)
+    equal = with_model_error([7.0, 7.0], NONE)
+    assert (equal.low, equal.high) == (7.0, 7.0)
+
+
+def test_many_groups_give_the_normal_interval() -> None:
+    found = with_model_error([1.0, 1.0], ModelError(spread=0.1, groups=400))
+    assert math.log(found.high) == pytest.approx(1.645 * 0.1, rel=5e-3)
+
+
+def test_one_seed_says_nothing_of_its_spread() -> None:
+    found = with_model_error([3.0], ModelError(spread=0.1, groups=4))
+    assert (found.value, found.low, found.high) == (3.0, 0.0, math.inf)
+
+
+@pytest.mark.parametrize("values", [[], [1.0, 0.0], [1.0, -2.0]])
+def test_values_that_have_no_logarithm_are_refused(values: list[float]) -> None:
+    with pytest.raises(ValueError, match=r"no values|must be > 0"):
+        with_model_error(values, NONE)
+
+
+@pytest.mark.parametrize(("spread", "groups"), [(-0.1, 3), (math.nan, 3), (math.inf, 3), (0.1, 0)])
+def test_impossible_errors_are_refused(spread: float, groups: int) -> None:
+    with pytest.raises(ValueError, match="must be >="):
+        ModelError(spread=spread, groups=groups)
+
+
+@given(
+    st.lists(st.floats(0.5, 2), min_size=2, max_size=6),
+    st.floats(0, 1),
+    st.integers(1, 30),
+    st.floats(0.01, 100),
+)
+def test_units_do_not_matter_and_the_value_is_inside(
+    values: list[float], spread: float, groups: int, unit: float
+) -> None:
+    error = ModelError(spread=spread, groups=groups)
+    found = with_model_error(values, error)
+    scaled = with_model_error([unit * value for value in values], error)
+    assert scaled.low == pytest.approx(unit * found.low)
+    assert scaled.high == pytest.approx(unit * found.high)
+    assert found.low <= found.value <= found.high
+    wider = with_model_error(values, error, share=0.99)
+    assert wider.low <= found.low
+    assert wider.high >= found.high
+
+
+@pytest.mark.parametrize(("spread", "noise"), [(0.3, 0.0), (0.3, 0.01), (0.1, 0.2), (0.02, 0.2)])
+def test_nine_of_ten_new_systems_are_within_the_interval(spread: float, noise: float) -> None:
+    """Errors of six systems and of a seventh, from one distribution; its seeds are noisy."""
+    random = np.random.default_rng(7)
+    trials, inside = 2000, 0
+    for _ in range(trials):
+        error = model_error([[one] for one in random.normal(0, spread, 6)])
+        true = math.exp(random.normal(0, spread))
+        seeds = np.exp(random.normal(0, noise, 4)).tolist()  # around the model's mean, which is 1
+        inside += with_model_error(seeds, error).contains(true)
+    assert inside / trials == pytest.approx(0.9, abs=0.025)
+
+
+def test_a_bias_of_the_other_systems_is_expected_here_too() -> None:
+    random = np.random.default_rng(8)
+    inside, trials = 0, 1000
+    for _ in range(trials):
+        error = model_error([[one] for one in random.normal(-0.4, 0.1, 6)])
+        inside += with_model_error([1.0, 1.0], error).contains(math.exp(random.normal(0.4, 0.1)))
+    assert inside / trials > 0.9
