@@ -17,7 +17,7 @@ from simulator.catalogue.find_gpu import find_gpu
 from simulator.catalogue.gpu import GPU
 from simulator.catalogue.models import ModelShape, find_model
 from simulator.config.schema import SimulationConfig
-from simulator.costs.colocation import switch_cost
+from simulator.costs.colocation.switch import switch_cost
 from simulator.costs.engine_memory import cache_tokens
 from simulator.costs.training import training_cost
 from simulator.costs.weight_sync import weight_sync
@@ -233,7 +233,7 @@ def _costs(
         ),
     )
     if cluster.colocated:
-        yield from _refused("weights", lambda: switch_cost(config.weights, model, gpu, gpus))
+        yield from _refused("weights", lambda: switch_cost(config, model, gpu))
     else:
         yield from _refused("weights", lambda: weight_sync(config.weights, model, gpu))
 

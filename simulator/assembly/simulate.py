@@ -17,7 +17,8 @@ from simulator.assembly.limits import limits_of
 from simulator.catalogue.find_gpu import find_gpu
 from simulator.catalogue.models import find_model
 from simulator.config.schema import LatencyConfig, SimulationConfig
-from simulator.costs.colocation import switch_cost
+from simulator.costs.colocation.switch import switch_cost
+from simulator.costs.outside import outside_from
 from simulator.costs.training import training_cost
 from simulator.costs.weight_sync import weight_sync
 from simulator.run.one_seed import run_system
@@ -145,7 +146,8 @@ def build(config: SimulationConfig) -> System:
         weights=UpdateSeconds() if colocated else weight_sync(config.weights, model, gpu),
         # The trainer takes part in a broadcast, but not in loading from disk.
         push_holds_trainer=config.weights.backend != "disk",
-        switch=switch_cost(config.weights, model, gpu, cluster.gpus) if colocated else None,
+        switch=switch_cost(config, model, gpu) if colocated else None,
+        outside=outside_from(config.outside, colocated=colocated),
         reward=_latency(workload.reward),
         reward_workers=workload.reward_workers,
         equal_rewards_share=workload.equal_rewards_share or None,

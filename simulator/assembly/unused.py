@@ -11,6 +11,7 @@ from simulator.config.schema import SimulationConfig
 def ignored_settings(config: SimulationConfig) -> Iterator[str]:
     """One line per setting that differs from its default but has no effect, with a fix."""
     rollout, trainer, weights = config.rollout, config.trainer, config.weights
+    outside = config.outside
     schedule, workload = config.schedule, config.workload
     bound = "schedule.batch_order=bounded_lag"
     for name, value, excluded, why in (
@@ -31,6 +32,18 @@ def ignored_settings(config: SimulationConfig) -> Iterator[str]:
             weights.switch_s,
             not config.cluster.colocated,
             "only colocated GPUs switch; use weights.update_s instead",
+        ),
+        (
+            "outside.validation_s",
+            outside.validation_s or None,
+            not outside.validation_steps,
+            "there is no validation; set outside.validation_steps",
+        ),
+        (
+            "outside.checkpoint_s",
+            outside.checkpoint_s or None,
+            not outside.checkpoint_steps,
+            "there is no checkpoint; set outside.checkpoint_steps",
         ),
         (
             "rollout.engine_overhead_s",
@@ -54,6 +67,7 @@ def ignored_settings(config: SimulationConfig) -> Iterator[str]:
         if value is not None and excluded:
             shown = "true" if value is True else value
             yield f"{name} is {shown}, but has no effect: {why}"
+    yield from _ignored_colocation(config)
     if weights.update_s is not None:
         for name in ("export_s", "load_s"):
             value = getattr(weights, name)
@@ -63,6 +77,23 @@ def ignored_settings(config: SimulationConfig) -> Iterator[str]:
                     "the whole update, so that it only changes the proportion of its parts; leave "
                     "one of them out"
                 )
+
+
+def _ignored_colocation(config: SimulationConfig) -> Iterator[str]:
+    """Settings of colocated GPUs that change nothing, or only proportions."""
+    switch_s = config.weights.switch_s
+    if config.cluster.colocated and switch_s is None:
+        return
+    for name, value in config.colocation.model_dump(exclude_defaults=True).items():
+        shown = str(value).lower() if isinstance(value, bool) else value
+        said = f"colocation.{name} is {shown}, but"
+        if not config.cluster.colocated:
+            yield f"{said} has no effect: GPUs are not colocated; use cluster.placement=colocated"
+        else:
+            yield (
+                f"{said} weights.switch_s ({switch_s:g}) gives the whole switch, so that it only "
+                "changes the proportion of its terms; leave one of them out"
+            )
 
 
 def ignored_overrides(config: SimulationConfig, overrides: Sequence[str]) -> Iterator[str]:

@@ -224,8 +224,56 @@ class WeightsConfig(Record):
     poll_s: Seconds = 5.0
     """Interval at which engines look for new weights on disk; adds half of it on average."""
     switch_s: Seconds | None = None
-    """Measured time to switch between generation and training and back, when colocated; null takes
-    the cost model."""
+    """Measured time to switch between generation and training and back, when colocated: the sum of
+    all terms of `colocation`; null takes the cost model."""
+
+
+class ColocationConfig(Record):
+    """What colocated GPUs do between generation and training."""
+
+    sleep: Literal["to_host", "discard", "none"] = "to_host"
+    """What a sleeping engine does with its weights: copy them to main memory and back (`to_host`,
+    vLLM's sleep level 1), `discard` them (level 2, SGLang's release_memory_occupation), or keep
+    everything on the GPU (`none`), because training fits beside it."""
+    sleep_s: Seconds | None = None
+    """Measured time until all engines sleep; null takes the cost model."""
+    wake_s: Seconds | None = None
+    """Measured time until all are awake, without new weights; null takes the cost model."""
+    offload: Literal["all", "optimizer", "none"] = "all"
+    """What of the trainer main memory holds during generation: `all` (optimizer state and
+    parameters), only the `optimizer` state, or `none`."""
+    pinned: bool = False
+    """Main memory for it is pinned, which is several times as fast; most trainers take pageable
+    memory (2026)."""
+    offload_s: Seconds | None = None
+    """Measured time to move the trainer's state to main memory; null takes the cost model."""
+    reload_s: Seconds | None = None
+    """Measured time to move it back; null takes the cost model."""
+    refit: Literal["packed", "by_tensor"] = "packed"
+    """How new weights reach the engine: many tensors `packed` into one buffer, or one after another
+    (`by_tensor`), which takes 2.5 ms for each matrix of an expert."""
+    refit_s: Seconds | None = None
+    """Measured time of new weights from the trainer's layout to the engine's; null takes the cost
+    model."""
+    graphs_s: Seconds = 0.0
+    """Time to capture CUDA graphs again at each wake-up. Sleeping engines of vLLM and SGLang keep
+    them; engines that are restarted take 14 s (1B, vLLM 0.6) to 20 s (Llama 4, SGLang)."""
+
+
+class OutsideConfig(Record):
+    """What a training step does besides generation, training and weights."""
+
+    batch_s: Seconds | None = None
+    """Time per step for data, advantages and logs, in which the trainer waits; null takes 0, and
+    for colocated GPUs 6 ms plus 0.46 ms per response (vime, 2026-09)."""
+    validation_s: Seconds = 0.0
+    """Time of one validation, during which nothing is trained. Needs `validation_steps`."""
+    validation_steps: Whole = 0
+    """Training steps from one validation to the next; 0 never validates."""
+    checkpoint_s: Seconds = 0.0
+    """Time for which one checkpoint holds the trainer. Needs `checkpoint_steps`."""
+    checkpoint_steps: Whole = 0
+    """Training steps from one checkpoint to the next; 0 writes none."""
 
 
 class ScheduleConfig(Record):
@@ -297,6 +345,8 @@ class SimulationConfig(Record):
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     trainer: TrainerConfig = Field(default_factory=TrainerConfig)
     weights: WeightsConfig = Field(default_factory=WeightsConfig)
+    colocation: ColocationConfig = Field(default_factory=ColocationConfig)
+    outside: OutsideConfig = Field(default_factory=OutsideConfig)
     schedule: ScheduleConfig = Field(default_factory=ScheduleConfig)
     faults: FaultsConfig = Field(default_factory=FaultsConfig)
     calibration: CalibrationConfig = Field(default_factory=CalibrationConfig)

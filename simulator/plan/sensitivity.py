@@ -18,7 +18,7 @@ from simulator.assembly.check import problems
 from simulator.catalogue.find_gpu import find_gpu
 from simulator.catalogue.models import find_model
 from simulator.config.schema import SimulationConfig
-from simulator.costs.colocation import switch_cost
+from simulator.costs.colocation.switch import switch_cost
 from simulator.costs.decode import ENGINE_S, decode_cost
 from simulator.costs.economics import Cost
 from simulator.costs.trainer_speeds import speed_error
@@ -219,9 +219,9 @@ def _weight_update(config: SimulationConfig) -> _Varied:
     model, gpu = find_model(config.model), find_gpu(config.cluster.gpu)
     colocated = config.cluster.colocated
     if colocated:
-        switch = switch_cost(config.weights, model, gpu, config.cluster.gpus)
-        taken = switch.to_training_s + switch.to_generation_s
-        given, error = config.weights.switch_s is not None, None
+        switch = switch_cost(config, model, gpu)
+        taken, error = switch.seconds, switch.error
+        given = config.weights.switch_s is not None
     else:
         sync = weight_sync(config.weights, model, gpu)
         measured = (config.weights.update_s, config.weights.export_s, config.weights.load_s)
@@ -248,9 +248,8 @@ def _with_update(job: Job, factor: float) -> Job:
     """The job with its update or switch times multiplied by `factor`."""
     config = job.config
     model, gpu = find_model(config.model), find_gpu(config.cluster.gpu)
-    switch = switch_cost(config.weights, model, gpu, config.cluster.gpus)
+    switch_s = switch_cost(config, model, gpu).seconds * factor
     update_s = weight_sync(config.weights, model, gpu).seconds * factor
-    switch_s = (switch.to_training_s + switch.to_generation_s) * factor
     return _with_settings(job, {"weights.update_s": update_s, "weights.switch_s": switch_s})
 
 

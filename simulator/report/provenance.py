@@ -12,8 +12,9 @@ from simulator.catalogue.find_gpu import find_gpu
 from simulator.catalogue.gpu import GPU
 from simulator.catalogue.models import ModelShape, find_model
 from simulator.config.schema import SimulationConfig
-from simulator.costs.colocation import switch_cost
+from simulator.costs.colocation.switch import switch_cost
 from simulator.costs.measured_engine import GIVEN, measured_prefill
+from simulator.costs.outside import outside_from
 from simulator.costs.prefill import prefill_cost
 from simulator.costs.trainer_speeds import AREAL, FITTED_ON, speed_error
 from simulator.costs.training_memory import unchecked_memory
@@ -43,6 +44,7 @@ def cost_parts(config: SimulationConfig) -> list[Part]:
         *_engine_parts(config, model, rollout_gpu),
         _training_part(config, gpu),
         *_weights_parts(config, model, gpu),
+        *_outside_parts(config),
         _lengths_part(config),
     ]
 
@@ -143,12 +145,17 @@ def _measured_training(config: SimulationConfig) -> Part:
 
 def _weights_parts(config: SimulationConfig, model: ModelShape, gpu: GPU) -> Iterator[Part]:
     if config.cluster.colocated:
-        switch = switch_cost(config.weights, model, gpu, config.cluster.gpus)
-        given = config.weights.switch_s is not None
-        yield Part("switching", switch.provenance, 0.0 if given else None)
+        switch = switch_cost(config, model, gpu)
+        yield Part("switching", switch.provenance, switch.error)
         return
     sync = weight_sync(config.weights, model, gpu)
     yield Part("weight update", sync.provenance, sync.error)
+
+
+def _outside_parts(config: SimulationConfig) -> Iterator[Part]:
+    outside = outside_from(config.outside, colocated=config.cluster.colocated)
+    if outside is not None:
+        yield Part("data, logs", outside.provenance, outside.error)
 
 
 def _lengths_part(config: SimulationConfig) -> Part:

@@ -362,17 +362,19 @@ class EventLoop:
             yield env.timeout(system.weights.delay_s)
         if self._pause_due:
             self._pause(env.now)
-        load_s = system.weights.load_s
+        parts = {LOAD: system.weights.load_s}
         if system.switch is not None:
-            load_s += system.switch.to_generation_s
-        if load_s > 0:
+            parts |= system.switch.to_generation
+        loading = [slot for slot in self.slots if not slot.dead]
+        for name, seconds in parts.items():
+            if seconds <= 0:
+                continue
             begin_s = env.now
-            loading = [slot for slot in self.slots if not slot.dead]
-            self.accounting.loading(begin_s)
-            yield env.timeout(load_s)
+            self.accounting.loading(begin_s, name)
+            yield env.timeout(seconds)
             if self.recorder is not None:
                 for slot in loading:
-                    self.recorder.span(engine_process(slot.number), LOAD, begin_s, env.now)
+                    self.recorder.span(engine_process(slot.number), name, begin_s, env.now)
         self.version = version
         assert self.loaded is not None
         self.loaded.succeed()

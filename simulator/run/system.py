@@ -170,13 +170,25 @@ class Switch(Protocol):
     """Cost of switching colocated GPUs between generation and training."""
 
     @property
-    def to_training_s(self) -> float:
-        """Before a training step."""
+    def to_training(self) -> Mapping[str, float]:
+        """Seconds before a training step, by activity and in order."""
         ...
 
     @property
-    def to_generation_s(self) -> float:
-        """After new weights are ready, while the engines are paused."""
+    def to_generation(self) -> Mapping[str, float]:
+        """The same after new weights are ready, while the engines are paused."""
+        ...
+
+
+class Outside(Protocol):
+    """Time of a step besides generation, training and weights, in which the trainer waits."""
+
+    def before_training(self, samples: int, /) -> Mapping[str, float]:
+        """Seconds between the last reward and the training step, by activity."""
+        ...
+
+    def after_training(self, step: int, /) -> Mapping[str, float]:
+        """Seconds after training step number `step`, the first of which is 1, by activity."""
         ...
 
 
@@ -279,6 +291,8 @@ class System:
     """The trainer takes part in the transfer and continues only when all engines have loaded."""
     switch: Switch | None = None
     """Cost of switching if the engines' GPUs also train (colocated); None if they do not."""
+    outside: Outside | None = None
+    """Data, logs, validation, checkpoints; None takes no time."""
     reward: Latency | None = None
     """Time to score one sample; None means no time."""
     reward_workers: int = 0
