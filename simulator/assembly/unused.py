@@ -52,6 +52,24 @@ def ignored_settings(config: SimulationConfig) -> Iterator[str]:
             "rollout.decode_step_s includes the engine's CPU time; leave one of them out",
         ),
         (
+            "rollout.engine_sequence_s",
+            rollout.engine_sequence_s,
+            rollout.decode_step_s is not None,
+            "rollout.decode_step_s includes the engine's CPU time; leave one of them out",
+        ),
+        (
+            "rollout.engine",
+            None if rollout.engine == "default" else rollout.engine,
+            rollout.decode_step_s is not None or rollout.engine_overhead_s is not None,
+            "measured times replace the engine's; leave one of them out",
+        ),
+        (
+            "rollout.cuda_graphs",
+            None if rollout.cuda_graphs else "false",
+            rollout.decode_step_s is not None,
+            "rollout.decode_step_s includes the launches; leave one of them out",
+        ),
+        (
             "trainer.mfu",
             trainer.mfu,
             trainer.step_s is not None,

@@ -28,6 +28,9 @@ PositiveSeconds = Annotated[float, Gt(0), Le(YEAR_S), _YEAR]
 Versions = Annotated[
     float, Ge(0), About(unit="versions", hint="0 is synchronous, inf has no bound")
 ]
+EngineName = Literal[
+    "default", "vllm-0.6", "vllm-0.8", "vllm-0.14", "sglang-0.4", "sglang-0.5", "areal-0.3"
+]
 Placement = Literal["disaggregated", "colocated"]
 
 
@@ -156,10 +159,23 @@ class RolloutConfig(Record):
     acts as `least_loaded`, since all turns of a prompt stay on one engine."""
     prefix_sharing: bool = True
     """Responses to the same prompt share its prefill and KV cache."""
+    engine: EngineName = "default"
+    """Engine and first version with these numbers: CPU time per decode step, how it grows with the
+    running sequences, whether it overlaps with the GPU. `vllm-0.6` is V0, `vllm-0.8` V1,
+    `vllm-0.14` V1 with asynchronous scheduling, `areal-0.3` SGLang 0.4.6 on the hosts of AReaL's
+    paper; `default` is 1.5 ms, overlapped."""
     engine_overhead_s: Seconds | None = None
-    """CPU time per decode step (scheduling, sampling, detokenizing); null takes the default."""
-    engine_overlap: bool = True
-    """Overlap CPU and GPU, as SGLang does: a step takes the longer of the two. False adds them."""
+    """Measured CPU time per decode step (scheduling, sampling, detokenizing); null takes the
+    engine's."""
+    engine_sequence_s: Seconds | None = None
+    """The same per running sequence, added; null takes the engine's, or 0 with a measured
+    `engine_overhead_s`."""
+    engine_overlap: bool | None = None
+    """Overlap CPU and GPU, as SGLang does: a step takes the longer of the two. False adds them;
+    null takes the engine's way."""
+    cuda_graphs: bool = True
+    """Decode with CUDA graphs. False launches each kernel, 0.43 ms of CPU per layer of the model
+    (within a factor of two)."""
     decode_step_s: PositiveSeconds | None = None
     """Measured decode step, CPU time included, whatever the batch; null takes the cost model."""
     decode_sequence_s: Seconds = 0.0

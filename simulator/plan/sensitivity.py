@@ -15,11 +15,12 @@ from functools import partial
 from typing import Final, TypeAlias
 
 from simulator.assembly.check import problems
+from simulator.assembly.engines import engine_cpu
 from simulator.catalogue.find_gpu import find_gpu
 from simulator.catalogue.models import find_model
 from simulator.config.schema import SimulationConfig
 from simulator.costs.colocation.switch import switch_cost
-from simulator.costs.decode import ENGINE_S, decode_cost
+from simulator.costs.decode import decode_cost
 from simulator.costs.economics import Cost
 from simulator.costs.trainer_speeds import speed_error
 from simulator.costs.weight_sync import weight_sync
@@ -31,7 +32,7 @@ from simulator.workload.lengths import lengths_from
 
 ENGINE_ENDS_S: Final = (1.0e-3, 2.4e-3)
 """CPU time per decode step: the smallest difference between Qwen2.5's published speeds and kernel
-times, and the largest of Qwen3-0.6B's (`simulator.costs.decode.ENGINE_S`)."""
+times, and the largest of Qwen3-0.6B's (`simulator.costs.engine_cpu.ENGINE_S`)."""
 GIVEN: Final = 0.1
 """Assumed relative error of values given by the user."""
 LENGTH_MEAN: Final = 0.2
@@ -160,13 +161,22 @@ def _inputs(config: SimulationConfig) -> Iterator[_Varied]:
 
 
 def _engine_overhead(config: SimulationConfig) -> _Varied:
-    given = config.rollout.engine_overhead_s
-    taken = ENGINE_S if given is None else given
-    ends = ENGINE_ENDS_S if given is None else (taken * (1 - GIVEN), taken * (1 + GIVEN))
-    source = "published speeds of one sequence" if given is None else f"given: ±{GIVEN:.0%}"
+    engine = engine_cpu(config)
+    taken = engine.step_s
+    if config.rollout.engine_overhead_s is not None:
+        error, source = GIVEN, f"given: ±{GIVEN:.0%}"
+    elif engine.error is not None:
+        error, source = engine.error, f"{config.rollout.engine}: ±{engine.error:.0%}"
+    else:
+        error, source = None, "published speeds of one sequence"
+    ends = ENGINE_ENDS_S if error is None else (taken * (1 - error), taken * (1 + error))
 
     def change(seconds: float) -> Change:
-        return lambda job: _with_settings(job, {"rollout.engine_overhead_s": seconds})
+        sequence_s = engine.sequence_s * seconds / taken if taken else engine.sequence_s
+        settings = {"rollout.engine_overhead_s": seconds}
+        if sequence_s:
+            settings["rollout.engine_sequence_s"] = sequence_s
+        return lambda job: _with_settings(job, settings)
 
     low, high = ((f"{1e3 * one:.3g} ms", change(one)) for one in ends)
     return _Varied(

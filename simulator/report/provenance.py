@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from simulator.assembly.engines import engine_decode
+from simulator.assembly.engines import engine_cpu, engine_decode
 from simulator.assembly.unused import ignored_settings
 from simulator.catalogue.find_gpu import find_gpu
 from simulator.catalogue.gpu import GPU
@@ -108,11 +108,11 @@ def _engine_parts(config: SimulationConfig, model: ModelShape, gpu: GPU) -> Iter
     yield Part("prefill", prefill.provenance, prefill.error)
     if rollout.decode_step_s is None:
         if rollout.engine_overhead_s is None:
-            source = (
-                f"{1e3 * decode.overhead_s:.1f} ms per decode step: difference between published "
-                "speeds of one sequence and kernel times"
-            )
-            yield Part("engine CPU", source, None)
+            engine = engine_cpu(config)
+            taken = f"{1e3 * engine.step_s:.1f} ms per decode step"
+            if engine.sequence_s:
+                taken += f" and {1e6 * engine.sequence_s:.0f} us per sequence"
+            yield Part("engine CPU", f"{taken}: {engine.source}", engine.error)
         else:
             yield Part("engine CPU", f"rollout.engine_overhead_s, {GIVEN}", 0.0)
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from simulator.catalogue.find_gpu import GPUS, find_gpu
 from simulator.catalogue.models import MODELS, find_model
-from simulator.costs.decode import ENGINE_S, DecodeCost, decode_cost
+from simulator.costs.decode import DecodeCost, decode_cost
+from simulator.costs.engine_cpu import ENGINE_S
 from simulator.costs.measured_engine import MeasuredDecode
 from simulator.costs.prefill import causal_pairs, prefill_cost
 from simulator.costs.typical_coefficients import (
@@ -166,6 +167,8 @@ COSTS = st.builds(
     st.sampled_from(["Qwen2.5-1.5B", "Qwen2.5-7B", "Qwen3-30B-A3B"]),
     st.sampled_from(["H100", "A100", "L40S"]),
     overhead_s=st.sampled_from([0.0, 1e-3, 4e-3, 12e-3, 1.0]),
+    overhead_sequence_s=st.sampled_from([0.0, 0.0, 7e-6, 40e-6]),
+    launch_s=st.sampled_from([0.0, 0.0, 12e-3]),
     overlap=st.booleans(),
     slowdown=st.sampled_from([1.0, 1.5]),
 )
