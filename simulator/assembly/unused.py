@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from simulator.config.load import ALIASES
-from simulator.config.schema import SimulationConfig
+from simulator.config.schema import LengthConfig, SimulationConfig
 
 
 def ignored_settings(config: SimulationConfig) -> Iterator[str]:
@@ -85,6 +85,7 @@ def ignored_settings(config: SimulationConfig) -> Iterator[str]:
         if value is not None and excluded:
             shown = "true" if value is True else value
             yield f"{name} is {shown}, but has no effect: {why}"
+    yield from _ignored_spread(config.workload.answers)
     yield from _ignored_colocation(config)
     if weights.update_s is not None:
         for name in ("export_s", "load_s"):
@@ -95,6 +96,27 @@ def ignored_settings(config: SimulationConfig) -> Iterator[str]:
                     "the whole update, so that it only changes the proportion of its parts; leave "
                     "one of them out"
                 )
+
+
+def _ignored_spread(answers: LengthConfig) -> Iterator[str]:
+    """Spreads of lengths that another setting overrides."""
+    sigma = "" if answers.sigma == LengthConfig().sigma else f"{answers.sigma:g}"
+    share = "" if answers.truncated_share is None else f"{answers.truncated_share:g}"
+    given = {"sigma": sigma, "tail": answers.tail, "truncated_share": share}
+    said = "workload.answers.{} is {}, but has no effect: {}"
+    if answers.kind != "lognormal":
+        why = f"lengths of kind {answers.kind} have their own spread; use kind: lognormal"
+        for name in ("tail", "truncated_share"):
+            if given[name]:
+                yield said.format(name, given[name], why)
+        return
+    for name, others in (("truncated_share", ("tail", "sigma")), ("tail", ("sigma",))):
+        if given[name]:
+            why = f"workload.answers.{name} determines the spread; leave one of them out"
+            for other in others:
+                if given[other]:
+                    yield said.format(other, given[other], why)
+            return
 
 
 def _ignored_colocation(config: SimulationConfig) -> Iterator[str]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Annotated, Final, Literal
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Gt, Le, Lt
 from pydantic import AllowInfNan, Field
 
 from areal_lab.config.record import About, Count, NonNegative, Record, Share, Whole
@@ -28,6 +28,7 @@ PositiveSeconds = Annotated[float, Gt(0), Le(YEAR_S), _YEAR]
 Versions = Annotated[
     float, Ge(0), About(unit="versions", hint="0 is synchronous, inf has no bound")
 ]
+TailName = Literal["", "math", "deepscaler", "reasoning", "service", "conversation"]
 EngineName = Literal[
     "default", "vllm-0.6", "vllm-0.8", "vllm-0.14", "sglang-0.4", "sglang-0.5", "areal-0.3"
 ]
@@ -48,6 +49,13 @@ class LengthConfig(Record):
     ] = 0.684
     """Standard deviation of ln(length). The default is fitted to math-like reasoning (ServeGen,
     client 66: 41,230 requests)."""
+    tail: TailName = ""
+    """Takes `sigma` from published lengths: `deepscaler` (0.57, training on mathematics with a cap
+    of 8K), `math` (0.68, ServeGen client 66), `reasoning` (0.82, ServeGen client 35), `service`
+    (0.97, all clients of DeepSeek-R1), `conversation` (1.36, Mooncake). Empty takes `sigma`."""
+    truncated_share: Annotated[float, Gt(0), Lt(1)] | None = None
+    """Share of the responses that `max_tokens` cuts off: with the mean it determines `sigma`, for
+    `lognormal`. Training logs have both (verl's response_length/mean and /clip_ratio)."""
     max_tokens: Count = 27648
     """Maximum length; longer responses are cut."""
     trace: str = ""
@@ -97,7 +105,8 @@ class WorkloadConfig(Record):
     """Completions scored at the same time; 0 has no limit."""
     equal_rewards_share: Annotated[float, Ge(0), Le(0.99)] = 0.0
     """Share of prompts whose responses all get the same reward, and which dynamic sampling (DAPO)
-    therefore replaces by others before training. 0 trains on every prompt."""
+    therefore replaces by others before training: one by one, once all of their responses are
+    scored, so that their generation is paid for. 0 trains on every prompt."""
     turns: Count = 1
     """Model calls per response, with a tool call between two of them."""
     tool: LatencyConfig = Field(default_factory=LatencyConfig)

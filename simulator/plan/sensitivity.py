@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from simulator.assembly.check import problems
 from simulator.assembly.engines import engine_cpu
@@ -29,6 +29,7 @@ from simulator.plan.schema import PlanConfig
 from simulator.plan.trial import Job, Trial, shortened
 from simulator.stats.format import number
 from simulator.workload.lengths import lengths_from
+from simulator.workload.tails import sigma_from
 
 ENGINE_ENDS_S: Final = (1.0e-3, 2.4e-3)
 """CPU time per decode step: the smallest difference between Qwen2.5's published speeds and kernel
@@ -270,7 +271,8 @@ def _length_mean(config: SimulationConfig) -> _Varied:
     low, high = (
         (
             f"{one:,.0f} tokens",
-            _answers(mean_tokens=one),
+            # The spread stays as it is, also where the mean determines it.
+            _answers(mean_tokens=one, **_spread(config)),
         )
         for one in ends
     )
@@ -283,9 +285,9 @@ def _length_mean(config: SimulationConfig) -> _Varied:
 
 
 def _length_sigma(config: SimulationConfig) -> _Varied:
-    taken = config.workload.answers.sigma
+    taken = sigma_from(config.workload.answers)
     low, high = (
-        (f"{one:.3g}", _answers(sigma=one))
+        (f"{one:.3g}", _answers(**{**_spread(config), "sigma": one}))
         for one in (taken * (1 - LENGTH_SIGMA), taken * (1 + LENGTH_SIGMA))
     )
     return _Varied(
@@ -296,12 +298,20 @@ def _length_sigma(config: SimulationConfig) -> _Varied:
     )
 
 
-def _answers(**changed: float) -> Change:
+def _spread(config: SimulationConfig) -> dict[str, Any]:
+    """Settings of the spread as a number; none if it is one."""
+    answers = config.workload.answers
+    if answers.kind != "lognormal" or (not answers.tail and answers.truncated_share is None):
+        return {}
+    return {"sigma": sigma_from(answers), "tail": "", "truncated_share": None}
+
+
+def _answers(**changed: Any) -> Change:
     settings = {f"workload.answers.{name}": value for name, value in changed.items()}
     return partial(_with_settings, settings=settings)
 
 
-def _with_settings(job: Job, settings: Mapping[str, float]) -> Job:
+def _with_settings(job: Job, settings: Mapping[str, Any]) -> Job:
     return dataclasses.replace(job, config=job.config.with_settings(settings))
 
 

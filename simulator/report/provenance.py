@@ -20,6 +20,7 @@ from simulator.costs.trainer_speeds import AREAL, FITTED_ON, speed_error
 from simulator.costs.training_memory import unchecked_memory
 from simulator.costs.weight_sync import weight_sync
 from simulator.workload.lengths import lengths_from
+from simulator.workload.tails import TAILS
 from simulator.workload.trace_lengths import TraceLengths
 
 UNCERTAIN: Final = 0.15
@@ -170,4 +171,6 @@ def _lengths_part(config: SimulationConfig) -> Part:
     if isinstance(lengths, TraceLengths):
         scaled = "" if math.isclose(lengths.scale, 1) else f" times {lengths.scale:.3g}"
         return Part("lengths", f"{answers.trace}{scaled}: {text}", None)
+    if answers.kind == "lognormal" and answers.truncated_share is None and answers.tail:
+        text += f"; spread of {TAILS[answers.tail].source}"
     return Part("lengths", f"{answers.kind}: {text}", None)

@@ -34,12 +34,12 @@ makes `e_x` passes over its activations. For a mixture of experts, a step reads 
 tokens are expected to use.
 """
 
-_ENGINES = """Time per decode step to schedule, prepare inputs, sample and update requests. A version stands for
-itself and those after it, up to the next one of the table. Errors are those on other hosts."""
+_ENGINES = """CPU time per decode step. A version stands for itself and those after it, up to the
+next one of the table. Errors are those on other hosts."""
 _AFTER = """
 Errors of coefficients are mean absolute relative errors of the GPU's part. *Other models* are
 Qwen2.5-3B and -72B and Llama-3.1-8B and -70B, which are held out of the fit (fitted: Qwen2.5-1.5B,
-7B, 14B on one GPU, 32B on four). A plain roofline model has errors of 31 to 47 % on the same decode steps.
+7B, 14B on one GPU, 32B on four). A plain roofline model has errors of 31 to 47 % on the same steps.
 
 ## Limitations
 
