@@ -256,6 +256,10 @@ def test_all_problems_are_listed_at_once() -> None:
             **{"cluster__rollout_gpu": "GB200", "rollout__tensor_parallel": 16},
             **{"model": "Qwen2.5-72B", "trainer__step_s": 150.0},
         },
+        {
+            **{"cluster__rollout_gpu": "GB300", "rollout__tensor_parallel": 16},
+            **{"model": "Qwen2.5-72B", "trainer__step_s": 150.0},
+        },
         {"faults__node_mtbf_h": 5.0, "trainer__step_s": 150.0},
         {"workload__answers__kind": "constant"},
     ],
