@@ -120,4 +120,5 @@ def running_sequences(config: SimulationConfig, model: ModelShape, gpu: GPU) -> 
         return rollout.max_running
     held = cache_tokens(model, gpu, rollout.tensor_parallel, rollout.memory_utilization)
     mean_tokens = workload.prompt_tokens + lengths_from(workload.answers).mean_tokens()
+    mean_tokens += workload.tool_tokens * (workload.turns - 1)
     return max(1, min(MOST_RUNNING, int(held / mean_tokens)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from areal_lab.config.record import value_of
 from simulator.config.load import ALIASES
 from simulator.config.schema import LengthConfig, SimulationConfig
 
@@ -12,7 +13,7 @@ def ignored_settings(config: SimulationConfig) -> Iterator[str]:
     """One line per setting that differs from its default but has no effect, with a fix."""
     rollout, trainer, weights = config.rollout, config.trainer, config.weights
     outside = config.outside
-    schedule, workload = config.schedule, config.workload
+    schedule = config.schedule
     bound = "schedule.batch_order=bounded_lag"
     for name, value, excluded, why in (
         (
@@ -75,16 +76,11 @@ def ignored_settings(config: SimulationConfig) -> Iterator[str]:
             trainer.step_s is not None,
             "trainer.step_s replaces it; leave one of them out",
         ),
-        (
-            "workload.tool.mean_s",
-            workload.tool.mean_s or None,
-            workload.turns == 1,
-            "samples of one turn call no tool; raise workload.turns",
-        ),
     ):
         if value is not None and excluded:
             shown = "true" if value is True else value
             yield f"{name} is {shown}, but has no effect: {why}"
+    yield from _ignored_turns(config)
     yield from _ignored_spread(config.workload.answers)
     yield from _ignored_colocation(config)
     if weights.update_s is not None:
@@ -96,6 +92,21 @@ def ignored_settings(config: SimulationConfig) -> Iterator[str]:
                     "the whole update, so that it only changes the proportion of its parts; leave "
                     "one of them out"
                 )
+
+
+def _ignored_turns(config: SimulationConfig) -> Iterator[str]:
+    if config.workload.turns > 1:
+        return
+    for name in (
+        *("workload.tool.mean_s", "workload.tool_tokens", "workload.turns_most"),
+        *("rollout.turn_prefix_cache", "rollout.max_samples"),
+    ):
+        if value := value_of(config, name):
+            shown = "true" if value is True else value
+            yield (
+                f"{name} is {shown}, but has no effect: responses have one turn; raise "
+                "workload.turns"
+            )
 
 
 def _ignored_spread(answers: LengthConfig) -> Iterator[str]:

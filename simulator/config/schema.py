@@ -109,8 +109,14 @@ class WorkloadConfig(Record):
     scored, so that their generation is paid for. 0 trains on every prompt."""
     turns: Count = 1
     """Model calls per response, with a tool call between two of them."""
+    turns_most: Whole = 0
+    """Largest number of model calls. With it, responses differ: a geometric distribution that is
+    cut here and has the mean `turns`. 0 gives every response `turns`."""
     tool: LatencyConfig = Field(default_factory=LatencyConfig)
     """Time of one tool call, during which the response holds no slot of the engine."""
+    tool_tokens: Whole = 0
+    """Tokens that one tool call adds to the context. They are read, and trained over, but not
+    generated, and throughput does not count them."""
 
 
 class ClusterConfig(Record):
@@ -166,8 +172,15 @@ class RolloutConfig(Record):
     routing: RoutingName = "least_loaded"
     """Which engine takes a prompt: the `least_loaded`, or each in turn (`round_robin`). `sticky`
     acts as `least_loaded`, since all turns of a prompt stay on one engine."""
+    max_samples: Whole = 0
+    """Responses of several turns in progress at one engine, those at their tools included; 0 has no
+    limit. `max_running` counts only those that the engine works on."""
     prefix_sharing: bool = True
     """Responses to the same prompt share its prefill and KV cache."""
+    turn_prefix_cache: bool = False
+    """A turn finds the context of the turns before in the KV cache, unless others needed the room
+    or the weights have changed since (automatic prefix caching of vLLM and SGLang). False reads
+    the whole context again in every turn."""
     engine: EngineName = "default"
     """Engine and first version with these numbers: CPU time per decode step, how it grows with the
     running sequences, whether it overlaps with the GPU. `vllm-0.6` is V0, `vllm-0.8` V1,

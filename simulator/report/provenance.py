@@ -69,6 +69,11 @@ def warnings(config: SimulationConfig, *, prices: bool = True) -> list[str]:
             found.extend(price_warnings(gpu, "set cluster.price_per_gpu_h"))
     if config.trainer.step_s is not None and (line := _memory_warning(config)):
         found.append(line)
+    if config.workload.turns > 1 and not config.rollout.turn_prefix_cache:
+        found.append(
+            "turns: every turn reads the whole context again; rollout.turn_prefix_cache=true keeps "
+            "it, as vLLM and SGLang do while there is room"
+        )
     if config.seeds < 3:
         found.append(
             f"{config.seeds} seed{'s' * (config.seeds > 1)}: "

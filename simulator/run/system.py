@@ -31,6 +31,7 @@ from simulator.catalogue.gpu import GPU
 from simulator.costs.training_timing import Sizes
 from simulator.engine.clock import RecordSpan
 from simulator.engine.versions import Decoded
+from simulator.run.responses import GroupDraws
 
 
 class Done(Protocol):
@@ -210,6 +211,14 @@ class Latency(Protocol):
         ...
 
 
+class Counts(Protocol):
+    """Distribution of a number of turns."""
+
+    def draw(self, generator: np.random.Generator, size: int, /) -> NDArray[np.int64]:
+        """Numbers, in an array of that size."""
+        ...
+
+
 class Failures(Protocol):
     """When nodes fail, and how long they are down."""
 
@@ -300,8 +309,17 @@ class System:
     equal_rewards_share: float | None = None
     """Share of groups whose rewards are all equal; None if rewards do not matter."""
     turns: int = 1
+    """Per sample; the largest number if there are `turn_counts`."""
+    turn_counts: Counts | None = None
+    """Turns of each sample; None gives every one `turns`."""
     tool: Latency | None = None
     """Time between two turns of a sample; None means no time."""
+    tool_tokens: int = 0
+    """Added to a sample's context between two turns."""
+    turn_prefix_cache: bool = False
+    """A turn may find its context in the engine's cache."""
+    samples_per_engine: int = 0
+    """Samples of several turns in progress, those at tools included; 0 means no limit."""
     failures: Failures | None = None
     requests: Sequence[tuple[float, PauseRequested | ResumeRequested | EtaRequested]] = ()
     """What a person asks of the run, and when (seconds), in order; a pause must end."""
@@ -322,7 +340,10 @@ class System:
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, but must be >= 1")
-        for name in ("warmup_steps", "prompt_tokens", "reward_workers"):
+        for name in (
+            *("warmup_steps", "prompt_tokens", "reward_workers"),
+            *("tool_tokens", "samples_per_engine"),
+        ):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}, but must be >= 0")
         if self.warmup_steps >= self.steps:
@@ -358,6 +379,11 @@ class System:
                 raise ValueError(f"{request} cannot be done: {reason}")
             if self.switch is not None and isinstance(request, EtaRequested):
                 raise ValueError(f"{request} cannot be done: colocated GPUs generate or train")
+
+    def read_from_tools(self, draws: GroupDraws) -> NDArray[np.int64]:
+        """Tokens that tools add to each sample of a group; one of few tokens has few turns."""
+        turns = self.turns if draws.turns is None else draws.turns
+        return self.tool_tokens * (np.minimum(turns, draws.tokens) - 1)
 
     @property
     def colocated(self) -> bool:

@@ -64,6 +64,8 @@ class Trainer:
         run.responses.learn(train)
         flights = [run.kept.pop(group) for group in train.groups]
         lengths = system.prompt_tokens + np.concatenate([f.draws.tokens for f in flights])
+        if system.tool_tokens:
+            lengths += np.concatenate([system.read_from_tools(f.draws) for f in flights])
         responses = chain.from_iterable([flight.decoded for flight in flights])
         run.accounting.batch(env.now, train.version, responses)
         timing = system.training.step(lengths, minibatches=system.minibatches)
