@@ -49,7 +49,14 @@ OFF: Final[Mapping[Kind, Mapping[str, Mapping[str, Any]]]] = {
     "synchronous": {
         "tail": {"workload.answers.kind": "constant"},
         "engine CPU": {"rollout.engine_overhead_s": 0.0},
-        "split": {"cluster.placement": "colocated"},
+        # Synchronous AReaL has no engines that sleep: training fits beside them, and only the new
+        # weights take time.
+        "split": {
+            "cluster.placement": "colocated",
+            "colocation.sleep": "none",
+            "colocation.offload": "none",
+            "outside.batch_s": 0.0,
+        },
     },
     "asynchronous": {
         "tail": {"workload.answers.kind": "constant"},

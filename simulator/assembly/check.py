@@ -17,7 +17,7 @@ from simulator.catalogue.find_gpu import find_gpu
 from simulator.catalogue.gpu import GPU
 from simulator.catalogue.models import ModelShape, find_model
 from simulator.config.schema import SimulationConfig
-from simulator.costs.colocation import switch_cost
+from simulator.costs.colocation.switch import switch_cost
 from simulator.costs.engine_memory import cache_tokens
 from simulator.costs.training import training_cost
 from simulator.costs.weight_sync import weight_sync
@@ -98,6 +98,12 @@ def _sizes(config: SimulationConfig) -> Iterator[Problem]:
             f"is {workload.warmup_steps}, but must be below workload.steps "
             f"({workload.steps}), or no step is left to average; raise steps",
         )
+    if 0 < workload.turns_most < workload.turns:
+        yield _wrong(
+            "workload.turns_most",
+            f"is {workload.turns_most}, but must be at least workload.turns ({workload.turns}), "
+            "the mean; 0 gives every response that number",
+        )
     batch = workload.prompts_per_batch * workload.samples_per_prompt
     if workload.minibatches > batch:
         yield _wrong(
@@ -112,7 +118,7 @@ def _sizes(config: SimulationConfig) -> Iterator[Problem]:
             f"({workload.samples_per_prompt}) a batch must have at most {MOST_AT_ONCE:,} "
             "responses, which are held at once; lower one of them",
         )
-    elif batch * workload.turns * workload.steps > MOST_ANSWERS:
+    elif batch * max(workload.turns, workload.turns_most) * workload.steps > MOST_ANSWERS:
         yield _wrong(
             "workload.steps",
             f"is {workload.steps:,}, but steps x prompts_per_batch x samples_per_prompt x turns "
@@ -209,6 +215,7 @@ def _costs(
 ) -> Iterator[Problem]:
     workload, rollout, cluster = config.workload, config.rollout, config.cluster
     longest = workload.prompt_tokens + workload.answers.max_tokens
+    longest += workload.tool_tokens * ((workload.turns_most or workload.turns) - 1)
     gpus = cluster.training_gpus
     yield from _refused(
         "rollout",
@@ -233,7 +240,7 @@ def _costs(
         ),
     )
     if cluster.colocated:
-        yield from _refused("weights", lambda: switch_cost(config.weights, model, gpu, gpus))
+        yield from _refused("weights", lambda: switch_cost(config, model, gpu))
     else:
         yield from _refused("weights", lambda: weight_sync(config.weights, model, gpu))
 

@@ -5,6 +5,7 @@ SimulationConfig, ModelShape, GPU --make_engines--> (number, seed) -> Replica
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Final
 
@@ -14,6 +15,7 @@ from simulator.catalogue.models import ModelShape
 from simulator.config.schema import SimulationConfig
 from simulator.costs.coefficients import KernelCoefficients
 from simulator.costs.decode import DecodeCost, decode_cost
+from simulator.costs.engine_cpu import EAGER_LAYER_S, ENGINES, EngineCPU
 from simulator.costs.engine_memory import cache_tokens
 from simulator.costs.measured_engine import measured_decode, measured_prefill
 from simulator.costs.prefill import prefill_cost
@@ -80,17 +82,32 @@ def engine_decode(
     coefficients: KernelCoefficients | None = None,
 ) -> DecodeCost:
     """Decode steps of one engine of a config; see `decode_cost`."""
-    rollout = config.rollout
+    rollout, engine = config.rollout, engine_cpu(config)
     return decode_cost(
         model,
         gpu,
         rollout.tensor_parallel,
-        overhead_s=rollout.engine_overhead_s,
-        overlap=rollout.engine_overlap,
+        overhead_s=engine.step_s,
+        overhead_sequence_s=engine.sequence_s,
+        launch_s=0.0 if rollout.cuda_graphs else EAGER_LAYER_S * model.layers,
+        overlap=engine.overlap,
         slowdown=slowdown,
         measured=measured_decode(config),
         coefficients=coefficients,
     )
+
+
+def engine_cpu(config: SimulationConfig) -> EngineCPU:
+    """CPU time of a config's engine: as named, or as measured."""
+    rollout = config.rollout
+    engine = ENGINES[rollout.engine]
+    if rollout.engine_overhead_s is not None:
+        engine = replace(engine, step_s=rollout.engine_overhead_s, sequence_s=0.0)
+    if rollout.engine_sequence_s is not None:
+        engine = replace(engine, sequence_s=rollout.engine_sequence_s)
+    if rollout.engine_overlap is not None:
+        engine = replace(engine, overlap=rollout.engine_overlap)
+    return engine
 
 
 def running_sequences(config: SimulationConfig, model: ModelShape, gpu: GPU) -> int:
@@ -103,4 +120,5 @@ def running_sequences(config: SimulationConfig, model: ModelShape, gpu: GPU) -> 
         return rollout.max_running
     held = cache_tokens(model, gpu, rollout.tensor_parallel, rollout.memory_utilization)
     mean_tokens = workload.prompt_tokens + lengths_from(workload.answers).mean_tokens()
+    mean_tokens += workload.tool_tokens * (workload.turns - 1)
     return max(1, min(MOST_RUNNING, int(held / mean_tokens)))

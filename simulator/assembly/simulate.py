@@ -16,8 +16,9 @@ from simulator.assembly.engines import make_engines, running_sequences
 from simulator.assembly.limits import limits_of
 from simulator.catalogue.find_gpu import find_gpu
 from simulator.catalogue.models import find_model
-from simulator.config.schema import LatencyConfig, SimulationConfig
-from simulator.costs.colocation import switch_cost
+from simulator.config.schema import LatencyConfig, SimulationConfig, WorkloadConfig
+from simulator.costs.colocation.switch import switch_cost
+from simulator.costs.outside import outside_from
 from simulator.costs.training import training_cost
 from simulator.costs.weight_sync import weight_sync
 from simulator.run.one_seed import run_system
@@ -26,6 +27,7 @@ from simulator.run.system import System, UpdateSeconds
 from simulator.workload.faults import failures_from
 from simulator.workload.latency import Latency, latency_from
 from simulator.workload.lengths import lengths_from
+from simulator.workload.turn_counts import TurnCounts
 
 
 def simulate(
@@ -145,12 +147,17 @@ def build(config: SimulationConfig) -> System:
         weights=UpdateSeconds() if colocated else weight_sync(config.weights, model, gpu),
         # The trainer takes part in a broadcast, but not in loading from disk.
         push_holds_trainer=config.weights.backend != "disk",
-        switch=switch_cost(config.weights, model, gpu, cluster.gpus) if colocated else None,
+        switch=switch_cost(config, model, gpu) if colocated else None,
+        outside=outside_from(config.outside, colocated=colocated),
         reward=_latency(workload.reward),
         reward_workers=workload.reward_workers,
         equal_rewards_share=workload.equal_rewards_share or None,
-        turns=workload.turns,
+        turns=workload.turns_most or workload.turns,
+        turn_counts=turn_counts(workload),
         tool=_latency(workload.tool),
+        tool_tokens=workload.tool_tokens,
+        turn_prefix_cache=rollout.turn_prefix_cache,
+        samples_per_engine=rollout.max_samples,
         failures=failures_from(config.faults),
         engines_per_node=max(1, rollout_gpu.node_gpus // rollout.tensor_parallel),
         training_nodes=math.ceil(training_gpus / gpu.node_gpus),
@@ -163,6 +170,13 @@ def build(config: SimulationConfig) -> System:
 
 def _write_line(write: Callable[[str], object], record: Record) -> None:
     write(encode(record) + "\n")
+
+
+def turn_counts(workload: WorkloadConfig) -> TurnCounts | None:
+    """The distribution of turns; None if all responses have the same number."""
+    if not workload.turns_most:
+        return None
+    return TurnCounts(workload.turns, workload.turns_most)
 
 
 def _latency(config: LatencyConfig) -> Latency | None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from areal_lab.config.record import value_of
 from simulator.config.load import ALIASES
-from simulator.config.schema import SimulationConfig
+from simulator.config.schema import LengthConfig, SimulationConfig
 
 
 def ignored_settings(config: SimulationConfig) -> Iterator[str]:
     """One line per setting that differs from its default but has no effect, with a fix."""
     rollout, trainer, weights = config.rollout, config.trainer, config.weights
-    schedule, workload = config.schedule, config.workload
+    outside = config.outside
+    schedule = config.schedule
     bound = "schedule.batch_order=bounded_lag"
     for name, value, excluded, why in (
         (
@@ -33,10 +35,40 @@ def ignored_settings(config: SimulationConfig) -> Iterator[str]:
             "only colocated GPUs switch; use weights.update_s instead",
         ),
         (
+            "outside.validation_s",
+            outside.validation_s or None,
+            not outside.validation_steps,
+            "there is no validation; set outside.validation_steps",
+        ),
+        (
+            "outside.checkpoint_s",
+            outside.checkpoint_s or None,
+            not outside.checkpoint_steps,
+            "there is no checkpoint; set outside.checkpoint_steps",
+        ),
+        (
             "rollout.engine_overhead_s",
             rollout.engine_overhead_s,
             rollout.decode_step_s is not None,
             "rollout.decode_step_s includes the engine's CPU time; leave one of them out",
+        ),
+        (
+            "rollout.engine_sequence_s",
+            rollout.engine_sequence_s,
+            rollout.decode_step_s is not None,
+            "rollout.decode_step_s includes the engine's CPU time; leave one of them out",
+        ),
+        (
+            "rollout.engine",
+            None if rollout.engine == "default" else rollout.engine,
+            rollout.decode_step_s is not None or rollout.engine_overhead_s is not None,
+            "measured times replace the engine's; leave one of them out",
+        ),
+        (
+            "rollout.cuda_graphs",
+            None if rollout.cuda_graphs else "false",
+            rollout.decode_step_s is not None,
+            "rollout.decode_step_s includes the launches; leave one of them out",
         ),
         (
             "trainer.mfu",
@@ -62,16 +94,13 @@ def ignored_settings(config: SimulationConfig) -> Iterator[str]:
             trainer.expert_parallel == 1,
             "without trainer.expert_parallel every GPU has all experts",
         ),
-        (
-            "workload.tool.mean_s",
-            workload.tool.mean_s or None,
-            workload.turns == 1,
-            "samples of one turn call no tool; raise workload.turns",
-        ),
     ):
         if value is not None and excluded:
             shown = "true" if value is True else value
             yield f"{name} is {shown}, but has no effect: {why}"
+    yield from _ignored_turns(config)
+    yield from _ignored_spread(config.workload.answers)
+    yield from _ignored_colocation(config)
     if weights.update_s is not None:
         for name in ("export_s", "load_s"):
             value = getattr(weights, name)
@@ -81,6 +110,59 @@ def ignored_settings(config: SimulationConfig) -> Iterator[str]:
                     "the whole update, so that it only changes the proportion of its parts; leave "
                     "one of them out"
                 )
+
+
+def _ignored_turns(config: SimulationConfig) -> Iterator[str]:
+    if config.workload.turns > 1:
+        return
+    for name in (
+        *("workload.tool.mean_s", "workload.tool_tokens", "workload.turns_most"),
+        *("rollout.turn_prefix_cache", "rollout.max_samples"),
+    ):
+        if value := value_of(config, name):
+            shown = "true" if value is True else value
+            yield (
+                f"{name} is {shown}, but has no effect: responses have one turn; raise "
+                "workload.turns"
+            )
+
+
+def _ignored_spread(answers: LengthConfig) -> Iterator[str]:
+    """Spreads of lengths that another setting overrides."""
+    sigma = "" if answers.sigma == LengthConfig().sigma else f"{answers.sigma:g}"
+    share = "" if answers.truncated_share is None else f"{answers.truncated_share:g}"
+    given = {"sigma": sigma, "tail": answers.tail, "truncated_share": share}
+    said = "workload.answers.{} is {}, but has no effect: {}"
+    if answers.kind != "lognormal":
+        why = f"lengths of kind {answers.kind} have their own spread; use kind: lognormal"
+        for name in ("tail", "truncated_share"):
+            if given[name]:
+                yield said.format(name, given[name], why)
+        return
+    for name, others in (("truncated_share", ("tail", "sigma")), ("tail", ("sigma",))):
+        if given[name]:
+            why = f"workload.answers.{name} determines the spread; leave one of them out"
+            for other in others:
+                if given[other]:
+                    yield said.format(other, given[other], why)
+            return
+
+
+def _ignored_colocation(config: SimulationConfig) -> Iterator[str]:
+    """Settings of colocated GPUs that change nothing, or only proportions."""
+    switch_s = config.weights.switch_s
+    if config.cluster.colocated and switch_s is None:
+        return
+    for name, value in config.colocation.model_dump(exclude_defaults=True).items():
+        shown = str(value).lower() if isinstance(value, bool) else value
+        said = f"colocation.{name} is {shown}, but"
+        if not config.cluster.colocated:
+            yield f"{said} has no effect: GPUs are not colocated; use cluster.placement=colocated"
+        else:
+            yield (
+                f"{said} weights.switch_s ({switch_s:g}) gives the whole switch, so that it only "
+                "changes the proportion of its terms; leave one of them out"
+            )
 
 
 def ignored_overrides(config: SimulationConfig, overrides: Sequence[str]) -> Iterator[str]:

@@ -53,7 +53,7 @@ def _find(name: str, before: tuple[Path, ...]) -> GPU:
         fields = {"name": path.stem, **_read_fields(path)}
         return _from_fields(fields, (*before, path.resolve()))
     known = {plain(one): one for one in GPUS} | {plain(one): gpu for one, gpu in ALIASES.items()}
-    wanted = plain(re.sub(r"^\s*nvidia\b", "", name, flags=re.IGNORECASE))
+    wanted = plain(re.sub(r"^\s*(nvidia|amd|google)\b", "", name, flags=re.IGNORECASE))
     if wanted == plain(CPU_CORE.name):
         return CPU_CORE
     if wanted not in known:

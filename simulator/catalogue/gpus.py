@@ -7,9 +7,17 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from simulator.catalogue.gpu import GPU, IDLE_SOURCE, Price
-
-GIB = 2**30
+from simulator.catalogue.entries import (
+    COMPUTE,
+    GIB,
+    LINKS,
+    MARKET,
+    NOT_SOLD,
+    aiconfigurator,
+    sources_of,
+)
+from simulator.catalogue.gpu import GPU, Price
+from simulator.catalogue.recent_gpus import BLACKWELL_ULTRA, OTHER_VENDORS, RECENT_ALIASES
 
 # --- sources -------------------------------------------------------------------------------------
 
@@ -18,23 +26,7 @@ RUNPOD = (
     "on demand"
 )
 TIERS = "mercatus-ai price tiers, specialists' lowest to hyperscalers' highest"
-MARKET = "unverified: usual figure of market reports"
 VERL = "verl utils/flops_counter.py (2025, commit 02cf355)"
-
-
-def _aiconfigurator(system: str) -> str:
-    return f"AIConfigurator 0.12.0 systems/{system}.yaml (NVIDIA, 2026-09)"
-
-
-def _sources(**by_source: tuple[str, str]) -> dict[str, str]:
-    """Source per field, from groups of (fields, source)."""
-    named = {name: source for fields, source in by_source.values() for name in fields.split()}
-    return {**named, "idle_power_w": IDLE_SOURCE}
-
-
-_COMPUTE = "flops_per_s memory_bytes memory_bytes_per_s power_w"
-_LINKS = "nvlink_bytes_per_s network_bytes_per_s pcie_bytes_per_s node_gpus"
-_NOT_SOLD = "no list price in western clouds"
 
 # --- NVIDIA, Ampere and Hopper -------------------------------------------------------------------
 
@@ -55,7 +47,7 @@ _A100_80 = GPU(
         date="2026-03 to 2026-05",
     ),
     purchase=Price(low=8e3, typical=11.5e3, high=15e3, source=f"{MARKET}, used", date="2026"),
-    sources=_sources(all=(f"{_COMPUTE} {_LINKS}", _aiconfigurator("a100_sxm"))),
+    sources=sources_of(all=(f"{COMPUTE} {LINKS}", aiconfigurator("a100_sxm"))),
 )
 _A100_40 = GPU(
     name="A100-40",
@@ -67,10 +59,10 @@ _A100_40 = GPU(
     pcie_bytes_per_s=32e9,
     power_w=400,
     price=Price(low=None, typical=1.0, high=None, source=MARKET, date="2026"),
-    sources=_sources(
+    sources=sources_of(
         same=(
-            f"flops_per_s power_w {_LINKS}",
-            f"{_aiconfigurator('a100_sxm')}: as the 80 GB model",
+            f"flops_per_s power_w {LINKS}",
+            f"{aiconfigurator('a100_sxm')}: as the 80 GB model",
         ),
         sheet=("memory_bytes memory_bytes_per_s", "unverified: NVIDIA A100 data sheet (2021)"),
     ),
@@ -93,7 +85,7 @@ _H100 = GPU(
         date="2026-05-20",
     ),
     purchase=Price(low=25e3, typical=30e3, high=35e3, source=MARKET, date="2026"),
-    sources=_sources(all=(f"{_COMPUTE} {_LINKS}", _aiconfigurator("h100_sxm"))),
+    sources=sources_of(all=(f"{COMPUTE} {LINKS}", aiconfigurator("h100_sxm"))),
 )
 _H100_PCIE = GPU(
     name="H100-PCIe",
@@ -112,10 +104,10 @@ _H100_PCIE = GPU(
         date="2026-03",
     ),
     purchase=Price(low=20e3, typical=25e3, high=30e3, source=MARKET, date="2026"),
-    sources=_sources(
+    sources=sources_of(
         all=(
-            f"{_COMPUTE} {_LINKS}",
-            f"{_aiconfigurator('h100_pcie')}: a plain server, without NVLink bridges",
+            f"{COMPUTE} {LINKS}",
+            f"{aiconfigurator('h100_pcie')}: a plain server, without NVLink bridges",
         )
     ),
 )
@@ -132,10 +124,10 @@ _H800 = GPU(
         low=None,
         typical=None,
         high=None,
-        source=f"{_NOT_SOLD}; the H100 is the same chip with faster NVLink",
+        source=f"{NOT_SOLD}; the H100 is the same chip with faster NVLink",
         date="2026-05",
     ),
-    sources=_sources(
+    sources=sources_of(
         compute=("flops_per_s", f"{VERL} lists it as the H100, dense"),
         sheet=(
             "memory_bytes memory_bytes_per_s power_w nvlink_bytes_per_s pcie_bytes_per_s node_gpus",
@@ -161,14 +153,14 @@ _H20 = GPU(
         low=1.0,
         typical=1.25,
         high=1.5,
-        source=f"{MARKET} in China; {_NOT_SOLD}; typical is the middle",
+        source=f"{MARKET} in China; {NOT_SOLD}; typical is the middle",
         date="2026",
     ),
     purchase=Price(low=10e3, typical=12.5e3, high=15e3, source=MARKET, date="2026"),
-    sources=_sources(
+    sources=sources_of(
         compute=("flops_per_s", VERL),
         sheet=(
-            f"memory_bytes memory_bytes_per_s power_w {_LINKS}",
+            f"memory_bytes memory_bytes_per_s power_w {LINKS}",
             "unverified: NVIDIA H20 data sheet (2024)",
         ),
     ),
@@ -190,7 +182,7 @@ _H200 = GPU(
         date="2026-03 to 2026-05",
     ),
     purchase=Price(low=30e3, typical=35e3, high=40e3, source=MARKET, date="2026"),
-    sources=_sources(all=(f"{_COMPUTE} {_LINKS}", _aiconfigurator("h200_sxm"))),
+    sources=sources_of(all=(f"{COMPUTE} {LINKS}", aiconfigurator("h200_sxm"))),
 )
 
 # --- NVIDIA, Blackwell ---------------------------------------------------------------------------
@@ -212,10 +204,10 @@ _B200 = GPU(
         date="2026-03",
     ),
     purchase=Price(low=35e3, typical=42.5e3, high=50e3, source=MARKET, date="2026"),
-    sources=_sources(
+    sources=sources_of(
         all=(
-            f"{_COMPUTE} nvlink_bytes_per_s pcie_bytes_per_s node_gpus",
-            f"{_aiconfigurator('b200_sxm')}: usable memory and bandwidth, nominally 192 and 8.0",
+            f"{COMPUTE} nvlink_bytes_per_s pcie_bytes_per_s node_gpus",
+            f"{aiconfigurator('b200_sxm')}: usable memory and bandwidth, nominally 192 and 8.0",
         ),
         guide=(
             "network_bytes_per_s",
@@ -244,10 +236,10 @@ _GB200 = GPU(
         source=f"{MARKET}: half of a superchip, which has two GPUs and a CPU",
         date="2026",
     ),
-    sources=_sources(
+    sources=sources_of(
         all=(
-            f"{_COMPUTE} nvlink_bytes_per_s pcie_bytes_per_s node_gpus",
-            f"{_aiconfigurator('gb200')}: a rack of 72 is one NVLink domain, made of 18 servers",
+            f"{COMPUTE} nvlink_bytes_per_s pcie_bytes_per_s node_gpus",
+            f"{aiconfigurator('gb200')}: a rack of 72 is one NVLink domain, made of 18 servers",
         ),
         network=(
             "network_bytes_per_s",
@@ -271,9 +263,9 @@ _MI300X = GPU(
         low=2.0, typical=2.5, high=3.0, source=f"{MARKET}; typical is the middle", date="2026"
     ),
     purchase=Price(low=10e3, typical=15e3, high=20e3, source=MARKET, date="2026"),
-    sources=_sources(
+    sources=sources_of(
         sheet=(
-            f"{_COMPUTE} pcie_bytes_per_s node_gpus",
+            f"{COMPUTE} pcie_bytes_per_s node_gpus",
             "unverified: AMD Instinct MI300X data sheet (2023); verl (2025) lists 1336 TFLOP/s",
         ),
         fabric=(
@@ -295,10 +287,10 @@ _L40S = GPU(
     power_w=350,
     price=Price(low=None, typical=0.79, high=None, source=RUNPOD, date="2026-03"),
     purchase=Price(low=7e3, typical=8e3, high=9e3, source=MARKET, date="2026"),
-    sources=_sources(
+    sources=sources_of(
         all=(
-            f"{_COMPUTE} nvlink_bytes_per_s pcie_bytes_per_s node_gpus",
-            f"{_aiconfigurator('l40s')}: PCIe, no NVLink",
+            f"{COMPUTE} nvlink_bytes_per_s pcie_bytes_per_s node_gpus",
+            f"{aiconfigurator('l40s')}: PCIe, no NVLink",
         ),
         network=(
             "network_bytes_per_s",
@@ -320,9 +312,9 @@ _RTX_4090 = GPU(
     purchase=Price(
         low=None, typical=1.6e3, high=None, source="unverified: list price at launch", date="2022"
     ),
-    sources=_sources(
+    sources=sources_of(
         sheet=(
-            f"{_COMPUTE} nvlink_bytes_per_s pcie_bytes_per_s",
+            f"{COMPUTE} nvlink_bytes_per_s pcie_bytes_per_s",
             "unverified: NVIDIA Ada GPU architecture white paper (2022); with fp32 accumulation,"
             " half of what fp16 accumulation reaches",
         ),
@@ -348,9 +340,9 @@ _RTX_5090 = GPU(
     purchase=Price(
         low=None, typical=2.0e3, high=None, source="unverified: list price at launch", date="2025"
     ),
-    sources=_sources(
+    sources=sources_of(
         sheet=(
-            f"{_COMPUTE} nvlink_bytes_per_s pcie_bytes_per_s",
+            f"{COMPUTE} nvlink_bytes_per_s pcie_bytes_per_s",
             "specification table of spheron (2026-05-20): 838.4 TFLOP/s sparse with fp16"
             " accumulation, halved once for dense and once for fp32 accumulation",
         ),
@@ -366,8 +358,8 @@ _ASCEND_910B = GPU(
     network_bytes_per_s=25e9,
     pcie_bytes_per_s=32e9,
     power_w=400,
-    price=Price(low=None, typical=None, high=None, source=_NOT_SOLD, date="2026-05"),
-    sources=_sources(
+    price=Price(low=None, typical=None, high=None, source=NOT_SOLD, date="2026-05"),
+    sources=sources_of(
         compute=(
             "flops_per_s memory_bytes",
             "Gitee AI documentation of the 910B (read 2026-11): the lowest bin; sources disagree,"
@@ -377,7 +369,7 @@ _ASCEND_910B = GPU(
             "memory_bytes_per_s",
             "unverified (2025): sources disagree: 0.4, 0.77, 1.2 and 1.6 TB/s",
         ),
-        links=(_LINKS, "unverified (2025): HCCS of 392 GB/s in both directions together"),
+        links=(LINKS, "unverified (2025): HCCS of 392 GB/s in both directions together"),
         power=("power_w", "unverified (2025): 310 to 400 W by bin"),
     ),
 )
@@ -387,7 +379,8 @@ CATALOGUE = MappingProxyType(
         gpu.name: gpu
         for gpu in (
             *(_A100_40, _A100_80, _H100, _H100_PCIE, _H800, _H20, _H200, _B200, _GB200),
-            *(_MI300X, _L40S, _RTX_4090, _RTX_5090, _ASCEND_910B),
+            *(*BLACKWELL_ULTRA, _MI300X, *OTHER_VENDORS),
+            *(_L40S, _RTX_4090, _RTX_5090, _ASCEND_910B),
         )
     }
 )
@@ -414,6 +407,7 @@ ALIASES = MappingProxyType(
         "GeForce RTX 5090": "RTX-5090",
         "Instinct MI300X": "MI300X",
         "910B": "Ascend-910B",
+        **RECENT_ALIASES,
     }
 )
-"""Other spellings, including those of `nvidia-smi` (a leading `NVIDIA` is ignored)."""
+"""Other spellings, including those of `nvidia-smi` (a leading vendor is ignored)."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Annotated, Final, Literal
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Gt, Le, Lt
 from pydantic import AllowInfNan, Field
 
 from areal_lab.config.record import About, Count, NonNegative, Record, Share, Whole
@@ -27,6 +27,10 @@ Seconds = Annotated[float, Ge(0), Le(YEAR_S), _YEAR]
 PositiveSeconds = Annotated[float, Gt(0), Le(YEAR_S), _YEAR]
 Versions = Annotated[
     float, Ge(0), About(unit="versions", hint="0 is synchronous, inf has no bound")
+]
+TailName = Literal["", "math", "deepscaler", "reasoning", "service", "conversation"]
+EngineName = Literal[
+    "default", "vllm-0.6", "vllm-0.8", "vllm-0.14", "sglang-0.4", "sglang-0.5", "areal-0.3"
 ]
 Placement = Literal["disaggregated", "colocated"]
 TrainerKind = Literal["areal", "megatron", "fsdp2", "prime_rl", "torchtitan"]
@@ -46,6 +50,13 @@ class LengthConfig(Record):
     ] = 0.684
     """Standard deviation of ln(length). The default is fitted to math-like reasoning (ServeGen,
     client 66: 41,230 requests)."""
+    tail: TailName = ""
+    """Takes `sigma` from published lengths: `deepscaler` (0.57, training on mathematics with a cap
+    of 8K), `math` (0.68, ServeGen client 66), `reasoning` (0.82, ServeGen client 35), `service`
+    (0.97, all clients of DeepSeek-R1), `conversation` (1.36, Mooncake). Empty takes `sigma`."""
+    truncated_share: Annotated[float, Gt(0), Lt(1)] | None = None
+    """Share of the responses that `max_tokens` cuts off: with the mean it determines `sigma`, for
+    `lognormal`. Training logs have both (verl's response_length/mean and /clip_ratio)."""
     max_tokens: Count = 27648
     """Maximum length; longer responses are cut."""
     trace: str = ""
@@ -95,11 +106,18 @@ class WorkloadConfig(Record):
     """Completions scored at the same time; 0 has no limit."""
     equal_rewards_share: Annotated[float, Ge(0), Le(0.99)] = 0.0
     """Share of prompts whose responses all get the same reward, and which dynamic sampling (DAPO)
-    therefore replaces by others before training. 0 trains on every prompt."""
+    therefore replaces by others before training: one by one, once all of their responses are
+    scored, so that their generation is paid for. 0 trains on every prompt."""
     turns: Count = 1
     """Model calls per response, with a tool call between two of them."""
+    turns_most: Whole = 0
+    """Largest number of model calls. With it, responses differ: a geometric distribution that is
+    cut here and has the mean `turns`. 0 gives every response `turns`."""
     tool: LatencyConfig = Field(default_factory=LatencyConfig)
     """Time of one tool call, during which the response holds no slot of the engine."""
+    tool_tokens: Whole = 0
+    """Tokens that one tool call adds to the context. They are read, and trained over, but not
+    generated, and throughput does not count them."""
 
 
 class ClusterConfig(Record):
@@ -155,12 +173,32 @@ class RolloutConfig(Record):
     routing: RoutingName = "least_loaded"
     """Which engine takes a prompt: the `least_loaded`, or each in turn (`round_robin`). `sticky`
     acts as `least_loaded`, since all turns of a prompt stay on one engine."""
+    max_samples: Whole = 0
+    """Responses of several turns in progress at one engine, those at their tools included; 0 has no
+    limit. `max_running` counts only those that the engine works on."""
     prefix_sharing: bool = True
     """Responses to the same prompt share its prefill and KV cache."""
+    turn_prefix_cache: bool = False
+    """A turn finds the context of the turns before in the KV cache, unless others needed the room
+    or the weights have changed since (automatic prefix caching of vLLM and SGLang). False reads
+    the whole context again in every turn."""
+    engine: EngineName = "default"
+    """Engine and first version with these numbers: CPU time per decode step, how it grows with the
+    running sequences, whether it overlaps with the GPU. `vllm-0.6` is V0, `vllm-0.8` V1,
+    `vllm-0.14` V1 with asynchronous scheduling, `areal-0.3` SGLang 0.4.6 on the hosts of AReaL's
+    paper; `default` is 1.5 ms, overlapped."""
     engine_overhead_s: Seconds | None = None
-    """CPU time per decode step (scheduling, sampling, detokenizing); null takes the default."""
-    engine_overlap: bool = True
-    """Overlap CPU and GPU, as SGLang does: a step takes the longer of the two. False adds them."""
+    """Measured CPU time per decode step (scheduling, sampling, detokenizing); null takes the
+    engine's."""
+    engine_sequence_s: Seconds | None = None
+    """The same per running sequence, added; null takes the engine's, or 0 with a measured
+    `engine_overhead_s`."""
+    engine_overlap: bool | None = None
+    """Overlap CPU and GPU, as SGLang does: a step takes the longer of the two. False adds them;
+    null takes the engine's way."""
+    cuda_graphs: bool = True
+    """Decode with CUDA graphs. False launches each kernel, 0.43 ms of CPU per layer of the model
+    (within a factor of two)."""
     decode_step_s: PositiveSeconds | None = None
     """Measured decode step, CPU time included, whatever the batch; null takes the cost model."""
     decode_sequence_s: Seconds = 0.0
@@ -260,8 +298,56 @@ class WeightsConfig(Record):
     poll_s: Seconds = 5.0
     """Interval at which engines look for new weights on disk; adds half of it on average."""
     switch_s: Seconds | None = None
-    """Measured time to switch between generation and training and back, when colocated; null takes
-    the cost model."""
+    """Measured time to switch between generation and training and back, when colocated: the sum of
+    all terms of `colocation`; null takes the cost model."""
+
+
+class ColocationConfig(Record):
+    """What colocated GPUs do between generation and training."""
+
+    sleep: Literal["to_host", "discard", "none"] = "to_host"
+    """What a sleeping engine does with its weights: copy them to main memory and back (`to_host`,
+    vLLM's sleep level 1), `discard` them (level 2, SGLang's release_memory_occupation), or keep
+    everything on the GPU (`none`), because training fits beside it."""
+    sleep_s: Seconds | None = None
+    """Measured time until all engines sleep; null takes the cost model."""
+    wake_s: Seconds | None = None
+    """Measured time until all are awake, without new weights; null takes the cost model."""
+    offload: Literal["all", "optimizer", "none"] = "all"
+    """What of the trainer main memory holds during generation: `all` (optimizer state and
+    parameters), only the `optimizer` state, or `none`."""
+    pinned: bool = False
+    """Main memory for it is pinned, which is several times as fast; most trainers take pageable
+    memory (2026)."""
+    offload_s: Seconds | None = None
+    """Measured time to move the trainer's state to main memory; null takes the cost model."""
+    reload_s: Seconds | None = None
+    """Measured time to move it back; null takes the cost model."""
+    refit: Literal["packed", "by_tensor"] = "packed"
+    """How new weights reach the engine: many tensors `packed` into one buffer, or one after another
+    (`by_tensor`), which takes 2.5 ms for each matrix of an expert."""
+    refit_s: Seconds | None = None
+    """Measured time of new weights from the trainer's layout to the engine's; null takes the cost
+    model."""
+    graphs_s: Seconds = 0.0
+    """Time to capture CUDA graphs again at each wake-up. Sleeping engines of vLLM and SGLang keep
+    them; engines that are restarted take 14 s (1B, vLLM 0.6) to 20 s (Llama 4, SGLang)."""
+
+
+class OutsideConfig(Record):
+    """What a training step does besides generation, training and weights."""
+
+    batch_s: Seconds | None = None
+    """Time per step for data, advantages and logs, in which the trainer waits; null takes 0, and
+    for colocated GPUs 6 ms plus 0.46 ms per response (vime, 2026-09)."""
+    validation_s: Seconds = 0.0
+    """Time of one validation, during which nothing is trained. Needs `validation_steps`."""
+    validation_steps: Whole = 0
+    """Training steps from one validation to the next; 0 never validates."""
+    checkpoint_s: Seconds = 0.0
+    """Time for which one checkpoint holds the trainer. Needs `checkpoint_steps`."""
+    checkpoint_steps: Whole = 0
+    """Training steps from one checkpoint to the next; 0 writes none."""
 
 
 class ScheduleConfig(Record):
@@ -333,6 +419,8 @@ class SimulationConfig(Record):
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     trainer: TrainerConfig = Field(default_factory=TrainerConfig)
     weights: WeightsConfig = Field(default_factory=WeightsConfig)
+    colocation: ColocationConfig = Field(default_factory=ColocationConfig)
+    outside: OutsideConfig = Field(default_factory=OutsideConfig)
     schedule: ScheduleConfig = Field(default_factory=ScheduleConfig)
     faults: FaultsConfig = Field(default_factory=FaultsConfig)
     calibration: CalibrationConfig = Field(default_factory=CalibrationConfig)

@@ -6,7 +6,9 @@
     gpu(B, C) = smooth_max(e_w weights / W, 2 P B / (F e_c))   reading weights, or computing
                 + e_kv cache C / W                             reading keys and values
                 + e_L layers + e_B B + all-reduces             constant times
-    step      = max(gpu, engine) when the engine's CPU works while the GPU does, else their sum
+    engine(B) = step + B sequence                              CPU, by engine (`engine_cpu`)
+    step      = max(gpu, engine + launches) when the engine's CPU works while the GPU does, else
+                max(gpu, launches) + engine; CUDA graphs have no launches
 
 For a fixed B the GPU's part grows linearly from step to step, so m steps are a sum of two
 arithmetic series: a simulation needs one event per change of the batch, not one per token.
@@ -22,19 +24,11 @@ from simulator.catalogue.gpu import GPU
 from simulator.catalogue.transformer import ModelShape
 from simulator.costs.coefficients import KernelCoefficients
 from simulator.costs.communication import engine_all_reduce_s
+from simulator.costs.engine_cpu import ENGINE_S
 from simulator.costs.engine_memory import check_tensor_parallel
 from simulator.costs.measured_engine import MeasuredDecode
 from simulator.costs.roofline import smooth_max
 from simulator.costs.typical_coefficients import kernel_coefficients
-
-ENGINE_S = 1.5e-3
-"""CPU time of an engine per decode step: schedule, launch, sample, detokenize. Seconds.
-
-Qwen2.5's published speeds of one sequence (`data/published_speeds.csv`: A100, vLLM 0.6.3, whose CPU
-and GPU took turns) have 1.6 ms a step over the kernels for the 1.5B model, 1.5 for the 3B, 1.0 for
-the 7B. For SGLang 0.4.6, whose CPU works ahead, Qwen3-0.6B's 2.4 ms a step on an H20 is an upper
-bound. It grows with the batch and with what else the host does: measure it.
-"""
 
 _ROUNDING = 1e-6
 """Fraction of a step that may be missing at its end: times are sums of many floats."""
@@ -50,6 +44,10 @@ class DecodeCost:
     coefficients: KernelCoefficients
     overhead_s: float
     """CPU time of the engine per step, without a slowdown."""
+    overhead_sequence_s: float = 0.0
+    """The same per sequence of the step."""
+    launch_s: float = 0.0
+    """CPU time to launch the kernels of a step, without a slowdown; 0 with CUDA graphs."""
     overlap: bool = True
     """The engine prepares the next step while the GPU computes."""
     slowdown: float = 1.0
@@ -60,23 +58,31 @@ class DecodeCost:
     """GPU seconds of a step per token of context."""
     engine_s: float = field(init=False)
     """CPU seconds of a step; 0 for a measured step, which includes them."""
+    engine_sequence_s: float = field(init=False)
+    """CPU seconds of a step per sequence; 0 for a measured step."""
+    floor_s: float = field(init=False)
+    """Least seconds of a step without sequences: the engine's CPU and its launches."""
     _base_s: dict[int, float] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("overhead_s", "slowdown"):
+        for name in ("overhead_s", "overhead_sequence_s", "launch_s", "slowdown"):
             value = getattr(self, name)
-            if not math.isfinite(value) or value < 0 or (value == 0 and name != "overhead_s"):
-                least = ">= 0" if name == "overhead_s" else "> 0"
+            if not math.isfinite(value) or value < 0 or (value == 0 and name == "slowdown"):
+                least = "> 0" if name == "slowdown" else ">= 0"
                 raise ValueError(f"{name} is {value}, but must be a number {least}")
         check_tensor_parallel(self.model, self.gpu, self.tensor_parallel)
         if self.measured is not None:
-            engine_s, token_s = 0.0, self.measured.context_token_s
+            engine_s, sequence_s, launch_s = 0.0, 0.0, 0.0
+            token_s = self.measured.context_token_s
         else:
-            engine_s = self.overhead_s
+            engine_s, sequence_s = self.overhead_s, self.overhead_sequence_s
+            launch_s = self.launch_s
             shards = self.model.cache_shards(self.tensor_parallel)
             read_s = self.model.cache_bytes_per_token() / shards / self.gpu.memory_bytes_per_s
             token_s = self.coefficients.cache_reading * read_s
         object.__setattr__(self, "engine_s", engine_s * self.slowdown)
+        object.__setattr__(self, "engine_sequence_s", sequence_s * self.slowdown)
+        object.__setattr__(self, "floor_s", (engine_s + launch_s) * self.slowdown)
         object.__setattr__(self, "context_token_s", token_s * self.slowdown)
 
     @property
@@ -104,6 +110,10 @@ class DecodeCost:
         except KeyError:
             return self._base_s.setdefault(sequences, sum(self._parts(sequences).values()))
 
+    def cpu_s(self, sequences: int) -> float:
+        """CPU seconds of a step."""
+        return self.engine_s + self.engine_sequence_s * sequences
+
     def gpu_s(self, sequences: int, context_tokens: float) -> float:
         """GPU seconds of a step."""
         return self.base_s(sequences) + self.context_token_s * context_tokens
@@ -115,42 +125,39 @@ class DecodeCost:
             sequences: B, the number of sequences.
             context_tokens: C, their context before the step, summed.
         """
-        gpu_s = self.gpu_s(sequences, context_tokens)
-        return max(gpu_s, self.engine_s) if self.overlap else gpu_s + self.engine_s
+        taken_s = self.gpu_s(sequences, context_tokens) + self._added_s(sequences)
+        return max(taken_s, self._least_s(sequences))
 
     def steps_s(self, sequences: int, context_tokens: float, steps: int) -> float:
         r"""Seconds of `steps` steps during which no sequence joins or leaves.
 
-        Step k = 0, 1, ... has the context C + k B, and takes g + k d on the GPU. The first n of
-        them are shorter than the engine's time E and wait for it:
+        Step k = 0, 1, ... has the context C + k B, and takes g + k d on the GPU, with the engine's
+        CPU if it does not overlap. The first n of them are shorter than the CPU's time E and wait
+        for it:
 
         $$ n E + \sum_{k=n}^{m-1} (g + k d) $$
         """
         first_s = self.base_s(sequences) + self.context_token_s * context_tokens
-        growth_s = self.context_token_s * sequences
-        if not self.overlap:
-            return steps * (first_s + self.engine_s) + growth_s * (steps * (steps - 1) // 2)
-        waiting = self._waiting_steps(first_s, growth_s, steps)
+        first_s += self._added_s(sequences)
+        growth_s, least_s = self.context_token_s * sequences, self._least_s(sequences)
+        waiting = _waiting_steps(least_s - first_s, growth_s, steps)
         reading = steps * (steps - 1) // 2 - waiting * (waiting - 1) // 2
-        return waiting * self.engine_s + (steps - waiting) * first_s + growth_s * reading
+        return waiting * least_s + (steps - waiting) * first_s + growth_s * reading
 
     def steps_within(self, sequences: int, context_tokens: float, seconds: float) -> int:
         """Whole steps that are done after `seconds`: the inverse of `steps_s`."""
         if seconds <= 0:
             return 0
         first_s = self.base_s(sequences) + self.context_token_s * context_tokens
-        growth_s = self.context_token_s * sequences
-        if not self.overlap:
-            first_s += self.engine_s
-            waiting, left_s = 0, seconds
+        first_s += self._added_s(sequences)
+        growth_s, least_s = self.context_token_s * sequences, self._least_s(sequences)
+        most = int(seconds / least_s) + 1 if least_s else 0
+        waiting = _waiting_steps(least_s - first_s, growth_s, most)
+        left_s = seconds - waiting * least_s
+        if left_s <= 0:
+            first_s, growth_s, waiting, left_s = least_s, 0.0, 0, seconds
         else:
-            most = int(seconds / self.engine_s) + 1 if self.engine_s else 0
-            waiting = self._waiting_steps(first_s, growth_s, most)
-            left_s = seconds - waiting * self.engine_s
-            if left_s <= 0:
-                first_s, growth_s, waiting, left_s = self.engine_s, 0.0, 0, seconds
-            else:
-                first_s += growth_s * waiting
+            first_s += growth_s * waiting
         # The positive root of m first + m (m - 1) / 2 growth = left.
         half_s = first_s - growth_s / 2
         root = math.sqrt(half_s * half_s + 2 * growth_s * left_s)
@@ -165,8 +172,17 @@ class DecodeCost:
         """Seconds of a step by part; they sum to `step_s`."""
         parts = {**self._parts(sequences), "reading cache": self.context_token_s * context_tokens}
         gpu_s = sum(parts.values())
-        parts["engine CPU"] = max(0.0, self.engine_s - gpu_s) if self.overlap else self.engine_s
+        cpu_s = max(self._added_s(sequences), self._least_s(sequences) - gpu_s)
+        parts["engine CPU"] = max(0.0, cpu_s)
         return parts
+
+    def _added_s(self, sequences: int) -> float:
+        """CPU seconds of a step that the GPU waits for."""
+        return 0.0 if self.overlap else self.cpu_s(sequences)
+
+    def _least_s(self, sequences: int) -> float:
+        """Seconds that the CPU needs for a step."""
+        return self.floor_s + self.engine_sequence_s * sequences
 
     def _parts(self, sequences: int) -> dict[str, float]:
         """GPU seconds of a step at context 0, by part."""
@@ -194,14 +210,17 @@ class DecodeCost:
         }
         return {name: seconds * self.slowdown for name, seconds in parts.items()}
 
-    def _waiting_steps(self, first_s: float, growth_s: float, steps: int) -> int:
-        """The steps, of the first `steps`, whose GPU part is shorter than the engine's CPU time."""
-        missing_s = self.engine_s - first_s
-        if missing_s <= 0:
-            return 0
-        if missing_s >= growth_s * steps:
-            return steps
-        return min(steps, math.ceil(missing_s / growth_s))
+
+def _waiting_steps(missing_s: float, growth_s: float, steps: int) -> int:
+    """The steps, of the first `steps`, whose GPU part is shorter than the engine's CPU time.
+
+    The first one is by `missing_s` shorter, each further one by `growth_s` less.
+    """
+    if missing_s <= 0:
+        return 0
+    if missing_s >= growth_s * steps:
+        return steps
+    return min(steps, math.ceil(missing_s / growth_s))
 
 
 def decode_cost(
@@ -210,6 +229,8 @@ def decode_cost(
     tensor_parallel: int = 1,
     *,
     overhead_s: float | None = None,
+    overhead_sequence_s: float = 0.0,
+    launch_s: float = 0.0,
     overlap: bool = True,
     slowdown: float = 1.0,
     measured: MeasuredDecode | None = None,
@@ -219,6 +240,8 @@ def decode_cost(
 
     Args:
         overhead_s: CPU time of the engine per step; None is `ENGINE_S`.
+        overhead_sequence_s: the same per sequence.
+        launch_s: CPU time to launch a step's kernels; 0 with CUDA graphs.
         overlap: the CPU works on the next step while the GPU computes; False adds both.
         slowdown: factor on all times, for stragglers.
         measured: measured steps, which replace formula and overhead.
@@ -233,6 +256,8 @@ def decode_cost(
         tensor_parallel=tensor_parallel,
         coefficients=coefficients or kernel_coefficients(gpu),
         overhead_s=ENGINE_S if overhead_s is None else overhead_s,
+        overhead_sequence_s=overhead_sequence_s,
+        launch_s=launch_s,
         overlap=overlap,
         slowdown=slowdown,
         measured=measured,

@@ -16,6 +16,9 @@ from simulator.catalogue.find_gpu import GPUS
 from simulator.catalogue.gpu import GPU
 from simulator.catalogue.transformer import ModelShape
 
+_MOST_GPUS = 72
+"""Largest engine that is recommended: a rack."""
+
 
 def cache_tokens(
     model: ModelShape,
@@ -113,8 +116,8 @@ def _fix(
         (other for other in GPUS.values() if other.memory_bytes > gpu.memory_bytes),
         key=lambda other: other.memory_bytes,
     )
-    for split in range(tensor_parallel, 9):
-        for other in larger:
+    for split in range(tensor_parallel, _MOST_GPUS + 1):
+        for other in (one for one in larger if split <= one.node_gpus):
             if _splits(model, split) and _tokens(model, other, split, utilization) >= longest:
                 return (
                     f"no split within a node helps; use {other.name} with tensor_parallel={split}"

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from simulator.catalogue.gpu import GPU
 from simulator.catalogue.transformer import ModelShape
+from simulator.costs.typical_coefficients import reached_share
 
 Values = NDArray[np.float64]
 ExpertCosts: TypeAlias = Literal["layer", "grouped"]
@@ -129,9 +130,10 @@ def pass_s(
     """
     traffic = model.layers * speed.hidden_traffic
     traffic += model.moe_layers * model.active_experts * speed.expert_traffic
+    peak = gpu.flops_per_s * reached_share(gpu)
     shared = (
-        model.linear_flops_per_token() * tokens / (speed.matrix_efficiency * gpu.flops_per_s)
-        + model.attention_flops(1) * pairs / (speed.attention_efficiency * gpu.flops_per_s)
+        model.linear_flops_per_token() * tokens / (speed.matrix_efficiency * peak)
+        + model.attention_flops(1) * pairs / (speed.attention_efficiency * peak)
         + traffic * model.hidden * BYTES_PER_NUMBER * tokens / gpu.memory_bytes_per_s
     )
     launches = model.layers * speed.layer_s + model.moe_layers * speed.expert_layer_s

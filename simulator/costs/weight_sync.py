@@ -108,8 +108,7 @@ def sync_speed(backend: str, *, mixture: bool) -> SyncSpeed:
     """Start time and rate of one backend.
 
     Args:
-        backend: `nccl`, `delta`, `disk` (export and load together), `disk export`, or `reshard`
-            (colocated, from the trainer's layout to the engine's).
+        backend: `nccl`, `delta`, `disk` (export and load together), or `disk export`.
         mixture: mixture of experts, with more and smaller tensors; no difference for storage.
 
     Raises:

@@ -45,6 +45,16 @@ class StepCost(Protocol):
         ...
 
     @property
+    def engine_sequence_s(self) -> float:
+        """The same per sequence of the step."""
+        ...
+
+    @property
+    def floor_s(self) -> float:
+        """Least seconds of a step without sequences, for the engine's CPU and its launches."""
+        ...
+
+    @property
     def overlap(self) -> bool:
         """A step takes the maximum of CPU and GPU time instead of their sum."""
         ...
@@ -81,7 +91,8 @@ class DecodeBatch:
     """
 
     __slots__ = (
-        *("_ahead", "_bits", "_cohorts", "_costs", "_decode", "_floor_s", "_free", "_last"),
+        *("_ahead", "_bits", "_cohorts", "_costs", "_decode", "_floor_s", "_floor_rise_s"),
+        *("_free", "_last"),
         *(
             "_lasts",
             "_mask",
@@ -112,7 +123,11 @@ class DecodeBatch:
         self._ahead: _Ahead | None = None
         self._decode = decode
         self._token_s = decode.context_token_s
-        self._floor_s = decode.engine_s if decode.overlap else 0.0
+        # A step is never shorter than the CPU's work, which grows with the sequences. Without
+        # overlap and launches it is part of every step.
+        waits = decode.overlap or decode.floor_s > decode.engine_s
+        self._floor_s = decode.floor_s if waits else 0.0
+        self._floor_rise_s = decode.engine_sequence_s if waits else 0.0
         self._costs = _BaseCosts(decode)
         # By slot; a cohort has at least one running sequence.
         self._bits = max_running.bit_length()
@@ -444,7 +459,8 @@ class DecodeBatch:
 
         $$ x_m base(N - m + 1) + \sum_{i < m} x_i [base(N - i + 1) - base(N - i)]. $$
 
-        If all steps are shorter than the engine's CPU time, they take that time m times instead.
+        If all steps are shorter than the engine's CPU time, they take that time instead, which
+        grows with b as well.
         """
         ends, bits, now, sequences = self.ends, self._bits, self._step, self.sequences
         code = self._lasts[0]
@@ -452,7 +468,7 @@ class DecodeBatch:
         # Upper bound: as if no sequence left before the last one does.
         if sequences * end - self._owned > self.cache_tokens - self._prefixes:
             return None
-        costs, token_s, floor_s = self._costs, self._token_s, self._floor_s
+        costs, token_s, rise_s = self._costs, self._token_s, self._floor_rise_s
         base_s, mask, steps = costs.base_s, self._mask, end - now
         if len(base_s) <= sequences:
             costs.know(sequences)
@@ -464,9 +480,12 @@ class DecodeBatch:
         lasting_tokens = left * now - lasting
         if not costs.rising:
             return None
-        if base_s[sequences] + token_s * (sequences * end - self._origins) <= floor_s:
-            spent_s = steps * floor_s
-        elif base_s[left + 1] + token_s * lasting_tokens >= floor_s:
+        least_s = self._floor_s + rise_s * (left + 1)
+        if base_s[sequences] + token_s * (sequences * end - self._origins) <= least_s:
+            spent_s = steps * least_s
+            if rise_s:
+                spent_s += rise_s * sum((one >> bits) - now for one in over[:-1])
+        elif base_s[left + 1] + token_s * lasting_tokens >= self._floor_s + rise_s * sequences:
             to_go = [(one >> bits) - now for one in over]
             total = sum(to_go)
             read = (sum(map(mul, to_go, to_go)) - total + left * steps * (steps - 1)) // 2
@@ -482,6 +501,7 @@ class DecodeBatch:
         """The batch at its next change, or after the last end until `until_s`, found end by end."""
         ends, origin, own, last = self.ends, self._origin, self._own, self._last
         bits, mask, base_s, floor_s = self._bits, self._mask, self._costs.base_s, self._floor_s
+        rise_s = self._floor_rise_s
         self._costs.know(self.sequences)
         token_s, room = self._token_s, self.cache_tokens - self._prefixes
         time_s, step, sequences = self.time_s, self._step, self.sequences
@@ -496,6 +516,8 @@ class DecodeBatch:
                 if full:
                     end = (room + owned) // sequences
                 step_s = base_s[sequences]
+                if rise_s:
+                    floor_s = self._floor_s + rise_s * sequences
                 if step_s + token_s * (sequences * end - origins) <= floor_s:
                     spent_s = (end - step) * floor_s
                 elif step_s < floor_s:
@@ -530,11 +552,12 @@ class DecodeBatch:
 class _BaseCosts:
     """Seconds of a step at context 0, by number of sequences; with CPU time unless overlapped."""
 
-    __slots__ = ("_added_s", "_decode", "base_s", "rise_s", "rising")
+    __slots__ = ("_added_s", "_added_sequence_s", "_decode", "base_s", "rise_s", "rising")
 
     def __init__(self, decode: StepCost) -> None:
         self._decode = decode
         self._added_s = 0.0 if decode.overlap else decode.engine_s
+        self._added_sequence_s = 0.0 if decode.overlap else decode.engine_sequence_s
         self.base_s = [0.0]
         self.rise_s = [0.0]
         """Difference to one sequence less."""
@@ -545,6 +568,7 @@ class _BaseCosts:
         """Compute the seconds for up to `sequences` sequences."""
         base_s = self.base_s
         for number in range(len(base_s), sequences + 1):
-            base_s.append(self._decode.base_s(number) + self._added_s)
+            added_s = self._added_s + self._added_sequence_s * number
+            base_s.append(self._decode.base_s(number) + added_s)
             self.rise_s.append(base_s[-1] - base_s[-2])
             self.rising = self.rising and self.rise_s[-1] >= 0

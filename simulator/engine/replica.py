@@ -27,13 +27,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple, Protocol
 
 from areal_lab.control.events import GroupId, Version
 from simulator.costs.prefill import causal_pairs
 from simulator.engine.clock import Clock, RecordSpan
 from simulator.engine.decode_batch import DecodeBatch, StepCost
+from simulator.engine.kept_contexts import KeptContexts
 from simulator.engine.sequences import Cohort, Group, Queued
 from simulator.engine.versions import Decoded, Ended, Epoch, Segments, decoded, segments
 
@@ -142,6 +143,7 @@ class Replica:
         self._activity = Clock(IDLE, record_spans)
         self._now_s = 0.0
         self._groups: dict[GroupId, Group] = {}
+        self._kept = KeptContexts()
         self._serial = 0
         self._queue: deque[Queued] = deque()
         self._epoch = Epoch(-1, 0)
@@ -273,6 +275,28 @@ class Replica:
             batch.forget_change()
         self._queue.append(Queued(one, list(range(len(lengths))), 0, ()))
 
+    def keep(self, key: Hashable, tokens: int) -> None:
+        """A sequence has ended: leave its context in the cache until the room is needed.
+
+        Args:
+            key: by which `begin_with` finds it; new weights and failures make it unknown.
+        """
+        self._kept.keep(key, tokens, self.cache_tokens - self._batch.cached_tokens)
+
+    def begin_with(self, group: GroupId, key: Hashable, *, shared: bool = False) -> None:
+        """The prompt of a group that was just submitted begins with the context of `key`.
+
+        What is left of it when the group is admitted is not read again.
+
+        Args:
+            shared: the prompt is the context of `key`, for this group and others: the first of them
+                reads it.
+        """
+        one = self._groups[group]
+        if len(one.lengths) != 1 or one.cohorts:
+            raise ValueError(f"group {group} must be new and have one response")
+        one.begins_with = (key, shared)
+
     def pause(self, now_s: float) -> None:
         """Stop after the running step, and keep unfinished work. No effect if paused already."""
         now_s = self._clock(now_s)
@@ -309,6 +333,7 @@ class Replica:
         stopped, self._stopped = self._stopped, None
         if recompute:
             stopped = None
+            self._kept.clear()
             if batch.sequences:
                 tokens, pairs = self._contexts()
                 self.recomputed_tokens += tokens
@@ -369,6 +394,7 @@ class Replica:
         lost += self._groups
         self._groups.clear()
         self._queue.clear()
+        self._kept.clear()
         self._paused = self._reading = self._admission_due = False
         self._stopped = None
         self._joined_s = -math.inf
@@ -516,21 +542,46 @@ class Replica:
             if not joined:
                 self._joined_s = time_s
                 self._read_tokens = self._read_pairs = self._read_again = 0
+            known = self._known(group) if group.begins_with else 0
             batch.join(group, members, batch.step - done, self._epoch, item.past)
             free -= once + count * (each + reserve)
             sequences += count
             joined += count
+            if known:
+                once, each, cached = 0, group.prompt_tokens - known + done, known
             tokens = once + count * each
             if tokens:
-                self._read_tokens += tokens
                 pairs = count * causal_pairs(each, cached) if each else 0
-                self._read_pairs += causal_pairs(once) + pairs
-                if done:
-                    self._read_again += tokens
-                    self.recomputed_tokens += tokens
-        if not joined:
-            return
+                self._read(tokens, causal_pairs(once) + pairs, again=bool(done))
+        if joined:
+            self._begin_reading(time_s, joined)
+
+    def _known(self, group: Group) -> int:
+        """Tokens of a prompt that need not be read."""
+        assert group.begins_with is not None
+        (key, shared), group.begins_with = group.begins_with, None
+        room = self.cache_tokens - self._batch.cached_tokens
+        known = min(self._kept.find(key, room), group.prompt_tokens)
+        if shared:
+            self._kept.keep(key, group.prompt_tokens, room - group.prompt_tokens)
+        else:
+            self._kept.forget(key)  # a running sequence has it
+        return known
+
+    def _read(self, tokens: int, pairs: int, *, again: bool) -> None:
+        """Add to what the next prefill reads."""
+        self._read_tokens += tokens
+        self._read_pairs += pairs
+        if again:
+            self._read_again += tokens
+            self.recomputed_tokens += tokens
+
+    def _begin_reading(self, time_s: float, joined: int) -> None:
+        """Start the prefill of the sequences that joined, or decode if there is nothing to read."""
+        batch = self._batch
         self._joined = joined
+        if self._kept.tokens:
+            self._kept.make_room(self.cache_tokens - batch.cached_tokens)
         if self._read_tokens:
             again = self._read_again == self._read_tokens
             self._activity.set(time_s, RECOMPUTE if again else PREFILL)

@@ -10,7 +10,7 @@ one of the group's cohorts, queued items or ended cohorts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from simulator.engine.versions import Ended, Epoch, Segments
 
@@ -18,7 +18,10 @@ from simulator.engine.versions import Ended, Epoch, Segments
 class Group:
     """A prompt and the responses that are being generated for it."""
 
-    __slots__ = ("cohorts", "ended", "left", "lengths", "number", "prompt_tokens", "serial")
+    __slots__ = (
+        *("cohorts", "ended", "begins_with", "left", "lengths", "number"),
+        *("prompt_tokens", "serial"),
+    )
 
     def __init__(
         self, number: int, serial: int, prompt_tokens: int, lengths: Sequence[int]
@@ -26,6 +29,8 @@ class Group:
         self.number = number
         self.serial = serial  # in order of submission
         self.prompt_tokens = prompt_tokens
+        # Key of an earlier context that may be in the cache, and whether others begin with it too.
+        self.begins_with: tuple[Hashable, bool] | None = None
         self.lengths = lengths
         self.left = len(lengths)  # responses that are in no ended cohort
         self.cohorts = 0  # that decode; the prompt is cached while there are any

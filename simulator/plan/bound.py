@@ -25,7 +25,7 @@ from simulator.assembly.engines import engine_decode, running_sequences
 from simulator.catalogue.find_gpu import find_gpu
 from simulator.catalogue.models import find_model
 from simulator.config.schema import LengthConfig, SimulationConfig, TrainerConfig
-from simulator.costs.colocation import switch_cost
+from simulator.costs.colocation.switch import switch_cost
 from simulator.costs.decode import DecodeCost
 from simulator.costs.training import training_cost
 from simulator.costs.weight_sync import weight_sync
@@ -51,8 +51,7 @@ def least_step_s(config: SimulationConfig) -> float:
     running = running_sequences(config, model, rollout_gpu)
     work_s = _work_s(decode, lengths, workload.prompt_tokens, running) / engines
     if cluster.colocated:
-        switch = switch_cost(config.weights, model, gpu, cluster.gpus)
-        update_s = switch.to_training_s + switch.to_generation_s
+        update_s = switch_cost(config, model, gpu).seconds
     else:
         sync = weight_sync(config.weights, model, gpu)
         update_s = sync.export_s + sync.load_s

@@ -12,14 +12,15 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from simulator.assembly.check import problems
+from simulator.assembly.engines import engine_cpu
 from simulator.catalogue.find_gpu import find_gpu
 from simulator.catalogue.models import find_model
 from simulator.config.schema import SimulationConfig
-from simulator.costs.colocation import switch_cost
-from simulator.costs.decode import ENGINE_S, decode_cost
+from simulator.costs.colocation.switch import switch_cost
+from simulator.costs.decode import decode_cost
 from simulator.costs.economics import Cost
 from simulator.costs.trainers.named import trainer_error
 from simulator.costs.weight_sync import weight_sync
@@ -28,10 +29,11 @@ from simulator.plan.schema import PlanConfig
 from simulator.plan.trial import Job, Trial, shortened
 from simulator.stats.format import number
 from simulator.workload.lengths import lengths_from
+from simulator.workload.tails import sigma_from
 
 ENGINE_ENDS_S: Final = (1.0e-3, 2.4e-3)
 """CPU time per decode step: the smallest difference between Qwen2.5's published speeds and kernel
-times, and the largest of Qwen3-0.6B's (`simulator.costs.decode.ENGINE_S`)."""
+times, and the largest of Qwen3-0.6B's (`simulator.costs.engine_cpu.ENGINE_S`)."""
 GIVEN: Final = 0.1
 """Assumed relative error of values given by the user."""
 LENGTH_MEAN: Final = 0.2
@@ -160,13 +162,22 @@ def _inputs(config: SimulationConfig) -> Iterator[_Varied]:
 
 
 def _engine_overhead(config: SimulationConfig) -> _Varied:
-    given = config.rollout.engine_overhead_s
-    taken = ENGINE_S if given is None else given
-    ends = ENGINE_ENDS_S if given is None else (taken * (1 - GIVEN), taken * (1 + GIVEN))
-    source = "published speeds of one sequence" if given is None else f"given: ±{GIVEN:.0%}"
+    engine = engine_cpu(config)
+    taken = engine.step_s
+    if config.rollout.engine_overhead_s is not None:
+        error, source = GIVEN, f"given: ±{GIVEN:.0%}"
+    elif engine.error is not None:
+        error, source = engine.error, f"{config.rollout.engine}: ±{engine.error:.0%}"
+    else:
+        error, source = None, "published speeds of one sequence"
+    ends = ENGINE_ENDS_S if error is None else (taken * (1 - error), taken * (1 + error))
 
     def change(seconds: float) -> Change:
-        return lambda job: _with_settings(job, {"rollout.engine_overhead_s": seconds})
+        sequence_s = engine.sequence_s * seconds / taken if taken else engine.sequence_s
+        settings = {"rollout.engine_overhead_s": seconds}
+        if sequence_s:
+            settings["rollout.engine_sequence_s"] = sequence_s
+        return lambda job: _with_settings(job, settings)
 
     low, high = ((f"{1e3 * one:.3g} ms", change(one)) for one in ends)
     return _Varied(
@@ -220,9 +231,9 @@ def _weight_update(config: SimulationConfig) -> _Varied:
     model, gpu = find_model(config.model), find_gpu(config.cluster.gpu)
     colocated = config.cluster.colocated
     if colocated:
-        switch = switch_cost(config.weights, model, gpu, config.cluster.gpus)
-        taken = switch.to_training_s + switch.to_generation_s
-        given, error = config.weights.switch_s is not None, None
+        switch = switch_cost(config, model, gpu)
+        taken, error = switch.seconds, switch.error
+        given = config.weights.switch_s is not None
     else:
         sync = weight_sync(config.weights, model, gpu)
         measured = (config.weights.update_s, config.weights.export_s, config.weights.load_s)
@@ -249,9 +260,8 @@ def _with_update(job: Job, factor: float) -> Job:
     """The job with its update or switch times multiplied by `factor`."""
     config = job.config
     model, gpu = find_model(config.model), find_gpu(config.cluster.gpu)
-    switch = switch_cost(config.weights, model, gpu, config.cluster.gpus)
+    switch_s = switch_cost(config, model, gpu).seconds * factor
     update_s = weight_sync(config.weights, model, gpu).seconds * factor
-    switch_s = (switch.to_training_s + switch.to_generation_s) * factor
     return _with_settings(job, {"weights.update_s": update_s, "weights.switch_s": switch_s})
 
 
@@ -262,7 +272,8 @@ def _length_mean(config: SimulationConfig) -> _Varied:
     low, high = (
         (
             f"{one:,.0f} tokens",
-            _answers(mean_tokens=one),
+            # The spread stays as it is, also where the mean determines it.
+            _answers(mean_tokens=one, **_spread(config)),
         )
         for one in ends
     )
@@ -275,9 +286,9 @@ def _length_mean(config: SimulationConfig) -> _Varied:
 
 
 def _length_sigma(config: SimulationConfig) -> _Varied:
-    taken = config.workload.answers.sigma
+    taken = sigma_from(config.workload.answers)
     low, high = (
-        (f"{one:.3g}", _answers(sigma=one))
+        (f"{one:.3g}", _answers(**{**_spread(config), "sigma": one}))
         for one in (taken * (1 - LENGTH_SIGMA), taken * (1 + LENGTH_SIGMA))
     )
     return _Varied(
@@ -288,12 +299,20 @@ def _length_sigma(config: SimulationConfig) -> _Varied:
     )
 
 
-def _answers(**changed: float) -> Change:
+def _spread(config: SimulationConfig) -> dict[str, Any]:
+    """Settings of the spread as a number; none if it is one."""
+    answers = config.workload.answers
+    if answers.kind != "lognormal" or (not answers.tail and answers.truncated_share is None):
+        return {}
+    return {"sigma": sigma_from(answers), "tail": "", "truncated_share": None}
+
+
+def _answers(**changed: Any) -> Change:
     settings = {f"workload.answers.{name}": value for name, value in changed.items()}
     return partial(_with_settings, settings=settings)
 
 
-def _with_settings(job: Job, settings: Mapping[str, float]) -> Job:
+def _with_settings(job: Job, settings: Mapping[str, Any]) -> Job:
     return dataclasses.replace(job, config=job.config.with_settings(settings))
 
 

@@ -6,19 +6,21 @@ import math
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from simulator.assembly.engines import engine_decode
+from simulator.assembly.engines import engine_cpu, engine_decode
 from simulator.assembly.unused import ignored_settings
 from simulator.catalogue.find_gpu import find_gpu
 from simulator.catalogue.gpu import GPU
 from simulator.catalogue.models import ModelShape, find_model
 from simulator.config.schema import SimulationConfig
-from simulator.costs.colocation import switch_cost
+from simulator.costs.colocation.switch import switch_cost
 from simulator.costs.measured_engine import GIVEN, measured_prefill
+from simulator.costs.outside import outside_from
 from simulator.costs.prefill import prefill_cost
 from simulator.costs.trainers.named import SPEEDS, measured_on, trainer_error
 from simulator.costs.training_memory import unchecked_memory
 from simulator.costs.weight_sync import weight_sync
 from simulator.workload.lengths import lengths_from
+from simulator.workload.tails import TAILS
 from simulator.workload.trace_lengths import TraceLengths
 
 UNCERTAIN: Final = 0.15
@@ -43,6 +45,7 @@ def cost_parts(config: SimulationConfig) -> list[Part]:
         *_engine_parts(config, model, rollout_gpu),
         _training_part(config, model, gpu),
         *_weights_parts(config, model, gpu),
+        *_outside_parts(config),
         _lengths_part(config),
     ]
 
@@ -66,6 +69,11 @@ def warnings(config: SimulationConfig, *, prices: bool = True) -> list[str]:
             found.extend(price_warnings(gpu, "set cluster.price_per_gpu_h"))
     if config.trainer.step_s is not None and (line := _memory_warning(config)):
         found.append(line)
+    if config.workload.turns > 1 and not config.rollout.turn_prefix_cache:
+        found.append(
+            "turns: every turn reads the whole context again; rollout.turn_prefix_cache=true keeps "
+            "it, as vLLM and SGLang do while there is room"
+        )
     if config.seeds < 3:
         found.append(
             f"{config.seeds} seed{'s' * (config.seeds > 1)}: "
@@ -106,11 +114,11 @@ def _engine_parts(config: SimulationConfig, model: ModelShape, gpu: GPU) -> Iter
     yield Part("prefill", prefill.provenance, prefill.error)
     if rollout.decode_step_s is None:
         if rollout.engine_overhead_s is None:
-            source = (
-                f"{1e3 * decode.overhead_s:.1f} ms per decode step: difference between published "
-                "speeds of one sequence and kernel times"
-            )
-            yield Part("engine CPU", source, None)
+            engine = engine_cpu(config)
+            taken = f"{1e3 * engine.step_s:.1f} ms per decode step"
+            if engine.sequence_s:
+                taken += f" and {1e6 * engine.sequence_s:.0f} us per sequence"
+            yield Part("engine CPU", f"{taken}: {engine.source}", engine.error)
         else:
             yield Part("engine CPU", f"rollout.engine_overhead_s, {GIVEN}", 0.0)
 
@@ -151,12 +159,17 @@ def _measured_training(config: SimulationConfig) -> Part:
 
 def _weights_parts(config: SimulationConfig, model: ModelShape, gpu: GPU) -> Iterator[Part]:
     if config.cluster.colocated:
-        switch = switch_cost(config.weights, model, gpu, config.cluster.gpus)
-        given = config.weights.switch_s is not None
-        yield Part("switching", switch.provenance, 0.0 if given else None)
+        switch = switch_cost(config, model, gpu)
+        yield Part("switching", switch.provenance, switch.error)
         return
     sync = weight_sync(config.weights, model, gpu)
     yield Part("weight update", sync.provenance, sync.error)
+
+
+def _outside_parts(config: SimulationConfig) -> Iterator[Part]:
+    outside = outside_from(config.outside, colocated=config.cluster.colocated)
+    if outside is not None:
+        yield Part("data, logs", outside.provenance, outside.error)
 
 
 def _lengths_part(config: SimulationConfig) -> Part:
@@ -171,4 +184,6 @@ def _lengths_part(config: SimulationConfig) -> Part:
     if isinstance(lengths, TraceLengths):
         scaled = "" if math.isclose(lengths.scale, 1) else f" times {lengths.scale:.3g}"
         return Part("lengths", f"{answers.trace}{scaled}: {text}", None)
+    if answers.kind == "lognormal" and answers.truncated_share is None and answers.tail:
+        text += f"; spread of {TAILS[answers.tail].source}"
     return Part("lengths", f"{answers.kind}: {text}", None)

@@ -62,6 +62,7 @@ def _step_table(told: Mapping[str, Any]) -> Table:
     for name, title in (
         ("train_s", "training"),
         ("export_s", "exporting weights, switching"),
+        ("outside_s", "data, logs, validation, checkpoints"),
         ("wait_s", "trainer waits"),
     ):
         if mean_of(parts[name]) > _LEAST_SHARE * mean_of(told["step_s"]):

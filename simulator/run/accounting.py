@@ -31,11 +31,13 @@ from areal_lab.runlog.activity import (
     WAIT_REWARDS,
     WAIT_WEIGHTS,
 )
+from simulator.costs.colocation.switch import TO_TRAINING
+from simulator.costs.outside import OUTSIDE
 from simulator.engine.clock import UNCOUNTED, Clock
 from simulator.engine.replica import NOT_WORK
 from simulator.engine.versions import Decoded, tally
 from simulator.run.flights import Slot
-from simulator.run.pools import EXPORT, GENERATE, LOAD, TO_TRAINING
+from simulator.run.pools import EXPORT, GENERATE
 from simulator.run.system import System, Timing
 
 COLUMNS = {
@@ -43,6 +45,7 @@ COLUMNS = {
     "step_s": "since the end of the step before",
     "train_s": "of these, the trainer worked on the batch",
     "export_s": "of these, the trainer exported weights or switched the GPUs",
+    "outside_s": "of these, data, logs, validation and checkpoints",
     "wait_s": "of these, the trainer waited",
     "update_s": "of these, new weights were on their way to the engines",
     "generate_s": "of these, an engine generated, on average",
@@ -98,7 +101,8 @@ class Accounting:
         self._scoring = [0] * len(slots)
         self.trainer_clock = Clock(WAIT_BATCH)
         # The state of the run, as `areal_lab.runlog.activity` reads it from a log.
-        self._behind = self._pushing = self._interrupted = self._loading = False
+        self._behind = self._pushing = self._interrupted = False
+        self._loading = ""
         self._all_started = self._all_trained = self._training = self._held = False
         self._push_began_s = 0.0
         # Counters.
@@ -112,6 +116,7 @@ class Accounting:
         self._row = dict.fromkeys(COLUMNS, 0.0)
         self._update_s = 0.0
         self._export_s = 0.0
+        self._outside_s = 0.0
         self._generate_s = 0.0
         self.token_lags: Counter[int] = Counter()
         self.head_lags: Counter[int] = Counter()
@@ -133,7 +138,8 @@ class Accounting:
                 self._update_all(now_s)
             case WeightsPushed():
                 self._update_s += now_s - self._push_began_s
-                self._behind = self._pushing = self._loading = False
+                self._behind = self._pushing = False
+                self._loading = ""
                 self._trainer_waits(now_s)
                 self._update_all(now_s)
             case PauseRequested() | ResumeRequested() | StopRequested():
@@ -157,9 +163,9 @@ class Accounting:
         """Engines have paused."""
         self._update_all(now_s)
 
-    def loading(self, now_s: float) -> None:
-        """All engines load new weights."""
-        self._loading = True
+    def loading(self, now_s: float, name: str) -> None:
+        """All engines load new weights, or do what `name` says for it."""
+        self._loading = name
         self._update_all(now_s)
 
     def resumed(self, now_s: float) -> None:
@@ -197,7 +203,7 @@ class Accounting:
         if slot.dead:
             return LOST
         if self._loading:
-            return LOAD
+            return self._loading
         if slot.flights and not slot.paused:
             return GENERATE
         if self._held:
@@ -246,9 +252,12 @@ class Accounting:
         row["step_s"] = now_s - row["end_s"]
         row["end_s"] = now_s
         seconds = self.trainer_clock.seconds
-        export_s = seconds.get(EXPORT, 0.0) + seconds.get(TO_TRAINING, 0.0)
+        export_s = sum(seconds.get(name, 0.0) for name in (EXPORT, *TO_TRAINING))
         row["export_s"], self._export_s = export_s - self._export_s, export_s
-        row["wait_s"] = max(0.0, row["step_s"] - row["train_s"] - row["export_s"])
+        outside_s = sum(seconds.get(name, 0.0) for name in OUTSIDE)
+        row["outside_s"], self._outside_s = outside_s - self._outside_s, outside_s
+        known_s = row["train_s"] + row["export_s"] + row["outside_s"]
+        row["wait_s"] = max(0.0, row["step_s"] - known_s)
         row["update_s"], self._update_s = self._update_s, 0.0
         generate_s = sum(clock.of(now_s, GENERATE) for clock in self._clocks) / len(self._clocks)
         row["generate_s"], self._generate_s = generate_s - self._generate_s, generate_s

@@ -3,16 +3,21 @@
     submit --> turn 1 --> tool --> turn 2 --> ... --> last turn of the last sample --> advance
 
 An engine that wraps another one. Each turn is a new submission whose prompt is the original prompt
-plus everything generated so far: a sample that waits for a tool loses its cache, as on servers
-under load. A sample's tokens are divided evenly among its turns.
+plus everything generated, and written by tools, so far. A sample's tokens are divided evenly among
+its turns.
+
+Without a prefix cache every turn reads its whole prompt. With one, contexts of samples at their
+tools stay in the engine's cache as long as nothing else needs the room, or until it loads new
+weights. The prompt of a group stays there as well, for its other samples.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from heapq import heappop, heappush
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, cast
 
 from areal_lab.control.events import GroupId, Version
 from areal_lab.runlog.records import Segments
@@ -28,6 +33,19 @@ class _Ended(NamedTuple):
     def decoded(self) -> list[Decoded]:
         """Each sample on its own."""
         return decoded_alone(self.segments)
+
+
+class CachingEngine(Engine, Protocol):
+    """An engine with a prefix cache."""
+
+    def keep(self, key: Hashable, tokens: int, /) -> None:
+        """Leave the context of a sequence that has ended in the cache until the room is needed."""
+        ...
+
+    def begin_with(self, group: GroupId, key: Hashable, /, *, shared: bool = False) -> None:
+        """The prompt of a group that was just submitted begins with that context; a shared one is
+        first read by whoever is first."""
+        ...
 
 
 class _Sample:
@@ -55,9 +73,14 @@ class Conversations:
     """Runs the turns of every sample on `engine`; see the module docstring.
 
     Args:
-        turns: model calls per sample; a sample of fewer tokens has fewer turns.
+        turns: model calls per sample, at most; a sample of fewer tokens has fewer turns.
         tools_s: for each sample of a group, the tool's time after each turn but the last; None
             means no time.
+        counts: turns of each sample of a group; None gives every one `turns`.
+        tool_tokens: added to the context by each tool.
+        most_samples: that may have begun and not ended at once; 0 means no limit.
+        prefix_cache: whether a turn may find its context in the engine's cache, which must be a
+            `CachingEngine`.
     """
 
     def __init__(
@@ -65,13 +88,24 @@ class Conversations:
         engine: Engine,
         turns: int,
         tools_s: Callable[[GroupId], list[list[float]] | None],
+        *,
+        counts: Callable[[GroupId], Sequence[int] | None] = lambda _: None,
+        tool_tokens: int = 0,
+        most_samples: int = 0,
+        prefix_cache: bool = False,
     ) -> None:
         self._engine = engine
         self._turns = turns
         self._tools_s = tools_s
+        self._counts = counts
+        self._tool_tokens = tool_tokens
+        self._most = most_samples or math.inf
+        self._cache = cast("CachingEngine", engine) if prefix_cache else None
         self._version: Version = 0
         self._next = 0
         self._running: dict[int, _Sample] = {}
+        self._begun = 0
+        self._waiting: deque[_Sample] = deque()
         self._ended: dict[GroupId, list[_Sample]] = {}
         self._samples: dict[GroupId, int] = {}
         self._tools: list[tuple[float, int, _Sample]] = []  # heap, by the time the tool is done
@@ -108,12 +142,15 @@ class Conversations:
         """Start the first turn of every sample."""
         self._version = max(self._version, version)
         tools_s = self._tools_s(group) or [[0.0] * (self._turns - 1)] * len(lengths)
+        counts = self._counts(group)
+        if counts is None:
+            counts = [self._turns] * len(lengths)
         self._ended[group], self._samples[group] = [], len(lengths)
-        for place, tokens in enumerate(lengths):
-            sample = _Sample(
-                group, place, prompt_tokens, _even_turns(tokens, self._turns), tools_s[place]
-            )
-            self._begin_turn(now_s, sample)
+        self._waiting.extend(
+            _Sample(group, place, prompt_tokens, _even_turns(tokens, turns), tools_s[place])
+            for place, (tokens, turns) in enumerate(zip(lengths, counts, strict=True))
+        )
+        self._begin(now_s)
 
     def next_s(self) -> float:
         """The engine's next change, or the next tool that is done."""
@@ -132,6 +169,7 @@ class Conversations:
                 group = self._turn_ended(moment_s, done.group, done.segments[0])
                 if len(self._ended[group]) == self._samples[group]:
                     groups.append(self._collect(group))
+                self._begin(moment_s)
         return groups
 
     def pause(self, now_s: float, /) -> None:
@@ -148,8 +186,14 @@ class Conversations:
         lost = [turn for turn, sample in self._running.items() if sample.group == group]
         for turn in lost:
             del self._running[turn]
+        waiting = deque(sample for sample in self._waiting if sample.group != group)
+        begun = self._samples[group] - (len(self._waiting) - len(waiting))
+        self._begun -= begun - len(self._ended[group])
+        self._waiting = waiting
         del self._samples[group], self._ended[group]
-        return sum(self._engine.drop(now_s, turn) for turn in lost)
+        tokens = sum(self._engine.drop(now_s, turn) for turn in lost)
+        self._begin(now_s)
+        return tokens
 
     def fail(self, now_s: float, /) -> list[GroupId]:
         """Lose every group; results of running tools are discarded."""
@@ -159,13 +203,24 @@ class Conversations:
         self._samples.clear()
         self._ended.clear()
         self._tools.clear()
+        self._waiting.clear()
+        self._begun = 0
         return groups
+
+    def _begin(self, now_s: float) -> None:
+        """Begin samples, first come, first served."""
+        while self._waiting and self._begun < self._most:
+            self._begun += 1
+            self._begin_turn(now_s, self._waiting.popleft())
 
     def _begin_turn(self, now_s: float, sample: _Sample) -> None:
         turn, self._next = self._next, self._next + 1
         self._running[turn] = sample
-        tokens = sample.turns.pop()
-        self._engine.submit(now_s, turn, sample.context_tokens, [tokens], self._version)
+        tokens, context = sample.turns.pop(), sample.context_tokens
+        self._engine.submit(now_s, turn, context, [tokens], self._version)
+        if self._cache is not None:
+            first = not sample.segments
+            self._cache.begin_with(turn, sample.group if first else sample, shared=first)
         sample.context_tokens += tokens
 
     def _turn_ended(self, now_s: float, turn: int, segments: Segments) -> GroupId:
@@ -176,11 +231,16 @@ class Conversations:
                 sample.segments[-1] = (version, sample.segments[-1][1] + tokens)
             else:
                 sample.segments.append((version, tokens))
+        if self._cache is not None:
+            # Those that have ended as well: only age tells them apart.
+            self._cache.keep(sample, sample.context_tokens)
         if sample.turns:
             # Counted from the end, as `turns` is.
             wait_s = sample.tools_s[-len(sample.turns)]
             heappush(self._tools, (now_s + wait_s, turn, sample))
+            sample.context_tokens += self._tool_tokens
         else:
+            self._begun -= 1
             self._ended[sample.group].append(sample)
         return sample.group
 

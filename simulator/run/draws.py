@@ -10,11 +10,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from areal_lab.control.events import GroupId, Train, Version
 from areal_lab.runlog.records import Mode
 from simulator.run.responses import GroupDraws, Scores
 from simulator.run.system import System
-from simulator.workload.streams import EQUAL_REWARDS, LENGTHS, REWARDS, TOOLS, stream
+from simulator.workload.streams import EQUAL_REWARDS, LENGTHS, REWARDS, TOOLS, TURNS, stream
 
 
 class Draws:
@@ -79,4 +82,8 @@ class Draws:
             pauses = system.turns - 1
             drawn = system.tool.draw(stream(self._seed, TOOLS, number), size * samples * pauses)
             tools = drawn.reshape(size, samples, pauses).tolist()
-        return list(map(GroupDraws, tokens.tolist(), tokens, rewards, tools))
+        turns: Iterable[NDArray[np.int64] | None] = repeat(None, size)
+        if system.turn_counts is not None:
+            counts = system.turn_counts.draw(stream(self._seed, TURNS, number), size * samples)
+            turns = counts.reshape(size, samples)
+        return list(map(GroupDraws, tokens.tolist(), tokens, rewards, tools, turns))

@@ -61,7 +61,7 @@ from simulator.run.pools import LOAD
 from simulator.run.recorder import Recorder, Write
 from simulator.run.responses import Responses
 from simulator.run.reward_queue import RewardQueue
-from simulator.run.system import Done, Process, RevisableEngine, System
+from simulator.run.system import Done, Engine, Process, RevisableEngine, System
 from simulator.run.trainer import Trainer
 
 RUN_ENDED = "run ended"
@@ -186,14 +186,29 @@ class EventLoop:
         record = None if self.recorder is None else self.recorder.of_engine(number)
         engine = system.make_engine(number, self.seed, record)
         if system.turns > 1:
-            engine = Conversations(
-                engine, system.turns, lambda group: self.responses.of(group).tools_s
-            )
+            engine = self._with_turns(engine)
         if self.responses.revised and not isinstance(engine, RevisableEngine):
             raise ValueError(
                 f"{type(engine).__name__} cannot change the lengths of responses that it generates"
             )
         return Slot(number, engine)
+
+    def _with_turns(self, engine: Engine) -> Conversations:
+        system, of = self.system, self.responses.of
+
+        def counts(group: GroupId) -> Sequence[int] | None:
+            turns = of(group).turns
+            return None if turns is None else turns.tolist()
+
+        return Conversations(
+            engine,
+            system.turns,
+            lambda group: of(group).tools_s,
+            counts=counts,
+            tool_tokens=system.tool_tokens,
+            most_samples=system.samples_per_engine,
+            prefix_cache=system.turn_prefix_cache,
+        )
 
     def _begin(self, starts: Sequence[StartGroup]) -> None:
         """Announce groups that start at the same moment together; all have the same version."""
@@ -362,17 +377,19 @@ class EventLoop:
             yield env.timeout(system.weights.delay_s)
         if self._pause_due:
             self._pause(env.now)
-        load_s = system.weights.load_s
+        parts = {LOAD: system.weights.load_s}
         if system.switch is not None:
-            load_s += system.switch.to_generation_s
-        if load_s > 0:
+            parts |= system.switch.to_generation
+        loading = [slot for slot in self.slots if not slot.dead]
+        for name, seconds in parts.items():
+            if seconds <= 0:
+                continue
             begin_s = env.now
-            loading = [slot for slot in self.slots if not slot.dead]
-            self.accounting.loading(begin_s)
-            yield env.timeout(load_s)
+            self.accounting.loading(begin_s, name)
+            yield env.timeout(seconds)
             if self.recorder is not None:
                 for slot in loading:
-                    self.recorder.span(engine_process(slot.number), LOAD, begin_s, env.now)
+                    self.recorder.span(engine_process(slot.number), name, begin_s, env.now)
         self.version = version
         assert self.loaded is not None
         self.loaded.succeed()

@@ -10,13 +10,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from areal_lab.runlog.activity import LOST, NOTHING_ADMITTED, PAUSED_FOR_TRAINING, WAIT_REWARDS
+from simulator.costs.colocation.switch import TO_GENERATION, TO_TRAINING
+from simulator.costs.outside import OUTSIDE
 
 GENERATE = "generate"
 LOAD = "load weights"
 EXPORT = "export weights"
-TO_TRAINING = "switch to training"
-MOVING_WEIGHTS = frozenset({LOAD, EXPORT, TO_TRAINING})
-"""States that are busy, but neither generate nor train."""
+MOVING_WEIGHTS = frozenset({LOAD, EXPORT, *TO_TRAINING, *TO_GENERATION})
+"""States that move weights or other state: busy, but neither generating nor training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,12 +34,14 @@ class PoolShares:
 
     @property
     def utilization(self) -> float:
-        """Share spent generating or training; moving weights is neither.
+        """Share spent generating or training; moving weights, logs, validation and checkpoints are
+        neither.
 
         A training step counts as busy throughout, including its pipeline bubbles and the wait for
         the slowest rank; `busy` lists their shares.
         """
-        return sum(share for name, share in self.busy.items() if name not in MOVING_WEIGHTS)
+        neither = MOVING_WEIGHTS | OUTSIDE
+        return sum(share for name, share in self.busy.items() if name not in neither)
 
     @property
     def idle_share(self) -> float:

@@ -34,6 +34,8 @@ class GroupDraws(NamedTuple):
     """Time to score each sample; None means no time."""
     tools_s: list[list[float]] | None
     """For each sample, the tool's time after each turn but the last."""
+    turns: NDArray[np.int64] | None = None
+    """Turns of each sample; None gives every one those of the system."""
 
 
 class Scores(NamedTuple):

@@ -177,7 +177,7 @@ class Replicated:
     def to_json(self, show: Show = Estimate.to_json) -> dict[str, Any]:
         """The output of `areal-lab simulate --json`: every number with its interval."""
         first = self.results[0]
-        columns = ("train_s", "export_s", "wait_s", "update_s", "generate_s")
+        columns = ("train_s", "export_s", "outside_s", "wait_s", "update_s", "generate_s")
         told = {
             "name": first.name,
             "gpus": first.gpus,

@@ -31,6 +31,7 @@ from simulator.catalogue.gpu import GPU
 from simulator.costs.training_timing import Sizes
 from simulator.engine.clock import RecordSpan
 from simulator.engine.versions import Decoded
+from simulator.run.responses import GroupDraws
 
 
 class Done(Protocol):
@@ -170,13 +171,25 @@ class Switch(Protocol):
     """Cost of switching colocated GPUs between generation and training."""
 
     @property
-    def to_training_s(self) -> float:
-        """Before a training step."""
+    def to_training(self) -> Mapping[str, float]:
+        """Seconds before a training step, by activity and in order."""
         ...
 
     @property
-    def to_generation_s(self) -> float:
-        """After new weights are ready, while the engines are paused."""
+    def to_generation(self) -> Mapping[str, float]:
+        """The same after new weights are ready, while the engines are paused."""
+        ...
+
+
+class Outside(Protocol):
+    """Time of a step besides generation, training and weights, in which the trainer waits."""
+
+    def before_training(self, samples: int, /) -> Mapping[str, float]:
+        """Seconds between the last reward and the training step, by activity."""
+        ...
+
+    def after_training(self, step: int, /) -> Mapping[str, float]:
+        """Seconds after training step number `step`, the first of which is 1, by activity."""
         ...
 
 
@@ -195,6 +208,14 @@ class Latency(Protocol):
 
     def draw(self, generator: np.random.Generator, size: Any, /) -> NDArray[np.float64]:
         """Seconds, in an array of that shape."""
+        ...
+
+
+class Counts(Protocol):
+    """Distribution of a number of turns."""
+
+    def draw(self, generator: np.random.Generator, size: int, /) -> NDArray[np.int64]:
+        """Numbers, in an array of that size."""
         ...
 
 
@@ -279,6 +300,8 @@ class System:
     """The trainer takes part in the transfer and continues only when all engines have loaded."""
     switch: Switch | None = None
     """Cost of switching if the engines' GPUs also train (colocated); None if they do not."""
+    outside: Outside | None = None
+    """Data, logs, validation, checkpoints; None takes no time."""
     reward: Latency | None = None
     """Time to score one sample; None means no time."""
     reward_workers: int = 0
@@ -286,8 +309,17 @@ class System:
     equal_rewards_share: float | None = None
     """Share of groups whose rewards are all equal; None if rewards do not matter."""
     turns: int = 1
+    """Per sample; the largest number if there are `turn_counts`."""
+    turn_counts: Counts | None = None
+    """Turns of each sample; None gives every one `turns`."""
     tool: Latency | None = None
     """Time between two turns of a sample; None means no time."""
+    tool_tokens: int = 0
+    """Added to a sample's context between two turns."""
+    turn_prefix_cache: bool = False
+    """A turn may find its context in the engine's cache."""
+    samples_per_engine: int = 0
+    """Samples of several turns in progress, those at tools included; 0 means no limit."""
     failures: Failures | None = None
     requests: Sequence[tuple[float, PauseRequested | ResumeRequested | EtaRequested]] = ()
     """What a person asks of the run, and when (seconds), in order; a pause must end."""
@@ -308,7 +340,10 @@ class System:
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, but must be >= 1")
-        for name in ("warmup_steps", "prompt_tokens", "reward_workers"):
+        for name in (
+            *("warmup_steps", "prompt_tokens", "reward_workers"),
+            *("tool_tokens", "samples_per_engine"),
+        ):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}, but must be >= 0")
         if self.warmup_steps >= self.steps:
@@ -344,6 +379,11 @@ class System:
                 raise ValueError(f"{request} cannot be done: {reason}")
             if self.switch is not None and isinstance(request, EtaRequested):
                 raise ValueError(f"{request} cannot be done: colocated GPUs generate or train")
+
+    def read_from_tools(self, draws: GroupDraws) -> NDArray[np.int64]:
+        """Tokens that tools add to each sample of a group; one of few tokens has few turns."""
+        turns = self.turns if draws.turns is None else draws.turns
+        return self.tool_tokens * (np.minimum(turns, draws.tokens) - 1)
 
     @property
     def colocated(self) -> bool:

@@ -1,11 +1,13 @@
 """The trainer: takes a batch, works for the time it costs, exports the weights.
 
-Train --> (engines loaded) --> switch --> work --> (engines loaded) --> export --> TrainStepDone
+Train --> (engines loaded) --> data --> switch --> work --> (engines loaded) --> export
+      --> validation, checkpoint --> TrainStepDone
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from itertools import chain
 from typing import Protocol
 
@@ -16,7 +18,7 @@ from areal_lab.control.events import GroupId, Train, Version
 from areal_lab.runlog.activity import LOST, WAIT_WEIGHTS
 from simulator.run.accounting import Accounting
 from simulator.run.flights import Flight
-from simulator.run.pools import EXPORT, TO_TRAINING
+from simulator.run.pools import EXPORT
 from simulator.run.responses import Responses
 from simulator.run.system import Process, System, Timing
 from simulator.workload.streams import TRAINER_FAILURES, stream
@@ -62,17 +64,23 @@ class Trainer:
         run.responses.learn(train)
         flights = [run.kept.pop(group) for group in train.groups]
         lengths = system.prompt_tokens + np.concatenate([f.draws.tokens for f in flights])
+        if system.tool_tokens:
+            lengths += np.concatenate([system.read_from_tools(f.draws) for f in flights])
         responses = chain.from_iterable([flight.decoded for flight in flights])
         run.accounting.batch(env.now, train.version, responses)
         timing = system.training.step(lengths, minibatches=system.minibatches)
         if system.push_holds_trainer:
             yield from self._until_loaded()
+        if system.outside is not None:
+            yield from self._all_of(system.outside.before_training(len(lengths)))
         if system.switch is not None:
-            yield from self._busy(TO_TRAINING, system.switch.to_training_s)
+            yield from self._all_of(system.switch.to_training)
         yield from self._work(timing)
         # Engines must have loaded the previous weights: storage holds one set at a time.
         yield from self._until_loaded()
         yield from self._busy(EXPORT, system.weights.export_s)
+        if system.outside is not None:
+            yield from self._all_of(system.outside.after_training(train.version + 1))
         run.step_done(train.version + 1)
 
     def _until_loaded(self) -> Process:
@@ -80,6 +88,10 @@ class Trainer:
         yield from self._run.until_loaded()
         self._run.accounting.trainer_clock.add(WAIT_WEIGHTS, self._env.now - begin_s)
         self._run.trainer_span("wait", begin_s, self._env.now, WAIT_WEIGHTS)
+
+    def _all_of(self, seconds: Mapping[str, float]) -> Process:
+        for name, taken_s in seconds.items():
+            yield from self._busy(name, taken_s)
 
     def _busy(self, name: str, seconds: float) -> Process:
         if seconds > 0:

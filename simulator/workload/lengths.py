@@ -20,6 +20,7 @@ from areal_lab.config.problem import refusal
 from simulator.config.schema import LengthConfig
 from simulator.workload.lognormal import LogNormalLengths
 from simulator.workload.recorded_lengths import recorded_lengths
+from simulator.workload.tails import sigma_from
 from simulator.workload.trace_lengths import TraceLengths
 from simulator.workload.traces import load_histogram
 
@@ -63,7 +64,7 @@ def lengths_from(config: LengthConfig) -> Lengths:
     if config.kind == "lognormal":
         return LogNormalLengths(
             wanted_mean_tokens=config.mean_tokens,
-            sigma=config.sigma,
+            sigma=sigma_from(config),
             max_tokens=config.max_tokens,
             group_correlation=config.group_correlation,
             drift_per_step=config.drift_per_step,

@@ -55,7 +55,7 @@ class LogNormalLengths:
 
     def mean_tokens(self, step: float = 0.0) -> float:
         """Mean after the cap."""
-        return _clipped_mean(self._mu_at(step), self.sigma, self.max_tokens)
+        return clipped_mean(self._mu_at(step), self.sigma, self.max_tokens)
 
     def capped_share(self, step: float = 0.0) -> float:
         """Share of the responses that the cap cuts off."""
@@ -63,7 +63,7 @@ class LogNormalLengths:
 
     def mean_with_cap(self, max_tokens: int) -> float:
         """Mean of the same lengths, cut at another cap."""
-        return _clipped_mean(self.mu, self.sigma, max_tokens)
+        return clipped_mean(self.mu, self.sigma, max_tokens)
 
     def share_up_to(self, tokens: NDArray[np.float64]) -> NDArray[np.float64]:
         """Distribution function at whole lengths, which stand for what is rounded to them."""
@@ -86,13 +86,13 @@ class LogNormalLengths:
 def _mu_of_mean(mean_tokens: float, sigma: float, max_tokens: int) -> float:
     """The mu of a mean; a plan asks hundreds of times for the same one."""
     return increasing_root(
-        lambda mu: _clipped_mean(mu, sigma, max_tokens),
+        lambda mu: clipped_mean(mu, sigma, max_tokens),
         mean_tokens,
         *_sensible_mu(sigma, max_tokens),
     )
 
 
-def _clipped_mean(mu: float, sigma: float, cap: float) -> float:
+def clipped_mean(mu: float, sigma: float, cap: float) -> float:
     """Mean of a log-normal clipped to 1 and to the cap."""
     low, high = -mu / sigma, (math.log(cap) - mu) / sigma
     inside = math.exp(mu + sigma**2 / 2) * (_below(high - sigma) - _below(low - sigma))

@@ -13,6 +13,7 @@ ENGINE_FAILURES: Final = 4
 TRAINER_FAILURES: Final = 5
 STRAGGLERS: Final = 6
 EQUAL_REWARDS: Final = 7
+TURNS: Final = 8
 
 
 def stream(seed: int, purpose: int, number: int) -> np.random.Generator:

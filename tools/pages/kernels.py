@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from simulator.catalogue.find_gpu import GPUS, find_gpu
-from simulator.costs.decode import ENGINE_S
+from simulator.costs.engine_cpu import EAGER_LAYER_S, ENGINES
 from simulator.costs.typical_coefficients import kernel_coefficients
 from tools.kernels.fit import held_out_errors
 from tools.kernels.points import DecodePoint, PrefillPoint, read_points
@@ -25,7 +25,8 @@ a peak of F FLOP/s, for a model of P parameters and L layers:
 gpu  = ((e_w weights / (tp W))^p + (2 P B / (tp F e_c))^p)^(1/p)    reading weights, or computing
      + e_kv cache C / (tp W)                                        reading keys and values
      + e_L L + e_B B + (2 L + 1) all-reduces                        constant times
-step = max(gpu, engine)      if the engine's CPU works ahead; otherwise their sum
+cpu  = step + B sequence                                       the engine's CPU, by engine
+step = max(gpu, cpu)         if the engine's CPU works ahead; otherwise their sum
 ```
 
 A prefill has the same knee over its tokens, computes attention pairs at `e_a` of the peak, and
@@ -33,21 +34,23 @@ makes `e_x` passes over its activations. For a mixture of experts, a step reads 
 tokens are expected to use.
 """
 
+_ENGINES = """CPU time per decode step. A version stands for itself and those after it, up to the
+next one of the table. Errors are those on other hosts."""
 _AFTER = """
-Errors are mean absolute relative errors of the GPU's part. *Other models* are Qwen2.5-3B and -72B
-and Llama-3.1-8B and -70B, which are held out of the fit (fitted: Qwen2.5-1.5B, 7B, 14B on one GPU,
-32B on four). A plain roofline model has errors of 31 to 47 % on the same decode steps.
+Errors of coefficients are mean absolute relative errors of the GPU's part. *Other models* are
+Qwen2.5-3B and -72B and Llama-3.1-8B and -70B, which are held out of the fit (fitted: Qwen2.5-1.5B,
+7B, 14B on one GPU, 32B on four). A plain roofline model has errors of 31 to 47 % on the same steps.
 
 ## Limitations
 
-- **The engine's CPU**: {engine:.1f} ms per step by default (`rollout.engine_overhead_s`), the
-  difference between published speeds of one sequence and the kernel times of small models. It
-  differs more than any other input between engines and hosts: measure it. The step waits for it if
-  the GPU's part is shorter, as for models of a few billion parameters with few sequences.
+- **The engine's CPU** differs more than any other input between engines and hosts: measure it
+  (`rollout.engine_overhead_s`, `rollout.engine_sequence_s`). The step waits for it if the GPU's
+  part is shorter, as for models of a few billion parameters with few sequences.
 - **Kernels without a table**: mixtures of experts and latent attention are predicted from the same
   coefficients, with an error of +-30 %.
-- **Batches beyond CUDA graphs**, sampling over many candidates, structured output, speculative
-  decoding.
+- **Without CUDA graphs** (`rollout.cuda_graphs=false`) a step takes at least {layer:.2f} ms per
+  layer for launches, within a factor of two. Batches beyond the largest graph are not told apart.
+- **Not modeled**: sampling over many candidates, structured output, speculative decoding.
 - **H800**: not measured. It is the same chip as the H100 with less than half of its NVLink
   bandwidth, and has the H100's coefficients.
 
@@ -80,7 +83,21 @@ def page() -> str:
         by_source.setdefault(said.replace(f"of the {gpu.name} ", ""), []).append(gpu.name)
     lines += [f"- **{', '.join(names)}**: {source}." for source, names in by_source.items()]
     lines += ["", "## Errors", "", *map(_row, _errors())]
-    return "\n".join(lines) + "\n" + _AFTER.format(engine=ENGINE_S * 1e3)
+    lines += ["", "## CPU time of engines", "", _ENGINES, "", *map(_row, _engines())]
+    return "\n".join(lines) + "\n" + _AFTER.format(layer=EAGER_LAYER_S * 1e3)
+
+
+def _engines() -> list[Sequence[str]]:
+    rows: list[Sequence[str]] = [
+        ("`rollout.engine`", "ms per step", "us per sequence", "works ahead", "error", "source"),
+        ("---", "--:", "--:", "---", "--:", "---"),
+    ]
+    for name, engine in ENGINES.items():
+        error = "?" if engine.error is None else f"{engine.error:.0%}"
+        numbers = (f"{engine.step_s * 1e3:.3g}", f"{engine.sequence_s * 1e6:.3g}")
+        ahead = "yes" if engine.overlap else "no"
+        rows.append((f"`{name}`", *numbers, ahead, error, engine.source))
+    return rows
 
 
 def _errors() -> list[Sequence[str]]:

@@ -82,6 +82,16 @@ def test_the_defaults_can_be_simulated() -> None:
         ({"seeds": 10**6}, "seeds is 1000000", "to 10,000"),
         ({"workload__steps": 10**8}, "steps is 100,000,000", "at most 100,000,000 responses"),
         (
+            {"workload__turns": 4, "workload__turns_most": 3},
+            "workload.turns_most is 3, but must be at least workload.turns (4), the mean",
+            "0 gives every response",
+        ),
+        (
+            {"workload__turns": 4, "workload__turns_most": 40, "workload__tool_tokens": 10_000},
+            "prompt and response may have",
+            "",
+        ),
+        (
             {"workload__turns": 10**8},
             "x turns must be at most 100,000,000 responses",
             "fewer steps",
@@ -254,6 +264,10 @@ def test_all_problems_are_listed_at_once() -> None:
         # 72 GPUs are connected, though not to those that train.
         {
             **{"cluster__rollout_gpu": "GB200", "rollout__tensor_parallel": 16},
+            **{"model": "Qwen2.5-72B", "trainer__step_s": 150.0},
+        },
+        {
+            **{"cluster__rollout_gpu": "GB300", "rollout__tensor_parallel": 16},
             **{"model": "Qwen2.5-72B", "trainer__step_s": 150.0},
         },
         {"faults__node_mtbf_h": 5.0, "trainer__step_s": 150.0},

@@ -60,7 +60,10 @@ def test_a_step_of_one_step_overlap_is_the_longer_side_plus_the_broadcast() -> N
 
 def test_a_colocated_step_is_the_sum_of_its_measured_parts() -> None:
     config = measured(
-        schedule__name="synchronous", cluster__placement="colocated", weights__switch_s=0.7
+        schedule__name="synchronous",
+        cluster__placement="colocated",
+        weights__switch_s=0.7,
+        outside__batch_s=0.0,
     )
     result = simulate(config)
     assert result.columns["step_s"][1:] == pytest.approx(1.0 + 0.5 + 0.7, rel=1e-9)

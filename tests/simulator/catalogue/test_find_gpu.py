@@ -55,7 +55,11 @@ SPARSE = {
     "H200": 1979,
     "B200": 4500,
     "GB200": 5000,
+    "B300": 4500,
+    "GB300": 5000,
     "MI300X": 2614.9,
+    "MI325X": 2614.9,
+    "MI355X": 5033.2,
     "L40S": 733,
     "RTX-4090": 330.3,
     "RTX-5090": 419.2,
@@ -69,8 +73,40 @@ def test_flops_are_dense(name: str) -> None:
 
 def test_links_count_one_direction() -> None:
     """Data sheets print both directions together: 600, 900 and 1,800 GB/s of NVLink 3, 4 and 5."""
-    both = {"A100-80": 600e9, "H100": 900e9, "H20": 900e9, "B200": 1800e9, "MI300X": 896e9}
+    both = {
+        **{"A100-80": 600e9, "H100": 900e9, "H20": 900e9},
+        **dict.fromkeys(("B200", "B300", "GB200", "GB300"), 1800e9),
+        **{"MI300X": 896e9, "MI325X": 896e9, "TPU-v6e": 800e9, "TPU7x": 1200e9},
+    }
     assert {name: 2 * GPUS[name].nvlink_bytes_per_s for name in both} == both
+
+
+@pytest.mark.parametrize(
+    ("name", "chips", "field", "published"),
+    [
+        # NVIDIA's rack: 360 PFLOP/s with sparsity, 20 TB (of GiB), 576 TB/s, 130 TB/s of NVLink.
+        ("GB300", 72, "flops_per_s", 360e15 / 2),
+        ("GB300", 72, "memory_bytes", 20e3 * 2**30),
+        ("GB300", 72, "memory_bytes_per_s", 576e12),
+        ("GB300", 72, "nvlink_bytes_per_s", 130e12 / 2),
+        # DGX B300: 72 PFLOP/s of sparse fp8, a quarter of it in dense bf16; 2.1 TB.
+        ("B300", 8, "flops_per_s", 72e15 / 4),
+        ("B300", 8, "memory_bytes", 2.1e3 * 2**30),
+        # AMD: compute units * operations per cycle * clock; 7 links of 153.6 GB/s both ways.
+        ("MI355X", 1, "flops_per_s", 256 * 4096 * 2.4e9),
+        ("MI355X", 1, "nvlink_bytes_per_s", 7 * 153.6e9 / 2),
+        # Google's pods: 234.9 PFLOP/s and 102.4 TB/s of all-reduce; 42.5 EFLOP/s of fp8, 1.77 PB.
+        ("TPU-v6e", 256, "flops_per_s", 234.9e15),
+        ("TPU-v6e", 256, "nvlink_bytes_per_s", 102.4e12),
+        ("TPU7x", 9216, "flops_per_s", 42.5e18 / 2),
+        ("TPU7x", 9216, "memory_bytes", 1.77e6 * 2**30),
+    ],
+)
+def test_chips_add_up_to_the_published_numbers_of_their_racks(
+    name: str, chips: int, field: str, published: float
+) -> None:
+    assert chips * getattr(GPUS[name], field) == pytest.approx(published, rel=0.035)
+    assert chips in (1, GPUS[name].node_gpus)
 
 
 def test_an_h800_is_an_h100_with_slower_nvlink() -> None:
@@ -96,7 +132,7 @@ def test_disputed_numbers_and_missing_prices_are_marked() -> None:
     ascend = GPUS["Ascend-910B"]
     assert "disagree" in ascend.sources["memory_bytes_per_s"]
     assert "disagree" in ascend.sources["flops_per_s"]
-    for name in ("H800", "Ascend-910B"):
+    for name in ("H800", "Ascend-910B", "TPU7x"):
         assert GPUS[name].price.typical is None
         assert "no list price" in GPUS[name].price.source
 
@@ -154,6 +190,13 @@ def test_the_catalogue_loads_nothing_heavy() -> None:
         ("rtx 4090", "RTX-4090"),
         ("NVIDIA GeForce RTX 5090", "RTX-5090"),
         ("mi300x", "MI300X"),
+        ("AMD Instinct MI355X", "MI355X"),
+        ("GB300 NVL72", "GB300"),
+        ("TPU v6e", "TPU-v6e"),
+        ("Trillium", "TPU-v6e"),
+        ("tpu7x", "TPU7x"),
+        ("TPU v7", "TPU7x"),
+        ("Ironwood", "TPU7x"),
         ("910B", "Ascend-910B"),
     ],
 )
@@ -165,7 +208,7 @@ def test_an_unknown_gpu_names_the_nearest() -> None:
     with pytest.raises(ValueError, match=r"^unknown GPU 'H1000'; did you mean .*'H100'[^\n]*$"):
         find_gpu("H1000")
     with pytest.raises(ValueError, match="known are A100-40, A100-80, H100, "):
-        find_gpu("TPU v5")
+        find_gpu("Gaudi 3")
 
 
 # --- custom GPUs ---------------------------------------------------------------------------------

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from simulator.catalogue.find_gpu import GPUS, find_gpu
 from simulator.catalogue.models import MODELS, find_model
-from simulator.costs.decode import ENGINE_S, DecodeCost, decode_cost
+from simulator.costs.decode import DecodeCost, decode_cost
+from simulator.costs.engine_cpu import ENGINE_S
 from simulator.costs.measured_engine import MeasuredDecode
 from simulator.costs.prefill import causal_pairs, prefill_cost
 from simulator.costs.typical_coefficients import (
@@ -166,6 +167,8 @@ COSTS = st.builds(
     st.sampled_from(["Qwen2.5-1.5B", "Qwen2.5-7B", "Qwen3-30B-A3B"]),
     st.sampled_from(["H100", "A100", "L40S"]),
     overhead_s=st.sampled_from([0.0, 1e-3, 4e-3, 12e-3, 1.0]),
+    overhead_sequence_s=st.sampled_from([0.0, 0.0, 7e-6, 40e-6]),
+    launch_s=st.sampled_from([0.0, 0.0, 12e-3]),
     overlap=st.booleans(),
     slowdown=st.sampled_from([1.0, 1.5]),
 )
@@ -322,6 +325,38 @@ def test_gpus_without_measurements_are_marked_as_uncertain(name: str) -> None:
     else:
         assert 0.3 <= decode.error <= 0.5
         assert f"+-{decode.error:.0%}" in decode.provenance.replace("30 %", "30%")
+
+
+@pytest.mark.parametrize(
+    ("name", "model_shapes", "best_shape"),
+    [
+        # TFLOP/s in bf16 (`MATRIX_EFFICIENCIES`): 45 % of the peak and AMD's best on the MI300X,
+        # AMD's typical and best ones on the MI325X, with and without the host's time on the TPU7x.
+        ("MI300X", 0.45 * 1307e12, 708e12),
+        ("MI325X", 616e12, 831e12),
+        ("TPU-v6e", 668e12, 0.79 * 918e12),
+        ("TPU7x", 1516e12, 0.9 * 2307e12),
+        ("B200", 1448e12, 1745e12),
+        ("B300", 1448e12, 1769e12),
+    ],
+)
+def test_matrix_products_without_a_fit_are_within_published_speeds(
+    name: str, model_shapes: float, best_shape: float
+) -> None:
+    gpu = find_gpu(name)
+    reached = gpu.flops_per_s * kernel_coefficients(gpu).matrix_efficiency
+    assert model_shapes <= reached <= best_shape
+
+
+def test_engines_of_a_rack_reach_beyond_a_server() -> None:
+    times = [cost("Llama-3.1-405B", "GB300", gpus) for gpus in (8, 16, 32)]
+    assert times[0].base_s(8) > times[1].base_s(8)
+    reading = [one.parts(8, 0)["reading weights"] for one in times]
+    assert reading == pytest.approx([reading[0], reading[0] / 2, reading[0] / 4])
+    waiting = [one.parts(8, 0)["all-reduce"] for one in times]
+    assert waiting == sorted(waiting)
+    # Servers of 8 are joined by the network, whose collectives take longer.
+    assert cost("Llama-3.1-405B", "B300", 16).parts(8, 0)["all-reduce"] > 1.5 * waiting[1]
 
 
 def test_a_straggler_takes_longer_by_its_factor_in_everything() -> None:

@@ -86,6 +86,15 @@ def test_a_model_fits_or_one_line_gives_a_fix(
         ("DeepSeek-V3", "H100", 8, 1, "no split within a node helps; use GB200 with"),
         ("Qwen2.5-14B", "A100-40", 1, 40_000, "a sequence of 40000 .*use tensor_parallel=2"),
         ("Llama-3.1-405B", "RTX-4090", 8, 1, "no split within a node helps; use H200 with"),
+        # Engines of a rack may have more than 8 GPUs.
+        ("DeepSeek-V3", "GB200", 8, 1_000_000, "has room for 15897 .*; use tensor_parallel=16"),
+        (
+            "Llama-3.1-405B",
+            "B300",
+            8,
+            3_000_000,
+            "no split within a node helps; use GB300 with tensor_parallel=16",
+        ),
     ],
 )
 def test_a_model_that_does_not_fit_is_refused_with_a_fix(

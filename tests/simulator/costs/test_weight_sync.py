@@ -1,4 +1,4 @@
-"""Weight updates and switches: published times, overrides, and refused input."""
+"""Weight updates: published times, overrides, and refused input."""
 
 import dataclasses
 
@@ -8,7 +8,6 @@ import pytest
 from simulator.catalogue.find_gpu import find_gpu
 from simulator.catalogue.models import find_model
 from simulator.config.schema import WeightsConfig
-from simulator.costs.colocation import SwitchCost, switch_cost
 from simulator.costs.weight_sync import (
     WeightSync,
     fit_speed,
@@ -126,23 +125,3 @@ def test_full_weights_arrive_no_faster_than_the_network() -> None:
 def test_times_below_zero_are_refused() -> None:
     with pytest.raises(ValueError, match="load_s of a weight update"):
         WeightSync(export_s=0, delay_s=0, load_s=-1)
-    with pytest.raises(ValueError, match="to_training_s"):
-        SwitchCost(to_training_s=-1, to_generation_s=0)
-
-
-def test_a_switch_copies_the_state_both_ways_and_reshards_once() -> None:
-    model = find_model(MODELS[1])
-    cost = switch_cost(WeightsConfig(), model, H100, 8)
-    assert cost.to_training_s == pytest.approx(14 * model.parameters / 8 / 32e9)
-    assert cost.to_generation_s - cost.to_training_s == pytest.approx(
-        model.weight_bytes() / sync_speed("reshard", mixture=False).bytes_per_s
-    )
-    more = switch_cost(WeightsConfig(), model, H100, 64)
-    assert more.to_training_s < cost.to_training_s
-
-
-def test_a_measured_switch_is_the_sum_of_both_ways() -> None:
-    cost = switch_cost(WeightsConfig(switch_s=12.0), find_model(MODELS[0]), H100, 128)
-    assert cost.to_training_s + cost.to_generation_s == pytest.approx(12)
-    with pytest.raises(ValueError, match="0 GPUs"):
-        switch_cost(WeightsConfig(), find_model(MODELS[0]), H100, 0)

@@ -31,16 +31,25 @@ class Costs:
     sequence_s: float = 0.0
     context_token_s: float = 0.0
     engine_s: float = 0.0
+    engine_sequence_s: float = 0.0
+    launch_s: float = 0.0
     overlap: bool = True
     read_token_s: float = 0.0
     read_pair_s: float = 0.0
+
+    @property
+    def floor_s(self) -> float:
+        return self.engine_s + self.launch_s
 
     def base_s(self, sequences: int) -> float:
         return self.fixed_s + self.sequence_s * sequences
 
     def step_s(self, sequences: int, context_tokens: float) -> float:
         gpu_s = self.base_s(sequences) + self.context_token_s * context_tokens
-        return max(gpu_s, self.engine_s) if self.overlap else gpu_s + self.engine_s
+        cpu_s = self.engine_s + self.engine_sequence_s * sequences
+        if self.overlap:
+            return max(gpu_s, cpu_s + self.launch_s)
+        return max(gpu_s, self.launch_s) + cpu_s
 
     def steps_s(self, sequences: int, context_tokens: float, steps: int) -> float:
         contexts = [context_tokens + step * sequences for step in range(steps)]
@@ -104,6 +113,8 @@ COSTS = st.builds(
     sequence_s=st.sampled_from([0.0, 0.0131]),
     context_token_s=st.sampled_from([0.0, 0.00177]),
     engine_s=st.sampled_from([0.0, 0.093, 0.51]),
+    engine_sequence_s=st.sampled_from([0.0, 0.0, 0.029, 0.31]),
+    launch_s=st.sampled_from([0.0, 0.0, 0.43]),
     overlap=st.booleans(),
     read_token_s=st.sampled_from([0.0, 0.0171]),
     read_pair_s=st.sampled_from([0.0, 0.00013]),

@@ -363,7 +363,7 @@ def test_the_bottleneck_is_named() -> None:
             "faults.node_mtbf_h",
         ),
         (
-            ["schedule.name=synchronous", "cluster.placement=colocated"],
+            ["schedule.name=synchronous", "cluster.placement=colocated", "weights.switch_s=1"],
             "Generation takes the largest share",
             "alternate between generation and training",
         ),

@@ -27,10 +27,13 @@ from simulator.run.one_seed import run_system
 from simulator.run.reward_queue import RewardQueue
 from simulator.run.system import Seconds, UpdateSeconds
 from simulator.workload.lognormal import LogNormalLengths
+from simulator.workload.streams import TURNS, stream
+from simulator.workload.turn_counts import TurnCounts
 from tests.simulator.engine.toy_engine import toy_engines
 from tests.simulator.run.toy_system import (
     Drawn,
     Latencies,
+    PerToken,
     constant,
     lognormal,
     run_with_log,
@@ -432,6 +435,34 @@ def test_turns_add_the_time_of_their_tools(turns: int) -> None:
     result = run_system(system, 1)
     assert result.step_s == pytest.approx(GENERATE_S + 50 + 3 * (turns - 1), rel=EXACT)
     assert result.columns["tokens"] == pytest.approx(4 * 2 * 100)
+
+
+def test_tools_write_tokens_that_are_trained_over_but_not_counted() -> None:
+    training = PerToken(0.01)
+    system = toy_system(
+        synchronous(), turns=4, tool_tokens=20, training=training, lengths=constant(100)
+    )
+    result = run_system(system, 1)
+    assert training.steps[0] == (10 + 100 + 3 * 20,) * 8
+    assert result.step_s == pytest.approx(GENERATE_S + 0.01 * 8 * 170, rel=EXACT)
+    assert result.columns["tokens"] == pytest.approx(8 * 100)
+    few = toy_system(synchronous(), turns=4, tool_tokens=20, training=training, lengths=constant(2))
+    run_system(few, 1)
+    assert training.steps[-1] == (10 + 2 + 20,) * 8
+
+
+def test_turns_that_differ_add_the_tools_of_the_longest_sample() -> None:
+    counts = TurnCounts(2.5, 6)
+    system = toy_system(
+        synchronous(),
+        turns=6,
+        turn_counts=counts,
+        tool=Latencies(lambda _, size: np.full(size, 3.0)),
+        steps=200,
+    )
+    longest = [counts.draw(stream(1, TURNS, number), 8).max() for number in range(system.steps)]
+    steps_s = GENERATE_S + 50 + 3 * (np.array(longest) - 1)
+    assert run_system(system, 1).step_s == pytest.approx(steps_s.mean(), rel=EXACT)
 
 
 def test_while_a_sample_waits_for_its_tool_another_uses_its_slot() -> None:

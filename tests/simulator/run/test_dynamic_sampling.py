@@ -87,3 +87,13 @@ def test_the_setting_of_the_simulator_switches_it_on() -> None:
     log = simulated_log(config)
     share = recorded_settings(RecordedRun(Path("run"), log))["workload.equal_rewards_share"]
     assert share == pytest.approx(0.4, abs=0.1)
+
+
+def test_a_synchronous_step_waits_for_the_last_replacement() -> None:
+    """Each of n groups takes a geometric number of rounds; a step, the largest of them."""
+    batch, share = 8, 0.5
+    plain = toy_system(synchronous(), steps=300, batch=batch, slots=64, train_s=1.0)
+    result = run_with_log(with_sampling(plain, DynamicSampling(max_filtered=10**9), share=share))[0]
+    rounds = sum(1 - (1 - share**more) ** batch for more in range(60))
+    assert result.columns["generate_s"].mean() <= 100 * rounds * 1.1
+    assert result.step_s == pytest.approx(100 * rounds + 1, rel=0.06)

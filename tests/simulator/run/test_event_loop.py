@@ -39,6 +39,18 @@ class Switching:
     to_training_s: float
     to_generation_s: float
 
+    @property
+    def to_training(self) -> dict[str, float]:
+        return {"engine falls asleep": self.to_training_s}
+
+    @property
+    def to_generation(self) -> dict[str, float]:
+        """Two terms, one after the other."""
+        return {
+            "engine wakes up": self.to_generation_s / 4,
+            "refit weights": self.to_generation_s * 3 / 4,
+        }
+
 
 @dataclass(frozen=True)
 class Fails:
@@ -140,8 +152,11 @@ def test_colocated_gpus_switch_to_training_and_back() -> None:
     run_s = result.makespan_s
     assert pool.busy["train"] == pytest.approx(12 * 50 / run_s)
     assert pool.busy["decode"] == pytest.approx(12 * 100 / run_s)
-    assert pool.busy["switch to training"] == pytest.approx(12 * 11 / run_s)
-    assert pool.busy["load weights"] == pytest.approx(11 * 17 / run_s)
+    assert pool.busy["engine falls asleep"] == pytest.approx(12 * 11 / run_s)
+    assert pool.busy["engine wakes up"] == pytest.approx(11 * 17 / 4 / run_s)
+    assert pool.busy["refit weights"] == pytest.approx(11 * 17 * 3 / 4 / run_s)
+    spans = {span.name for span in log.spans}
+    assert {"engine falls asleep", "engine wakes up", "refit weights"} <= spans
     assert pool.idle_share == pytest.approx(0, abs=1e-12)
     assert pool.utilization == pytest.approx(12 * 150 / run_s)
     assert check_replay(log).agrees

@@ -60,6 +60,7 @@ from simulator.run.pools import GENERATE
 from simulator.run.result import SimulationResult
 from simulator.run.system import Seconds, System, UpdateSeconds
 from simulator.workload.streams import LENGTHS, stream
+from simulator.workload.turn_counts import TurnCounts
 from tests.simulator.engine.toy_engine import toy_engines
 from tests.simulator.run.toy_system import (
     Latencies,
@@ -112,7 +113,16 @@ def systems(draw: st.DrawFn) -> System:
         push_holds_trainer=draw(st.booleans()),
         reward=draw(st.sampled_from([None, slow])),
         reward_workers=draw(st.integers(0, 3)),
-        turns=draw(st.integers(1, 3)),
+        **draw(
+            st.sampled_from(
+                [
+                    *({"turns": turns} for turns in (1, 2, 3)),
+                    {"turns": 4, "turn_counts": TurnCounts(2.5, 4), "tool_tokens": 7},
+                    {"turns": 2, "samples_per_engine": 1},
+                    {"turns": 3, "turn_counts": TurnCounts(1.5, 3), "samples_per_engine": 3},
+                ]
+            )
+        ),
         tool=draw(st.sampled_from([None, slow])),
         requests=draw(requests(schedule)),
     )
