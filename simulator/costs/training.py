@@ -20,7 +20,7 @@ from areal_lab.config.problem import refusal
 from simulator.catalogue.gpu import GPU
 from simulator.catalogue.transformer import ModelShape
 from simulator.config.schema import TrainerConfig
-from simulator.costs.colocation import PCIE_EFFICIENCY
+from simulator.costs.colocation.host_copies import copy_rate
 from simulator.costs.communication import point_to_point_s
 from simulator.costs.layers.exchanges import exchanges
 from simulator.costs.layers.groups import Groups, groups_of
@@ -291,7 +291,12 @@ class TrainingCost:
         if not self.speed.reference_on_host:
             return 0.0
         held = BYTES_PER_NUMBER * sum(self.groups.held_parameters(self.model))
-        return 3 * held / (PCIE_EFFICIENCY * self.gpu.pcie_bytes_per_s)
+        return 3 * held / self._host_bytes_per_s
+
+    @property
+    def _host_bytes_per_s(self) -> float:
+        """Of copies with pinned memory, while all GPUs of a host copy."""
+        return copy_rate("to host", self.gpu, pinned=True, gpus=self.gpus).bytes_per_s
 
     @property
     def _gradient_bytes(self) -> int:
@@ -324,7 +329,7 @@ class TrainingCost:
         if self.config.optimizer_offload:
             # In and out at the same time: fp32 parameter and two moments.
             state = OPTIMIZER_BYTES * self.model.parameters / sharded
-            seconds += state / (PCIE_EFFICIENCY * self.gpu.pcie_bytes_per_s)
+            seconds += state / self._host_bytes_per_s
         return seconds
 
 
