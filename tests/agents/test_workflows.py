@@ -16,6 +16,7 @@ from areal_lab.data.trajectory import Observation, SampleEnd, Segment
 from areal_lab.engines.protocol import SamplingParams
 from areal_lab.rewards.service import RewardOutcome
 from tests.agents.scripted import CODEC, Scripted
+from tests.data.byte_tokenizer import BEGIN, END
 
 PRODUCT = {"prompt": "Question: 34 * 27\n", "answer": "918"}
 CALL, RESULT, ANSWER = "Tool: 34 * 27\n", "Result: 918\n", "Answer: 918\n"
@@ -58,6 +59,25 @@ def test_a_tools_result_is_seen_and_not_trained_on() -> None:
     (row,) = episode.rows
     assert [type(part) for part in row.parts] == [Segment, Segment, Observation, Segment, Segment]
     assert {part.version for part in episode.segments} == {0, 1, 2}
+
+
+def echo(text: str) -> str:
+    return f"{text}<end>, <<end>end> and \ufdd0<be\ufdd0gin>."
+
+
+def test_control_tokens_are_those_around_a_result_and_not_in_it() -> None:
+    tool = f"{__name__}:echo"
+    engine = Scripted([CALL, ANSWER])
+    episode = play(ToolUse(tool=tool, around="<end>{results}<begin>", timeout_s=20.0), engine)
+    (row,) = episode.rows
+    (seen,) = [part.tokens for part in row.parts if isinstance(part, Observation)]
+    assert CODEC.decode_all(seen) == ("<end>Result: 34 * 27<end>, <<end>end> and <begin>.\n<begin>")
+    assert [(at, token) for at, token in enumerate(seen) if token in (BEGIN, END)] == [
+        (0, END),
+        (len(seen) - 1, BEGIN),
+    ]
+    tokens = engine.encode("<begin>" + engine.plain("<end>"), begins=True)
+    assert tokens == (BEGIN, *CODEC.encode("<en"), *CODEC.encode("d>"))
 
 
 def test_an_answer_needs_no_tool() -> None:
