@@ -316,8 +316,8 @@ class AgentConfig:
             if callable(function):
                 function = f"{function.__module__}:{function.__qualname__}"
             said = {"called": name, "description": str(tool.get("description", ""))}
-            given = tool.get("parameters")
-            parameters = {"parameters": as_schema(given)} if given else {}
+            schema = tool.get("parameters")
+            parameters = {"parameters": as_schema(schema)} if schema else {}
             return {"name": function, **{k: one for k, one in said.items() if one}, **parameters}
         if name not in _TOOLS:
             raise ValueError(
