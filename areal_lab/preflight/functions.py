@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -65,12 +65,32 @@ def check_workflow(config: TrainConfig) -> Iterator[Problem]:
         yield _wrong("reward.sandbox", f"reward.{error}", Kind.MACHINE)
     except Exception as error:  # of the user's class
         yield _wrong(setting, f"{setting}: {str(error) or type(error).__name__}")
+    yield from _check_corpus(config)
     if config.actor.overlong_share:
         yield _wrong(
             "actor.overlong_share",
             f"actor.overlong_share is {config.actor.overlong_share:g}, but counts tokens up to "
             "gconfig.max_new_tokens, which is the limit of one turn of a workflow; set it to 0",
         )
+
+
+def _check_corpus(config: TrainConfig) -> Iterator[Problem]:
+    """Check that generated pages are those of the generated problems."""
+    dataset, workflow = config.dataset, config.rollout.workflow
+    if dataset.type != "chain":
+        return
+    several = workflow.get("tools")
+    for tool in [workflow.get("tool"), *(several if isinstance(several, list | tuple) else ())]:
+        corpus = tool.get("corpus") if isinstance(tool, Mapping) else None
+        wanted = {"chains": dataset.size, "depth": dataset.depth}
+        if isinstance(corpus, Mapping) and {**corpus} != wanted and corpus.keys() == wanted.keys():
+            pairs = " and ".join(f"{name} {corpus[name]}" for name in wanted)
+            yield _wrong(
+                "rollout.workflow",
+                f"rollout.workflow: the corpus has {pairs}, but dataset.size is {dataset.size} and "
+                f"dataset.depth {dataset.depth}, and a page that is not there cannot be found; "
+                "give both the same values",
+            )
 
 
 def check_workflow_model(config: TrainConfig, model: Path) -> Iterator[Problem]:

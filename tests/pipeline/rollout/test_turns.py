@@ -24,6 +24,7 @@ from areal_lab.pipeline.rollout.turns import TurnRouter
 from areal_lab.rewards.failure_rate import FailureRate, RewardError
 from areal_lab.rewards.service import RewardOutcome
 from tests.agents.scripted import CODEC
+from tests.data.byte_tokenizer import BEGIN, END
 
 TURN_TOKENS = 6
 PROBLEM = Problem(prompt="2 + 3 =", answer="5", key="2 + 3")
@@ -206,6 +207,13 @@ def test_what_a_changed_workflow_does_not_ask_again_is_counted() -> None:
     one = rollout(Fleet(1), MultiTurn(max_turns=3, feedback=" wrong "))
     play(one, samples=1, partial=every)
     assert one.recomputed.discarded_tokens == 2 * TURN_TOKENS  # of the second and third turn
+
+
+def test_plain_text_has_no_control_token() -> None:
+    engine = rollout(Fleet(1), THREE).sample_engine(stream="train", group=0, sample=0)
+    for begins in (False, True):
+        tokens = engine.encode("<begin>" + engine.plain("a<end>b") + "<end>", begins=begins)
+        assert tokens == (BEGIN, *CODEC.encode("a<en"), *CODEC.encode("d>b"), END)
 
 
 def test_a_checkpoint_sees_ended_and_running_turns() -> None:
