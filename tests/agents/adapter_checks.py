@@ -73,6 +73,14 @@ def test_a_seed_is_a_game_and_our_random_numbers_are_ours() -> None:
     assert random.random() == expected
 
 
+def test_a_problem_without_a_seed_is_refused() -> None:
+    workflow = make_workflow(GUESS)
+    assert workflow is not None
+    data = {"prompt": "Play.\n", "answer": ""}
+    with pytest.raises(ValueError, match=r"no field 'seed'; use dataset\.type=numbered"):
+        asyncio.run(workflow.run(Scripted([]), data))
+
+
 @pytest.mark.parametrize(
     ("game", "reason"),
     [
