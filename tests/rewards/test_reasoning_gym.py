@@ -59,7 +59,7 @@ def test_tasks_that_evaluate_are_refused_in_one_line() -> None:
 )
 def test_preflight_refuses_tasks_that_evaluate(reward: Mapping[str, Any], refused: bool) -> None:
     settings = {f"reward.{name}": value for name, value in reward.items()}
-    tasks = {"n_queens": {}, "countdown": {}, "leg_counting": {}}
+    tasks: dict[str, Any] = {"n_queens": {}, "countdown": {}, "leg_counting": {}}
     data = {"dataset.type": "reasoning_gym", "dataset.tasks": tasks}
     found = [str(one) for one in check_functions(load_config("tiny", {**data, **settings}))]
     if refused:
