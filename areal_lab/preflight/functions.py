@@ -22,7 +22,8 @@ from areal_lab.config.problem import Kind, Problem, problems_of
 from areal_lab.config.schema import RewardConfig, TrainConfig
 from areal_lab.host.processes import inherited_environment
 from areal_lab.rewards.address import Unreachable, by_name
-from areal_lab.rewards.sandbox.levels import NoSandbox, choose, takes_sandbox
+from areal_lab.rewards.reasoning_gym import refuse_evaluated
+from areal_lab.rewards.sandbox.levels import NoSandbox, choose, runs_programs
 from areal_lab.training.objective.formula_calls import read_call
 from areal_lab.training.objective.formulas import Role
 from areal_lab.training.settings import TrainerSettings
@@ -36,6 +37,7 @@ def check_functions(config: TrainConfig) -> Iterator[Problem]:
     by, fn = "areal_lab.rewards.usable", by_name(reward.fn, {})[0]
     yield from _check_function("reward.fn", fn, by, reward.sandbox)
     yield from _check_own_reward(reward)
+    yield from _check_tasks(config)
     yield from check_workflow(config)
     if config.actor.loss_fn:
         yield from _check_function(
@@ -149,11 +151,36 @@ def _check_own_reward(reward: RewardConfig) -> Iterator[Problem]:
         else:
             yield _wrong("reward.kwargs", f"reward.kwargs of {reward.fn}: {error}")
         return
-    if takes_sandbox(function):
+    if runs_programs(function):
         try:
             choose(kwargs.get("sandbox", reward.sandbox))
         except NoSandbox as error:
             yield _wrong("reward.sandbox", f"reward.{error}", Kind.MACHINE)
+
+
+def _check_tasks(config: TrainConfig) -> Iterator[Problem]:
+    """Refuse tasks of Reasoning Gym whose scores would run what the model writes."""
+    if config.dataset.type != "reasoning_gym":
+        return
+    reward, given = config.reward, by_name(config.reward.fn, config.reward.kwargs)
+    functions = [(given[0], given[1].get("sandbox", reward.sandbox))]
+    if given[0] == "areal_lab.rewards.combined:Combined" and isinstance(
+        parts := given[1].get("parts"), Mapping
+    ):
+        functions = [
+            (part, "auto")
+            if isinstance(part, str)
+            else (part.get("fn", ""), part.get("sandbox", "auto"))
+            for part in parts.values()
+            if isinstance(part, str | Mapping)
+        ]
+    for fn, sandbox in functions:
+        if fn == "areal_lab.rewards.reasoning_gym:ReasoningGym":
+            try:
+                refuse_evaluated(config.dataset.tasks, sandbox)
+            except ValueError as error:
+                yield _wrong("dataset.tasks", f"dataset.tasks: {error}")
+                return
 
 
 _USABLE: Final[set[tuple[str, ...]]] = set()

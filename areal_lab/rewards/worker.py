@@ -23,7 +23,7 @@ from typing import Any, Final
 from areal_lab.config.functions import load_function
 from areal_lab.host.isolation import LevelSetting
 from areal_lab.host.processes import on_parent_death, watch_parent
-from areal_lab.rewards.sandbox.levels import choose, takes_sandbox
+from areal_lab.rewards.sandbox.levels import choose, runs_programs, takes_sandbox
 from areal_lab.rewards.wire import (
     LENGTH,
     TOLD,
@@ -151,7 +151,8 @@ def bound(
     """
     if takes_sandbox(function):
         kwargs = {"sandbox": sandbox, **kwargs}
-        choose(kwargs["sandbox"])
+        if runs_programs(function):
+            choose(kwargs["sandbox"])
     if isinstance(function, type):
         made: Callable[..., Any] = function(**kwargs)
         return made
