@@ -82,6 +82,8 @@ class StandaloneGateway:
         default_factory=WeakKeyDictionary
     )
     _following: set[asyncio.Task[None]] = field(default_factory=set)
+    _unwritten: dict[Session, None] = field(default_factory=dict)
+    """Sessions that are to be written whether they are exported or not, in order."""
 
     async def run(self) -> None:
         """Start engines, serve, and end all.
@@ -200,6 +202,7 @@ class StandaloneGateway:
 
     def _began(self, session: Session) -> Mapping[str, Any]:
         if self.plan.writes_all:
+            self._unwritten[session] = None
             self._spawn(self._write_at_end(session))
         return {}
 
@@ -213,24 +216,49 @@ class StandaloneGateway:
         self._save(session)
 
     def _save(self, session: Session) -> bool:
-        """Write a session; False if the file cannot be written, which the end tries again."""
+        """Write a session; False if it cannot be written, which the end tries again."""
+        if self.plan.writes_all and session not in self._unwritten:
+            return True
         try:
             self._lines.write(session)
-        except OSError as error:
-            self.display.note(f"{self._lines.file} cannot be written: {error.strerror}")
+        except (OSError, ValueError) as error:
+            what = str(error)
+            if isinstance(error, OSError):
+                what = f"{self._lines.file} cannot be written: {error.strerror}"
+            self.display.note(what)
+            self._unwritten[session] = None
             return False
+        self._unwritten.pop(session, None)
         return True
 
     def _save_rest(self) -> None:
-        for session in self._service.sessions.unexported():
-            self._lines.write(session)
+        """Write what is not written yet.
+
+        Raises:
+            Exception: the first session that cannot be written; the others are.
+        """
+        # Whether one was exported does not tell whether it was written.
+        left = [] if self.plan.writes_all else self._service.sessions.unexported()
+        errors: list[Exception] = []
+        for session in dict.fromkeys([*left, *self._unwritten]):
+            try:
+                self._lines.write(session)
+            except Exception as error:  # raised below
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
     # --- tasks ---
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._following.add(task)
-        task.add_done_callback(self._following.discard)
+        task.add_done_callback(self._task_ended)
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        self._following.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.display.note(f"a task of the gateway failed: {error!r}")
 
     async def _end_tasks(self) -> None:
         tasks = list(self._following)

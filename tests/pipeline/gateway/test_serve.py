@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
+import resource
 import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -109,6 +111,17 @@ def lines_of(plan: GatewayPlan) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """Files of this process cannot grow beyond this many bytes, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
 async def until_sampling(gateway: StandaloneGateway, calls: int = 1) -> None:
     while gateway._service.in_flight < calls:
         await asyncio.sleep(0.001)
@@ -195,6 +208,80 @@ def test_sessions_are_written_once_wherever_they_are_exported(model: Path) -> No
         found = lines_of(plan)
         assert sorted(line["samples"][0]["reward"] for line in found) == [0.0, 1.0]
         assert sorted(line["group"] for line in found) == [0, 1]
+
+    asyncio.run(scenario())
+
+
+def test_sessions_are_written_although_the_end_lets_a_client_export_them(model: Path) -> None:
+    plan = plan_of(model, export=True)
+
+    async def scenario() -> None:
+        async with serving(plan) as (gateway, work, client):
+            await client.chat(await client.start())
+            body = {"session_id": "session-0"}
+            pending = asyncio.create_task(client.post("/export_trajectories", client.admin, body))
+            session = gateway._service.session_by_id("session-0")
+            while not session.changed._waiters:  # type: ignore[attr-defined]
+                await asyncio.sleep(0.001)
+            gateway.stop.set()
+            assert (await pending).json()["ended_by"] == "gateway"
+            await work
+        assert [line["session"]["session_id"] for line in lines_of(plan)] == ["session-0"]
+
+    asyncio.run(scenario())
+
+
+def test_what_a_full_disk_did_not_take_is_written_at_the_end(model: Path) -> None:
+    plan = plan_of(model, export=True)
+
+    async def scenario() -> None:
+        async with serving(plan) as (gateway, work, client):
+            file = plan.folder / "sessions.jsonl"
+            for full in (False, True, False):
+                key = await client.start()
+                await client.chat(key)
+                before = file.stat().st_size if file.exists() else 0
+                with largest_file(before + 100) if full else nullcontext():
+                    await client.ended(key)
+                    while len(gateway._following) > 1:  # what tells the state
+                        await asyncio.sleep(0.001)
+                assert (file.stat().st_size > before) != full, "no part of a line is left"
+                body = {"session_id": "session-1"}
+                if full:
+                    await client.post("/export_trajectories", client.admin, body)
+            gateway.stop.set()
+            await work
+        assert [line["session"]["session_id"] for line in lines_of(plan)] == [
+            "session-0",
+            "session-2",
+            "session-1",
+        ]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("export", [True, False])
+def test_a_session_that_cannot_be_written_takes_no_other_with_it(model: Path, export: bool) -> None:
+    plan = plan_of(model, export=export, session_timeout_s=0.05)
+
+    async def scenario() -> None:
+        async with serving(plan) as (gateway, work, client):
+            for name in ("wrong", "lost", "left"):
+                key = await client.start()
+                await client.chat(key)
+                session = list(gateway._service.sessions.unexported())[-1]
+                if name == "wrong":
+                    session.reward = math.inf
+                if name != "left":
+                    await client.post("/rl/end_session", key)
+                    while session in gateway._service.sessions.unexported():
+                        gateway._service.sweep()
+                        await asyncio.sleep(0.01)
+            gateway.stop.set()
+            with pytest.raises(ValueError, match="session session-0 cannot be written"):
+                await work
+        found = [line["session"]["session_id"] for line in lines_of(plan)]
+        assert found == ["session-1", "session-2"]
 
     asyncio.run(scenario())
 
