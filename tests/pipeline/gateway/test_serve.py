@@ -8,6 +8,7 @@ import math
 import os
 import resource
 import signal
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import replace
@@ -20,10 +21,12 @@ import pytest
 from areal_lab.agents.gateway.sessions import Limits
 from areal_lab.agents.hosting.conversations import Serving
 from areal_lab.config.load import load_config
+from areal_lab.engines.client.resubmit import token_count
 from areal_lab.engines.keys import write_key_file
 from areal_lab.engines.launch.backends import ServerOptions
 from areal_lab.engines.launch.start import EngineProcess, launch_engine
 from areal_lab.host.processes import ChildDied
+from areal_lab.pipeline.gateway import serve
 from areal_lab.pipeline.gateway.prepare import GatewayPlan, prepare_gateway
 from areal_lab.pipeline.gateway.serve import Ready, StandaloneGateway, state_text
 from areal_lab.pipeline.progress import Silent
@@ -120,6 +123,33 @@ def largest_file(size: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def watched_engines(monkeypatch: pytest.MonkeyPatch) -> list[EngineProcess]:
+    """Gets the engines that are started."""
+    launch, engines = sources.launch_engine, []
+
+    async def watched(*arguments: Any, **options: Any) -> EngineProcess:
+        engines.append(await launch(*arguments, **options))
+        return engines[-1]
+
+    monkeypatch.setattr(sources, "launch_engine", watched)
+    return engines
+
+
+async def until_received(gateway: StandaloneGateway, calls: int) -> int:
+    """Wait until tokens of all calls of the only session have arrived; returns their number."""
+    while True:
+        await asyncio.sleep(0.001)
+        (engine,) = gateway._sampling.values()
+        found = [engine.so_far(name, turn) for name, turn in engine.open.items()]
+        if len(found) == calls and all(found):
+            return sum(token_count(one) for samples in found for one in samples.values())
+
+
+def written_tokens(plan: GatewayPlan) -> int:
+    (line,) = lines_of(plan)
+    return sum(len(part["tokens"]) for row in line["samples"] for part in row["parts"])
 
 
 async def until_sampling(gateway: StandaloneGateway, calls: int = 1) -> None:
@@ -311,23 +341,69 @@ def test_sessions_that_are_forgotten_are_written_and_exported_ones_are_not(model
 def test_a_lost_engine_ends_the_gateway_and_no_session_is_lost(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = plan_of(model)
-    launch, engines = sources.launch_engine, []
-
-    async def watched(*arguments: Any, **options: Any) -> EngineProcess:
-        engines.append(await launch(*arguments, **options))
-        return engines[-1]
-
-    monkeypatch.setattr(sources, "launch_engine", watched)
+    plan = plan_of(model, "rollout.max_engine_restarts=0")
+    engines = watched_engines(monkeypatch)
 
     async def scenario() -> None:
-        async with serving(plan) as (_gateway, work, client):
-            await client.chat(await client.start())
+        async with serving(plan) as (gateway, work, client):
+            calling = asyncio.create_task(client.chat(await client.start(), tokens=240, n=4))
+            received = await until_received(gateway, calls=4)
             (engine,) = engines
             os.kill(engine.child.pid, signal.SIGKILL)
             with pytest.raises(ChildDied):
                 await work
-        assert len(lines_of(plan)) == 1
+            reply = await calling
+        assert received <= written_tokens(plan) < 4 * 240
+        assert reply.json()["usage"]["completion_tokens"] == written_tokens(plan)
+
+    asyncio.run(scenario())
+
+
+def test_a_reply_that_waits_for_an_engine_is_cut_off_with_its_tokens(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_of(model, "rollout.max_engine_restarts=1")
+    monkeypatch.setattr(serve, "_CUT_S", 0.1)
+    engines = watched_engines(monkeypatch)
+
+    async def scenario() -> None:
+        async with serving(plan) as (gateway, work, client):
+            calling = asyncio.create_task(client.chat(await client.start(), tokens=240, n=4))
+            received = await until_received(gateway, calls=4)
+            (engine,) = engines
+            os.kill(engine.child.pid, signal.SIGKILL)
+            while gateway._on_engines():
+                await asyncio.sleep(0.001)
+            gateway.stop.set()
+            gateway.hurry.set()
+            await work
+            assert (await calling).status_code == 200
+        assert len(engines) == 1
+        assert received <= written_tokens(plan) < 4 * 240
+
+    asyncio.run(scenario())
+
+
+def test_a_gateway_that_is_canceled_while_engines_start_leaves_no_folder(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    async def scenario() -> None:
+        gateway = StandaloneGateway(
+            plan=plan_of(model),
+            display=Silent(),
+            ready=lambda _: None,
+            stop=asyncio.Event(),
+            hurry=asyncio.Event(),
+        )
+        work = asyncio.create_task(gateway.run())
+        while not list(tmp_path.glob("areal_lab-gateway-*/logs/*")):
+            await asyncio.sleep(0.001)
+        work.cancel()
+        await asyncio.wait((work,))
+        assert work.cancelled()
+        assert not list(tmp_path.glob("areal_lab-gateway-*"))
 
     asyncio.run(scenario())
 
