@@ -127,10 +127,10 @@ def largest_file(size: int) -> Iterator[None]:
 
 def watched_engines(monkeypatch: pytest.MonkeyPatch) -> list[EngineProcess]:
     """Gets the engines that are started."""
-    launch, engines = sources.launch_engine, []
+    engines: list[EngineProcess] = []
 
     async def watched(*arguments: Any, **options: Any) -> EngineProcess:
-        engines.append(await launch(*arguments, **options))
+        engines.append(await launch_engine(*arguments, **options))
         return engines[-1]
 
     monkeypatch.setattr(sources, "launch_engine", watched)
@@ -251,7 +251,7 @@ def test_sessions_are_written_although_the_end_lets_a_client_export_them(model: 
             body = {"session_id": "session-0"}
             pending = asyncio.create_task(client.post("/export_trajectories", client.admin, body))
             session = gateway._service.session_by_id("session-0")
-            while not session.changed._waiters:  # type: ignore[attr-defined]
+            while not session.changed._waiters:
                 await asyncio.sleep(0.001)
             gateway.stop.set()
             assert (await pending).json()["ended_by"] == "gateway"
