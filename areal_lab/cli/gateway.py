@@ -53,6 +53,7 @@ class GatewayOptions:
     turn_discount_style: str
     tool_call_parser: str
     template: str
+    describe_tools: bool
     seed: int | None
 
 
@@ -65,14 +66,12 @@ def run_gateway(model: str, arguments: Sequence[str], options: GatewayOptions) -
     """
     plan = gateway_plan(model, arguments, options)
     try:
-        file = asyncio.run(_until_stopped(plan))
+        asyncio.run(_until_stopped(plan))
     except ConfigError:
         raise
     except Exception as error:  # reported here, as no caller does
         raise error_exit(error_text(error), FAILED) from error
     typer.echo("stopped", err=True)
-    if file is not None:
-        typer.echo(f"sessions are in {file}")
 
 
 def gateway_plan(model: str, arguments: Sequence[str], options: GatewayOptions) -> GatewayPlan:
@@ -93,6 +92,7 @@ def gateway_plan(model: str, arguments: Sequence[str], options: GatewayOptions) 
         Serving(
             tool_call_parser=options.tool_call_parser,
             template=options.template,
+            describe_tools=options.describe_tools,
             turn_discount=options.turn_discount,
             turn_discount_style=options.turn_discount_style,
             pinned=options.pinned,
@@ -115,8 +115,8 @@ def gateway_plan(model: str, arguments: Sequence[str], options: GatewayOptions) 
     )
 
 
-async def _until_stopped(plan: GatewayPlan) -> Path | None:
-    """Serve; returns the file of sessions, if there is one."""
+async def _until_stopped(plan: GatewayPlan) -> None:
+    """Serve, and say where sessions are, also after a failure."""
     stop, hurry = asyncio.Event(), asyncio.Event()
     serving = False
 
@@ -140,10 +140,11 @@ async def _until_stopped(plan: GatewayPlan) -> Path | None:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, interrupt)
     await asyncio.wait((work,))
+    lines = gateway.written
+    if lines is not None and lines.written:
+        typer.echo(f"sessions are in {lines.file}")
     if not work.cancelled():
         work.result()
-    lines = gateway.written
-    return lines.file if lines is not None and lines.written else None
 
 
 def _announce(ready: Ready, plan: GatewayPlan) -> None:
