@@ -31,6 +31,7 @@ from areal_lab.pipeline.progress import Lines
 
 MAX_NEW_TOKENS: Final = 1024
 """Longest reply unless a config or `gconfig.max_new_tokens` is given."""
+_TRY: Final = '{"task_id": "try"}'
 _SETTING: Final = "gconfig.max_new_tokens"
 
 
@@ -152,7 +153,7 @@ def _announce(ready: Ready, plan: GatewayPlan) -> None:
     lines = [
         f"{plan.model.name} is served on {url} by {ready.engines}",
         f"the admin key is in {file}, which only you can read",
-        f"start a session: {how_to_start(url, file)}",
+        f"start a session: {how_to_start(url, file, _TRY)}",
         f"its api_key is for {url}/v1 (OpenAI) or {url} (Anthropic)",
     ]
     if plan.writes_all:

@@ -7,6 +7,8 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,17 @@ def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
 
 
+@contextmanager
+def served(command: list[str]) -> Iterator[subprocess.Popen[str]]:
+    """A process that a failed test does not wait for."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
 def test_a_gateway_serves_sessions_and_loses_no_token(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -53,9 +66,7 @@ def test_a_gateway_serves_sessions_and_loses_no_token(
     out = tmp_path / "out"
     command = [sys.executable, "-m", "areal_lab.cli.app", "gateway", str(model), "--port", "0"]
     command += ["--export", str(out), "--seed", "3", "rollout.threads=1", "rollout.dtype=float32"]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as serving:
+    with served(command) as serving:
         assert serving.stdout is not None
         assert serving.stderr is not None
         told = [serving.stdout.readline()]
@@ -98,9 +109,7 @@ def test_a_gateway_that_fails_says_where_its_sessions_are(
     out = tmp_path / "out"
     command = [sys.executable, "-m", "areal_lab.cli.app", "gateway", str(model), "--port", "0"]
     command += ["--export", str(out), "rollout.threads=1", "rollout.max_engine_restarts=0"]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as serving:
+    with served(command) as serving:
         assert serving.stdout is not None
         assert serving.stderr is not None
         url = serving.stdout.readline().split(" is served on ")[1].split()[0]
