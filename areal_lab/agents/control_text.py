@@ -1,7 +1,7 @@
 """Control tokens in text: only a template may write them.
 
-Text of messages that spells one (`<|im_end|>` in a web page) is encoded as ordinary text, whoever
-wrote it: it is cut inside before it is rendered, and encoded in pieces. Control tokens are the
+Text of messages that spells one (`<|im_end|>` in a web page) is encoded as ordinary text:
+it is cut inside before it is rendered, and encoded in pieces. Control tokens are the
 special tokens of a vocabulary, and what else was added to it and stands in the template. The marks
 of calls and of thinking are ordinary vocabulary where they are not special: models write them.
 """

@@ -45,7 +45,7 @@ def played(script: list[str], seed: int = 3) -> tuple[Episode, Scripted]:
 
 def test_a_game_is_played_to_its_end() -> None:
     low, high, script = 1, 8, list[str]()
-    while True:  # by halves; each play begins the same game anew
+    while True:  # by halves; each play begins the same game again
         middle = (low + high) // 2
         script.append(f"[{middle}]")
         episode, engine = played([*script, "no move", "no move"])

@@ -47,7 +47,7 @@ def is_ready(name: str) -> bool:
 
 
 def install(name: str) -> None:
-    """Create the environment of a client anew.
+    """Create the environment of a client again from nothing.
 
     Raises:
         InstallError: pip failed.

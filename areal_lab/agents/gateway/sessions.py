@@ -105,11 +105,11 @@ class Session:
     reward: float | None = None
     """Of the session as a whole."""
     told: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """What whoever starts it over HTTP is told beside its id and key."""
+    """Further fields of the reply to `/rl/start_session`."""
     interactions: dict[str, Interaction] = field(default_factory=dict, repr=False)
     """In the order in which they were answered."""
     changed: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
-    """Set when it ends, gets a reward or an answer; whoever waits clears it."""
+    """Set when it ends, gets a reward or an answer; a waiting task clears it."""
     _messages: dict[Message, Message] = field(default_factory=dict, repr=False)
     _tools: list[tuple[Tool, ...]] = field(default_factory=list, repr=False)
 

@@ -56,7 +56,7 @@ _STATE_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """A gateway that serves, for whoever tells people."""
+    """Address and engines of a gateway that serves."""
 
     url: str
     key_file: Path

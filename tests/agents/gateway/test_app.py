@@ -314,7 +314,7 @@ async def test_a_thread_is_continued_with_what_is_new() -> None:
         sent = lab.conversations[0].requests[1]
         assert [each.content for each in sent.messages] == ["Be.", "hello", "reply 0", "two"]
         assert [each.name for each in sent.tools] == ["add"]
-        # From one reply, two threads may go on: branches.
+        # From one reply, two threads may continue: branches.
         other = {**body, "messages": [{"role": "user", "content": "three"}]}
         assert (await agent.post("/messages", other)).status_code == 200
         assert lab.conversations[0].requests[2].messages[-1].content == "three"

@@ -44,7 +44,7 @@ class Fleet:
 
     count: int
     dies_at: Mapping[int, tuple[EngineId, int]] = field(default_factory=dict)
-    """By the number of a request: its engine is lost after so many tokens of it."""
+    """By the number of a request: its engine is lost after this number of its tokens."""
     served: list[tuple[EngineId, GenerateRequest]] = field(default_factory=list)
     dead: set[EngineId] = field(default_factory=set)
     running: dict[str, Generated] = field(default_factory=dict)
@@ -346,7 +346,7 @@ def test_turns_that_are_given_up_end_with_the_tokens_so_far(received: int) -> No
     assert [sum(len(part.tokens) for part in turn.segments) for turn in turns] == [received, 0]
     assert {turn.finish_reason for turn in turns} == {"abort"}
     assert group.tokens == sum(turn.tokens for turn in group.turns) == received
-    assert fleet.canceled == 1, "the engine does not go on"
+    assert fleet.canceled == 1, "the engine does not continue"
     assert one.counts == {"ok": 0, "timeout": 0, "error": 1}
 
 
