@@ -103,7 +103,7 @@ def gateway_plan(model: str, arguments: Sequence[str], options: GatewayOptions) 
                 requests=options.max_requests,
                 session_requests=options.max_session_requests,
                 session_timeout_s=options.session_timeout_s,
-                set_reward_finish_timeout_s=options.reward_timeout_s,
+                reward_timeout_s=options.reward_timeout_s,
             ),
         ),
         seed=secrets.randbits(31) if options.seed is None else options.seed,
