@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from areal_lab.agents.multi_turn import MultiTurn
 from areal_lab.agents.tool_use import DESCRIBED, ToolUse
+from areal_lab.agents.tools.renamed import as_schema
 from areal_lab.config.load import load_config
 from areal_lab.config.offline import OfflineConfig
 from areal_lab.config.problem import refusal
@@ -282,7 +283,8 @@ class AgentConfig:
     tools: Sequence[Mapping[str, Any] | str] = ("calculator",)
     """Each with `name`, perhaps `description` and `parameters` (a JSON schema, or only its
     properties). `calculator`, `code_execute` (Python in the sandbox) and `web_search` (the local
-    `corpus`, never the network) are there; any other has a `function`, as `module:name`."""
+    `corpus`, never the network) are there; any other has a `function`, as `module:name`, whose own
+    name, docstring and types are taken for what is not given."""
     max_turns: int = 20
     """Of the model, its answer included."""
     reward_shaping: str = "trajectory"
@@ -313,7 +315,10 @@ class AgentConfig:
         if function is not None:
             if callable(function):
                 function = f"{function.__module__}:{function.__qualname__}"
-            return {"name": function}
+            said = {"called": name, "description": str(tool.get("description", ""))}
+            schema = tool.get("parameters")
+            parameters = {"parameters": as_schema(schema)} if schema else {}
+            return {"name": function, **{k: one for k, one in said.items() if one}, **parameters}
         if name not in _TOOLS:
             raise ValueError(
                 f"the tool is {name!r}, but must be one of {', '.join(_TOOLS)}, or have a "
@@ -375,8 +380,17 @@ class AgentTrainer:
 
         Args:
             name: the task's field `reward_fn` chooses among several by it.
-            fn: returns a number, named numbers, or None for no reward.
+            fn: returns a number, named numbers, or None for no reward. Parameters with a default
+                keep it.
+
+        Raises:
+            ValueError: in one line: it takes neither two nor three arguments.
         """
+        if (count := _arguments(fn)) not in (_PAIR, _TRIPLE):
+            raise ValueError(
+                f"the reward function {name!r} has {count} positional parameters without a "
+                "default, but must have 2 (response, ground_truth) or 3 (trajectory, task, answer)"
+            )
         self._rewards[name] = fn
 
     def train(
@@ -396,12 +410,14 @@ class AgentTrainer:
 
         Raises:
             ConfigError: one line per problem, before any process starts.
-            ValueError: in one line: the tasks cannot be read.
+            ValueError: in one line: the tasks cannot be read, or one does not say which of the
+                reward functions it is for.
         """
         if not num_epochs > 0:
             raise ValueError(f"num_epochs is {num_epochs}, but must be > 0")
         dataset = self.config.dataset
         rows = _task_rows(tasks)
+        self._check_rewards(rows)
         name = dataset.prompt_field
         if rows and isinstance(rows[0], Mapping) and name not in rows[0] and "task" in rows[0]:
             dataset = dataset.model_copy(update={"prompt_field": "task"})
@@ -420,6 +436,35 @@ class AgentTrainer:
             on_step(report)
         return run.summary
 
+    def _check_rewards(self, rows: Sequence[Mapping[str, Any] | Problem]) -> None:
+        if not self._rewards:
+            return
+        for number, row in enumerate(rows, start=1):
+            name = (row.metadata if isinstance(row, Problem) else row).get("reward_fn")
+            if not name and len(self._rewards) == 1:
+                continue
+            if name not in self._rewards:
+                given = f"reward_fn {name!r}" if name else "no reward_fn"
+                raise ValueError(
+                    f"tasks, row {number} has {given}, but must name one of "
+                    f"{', '.join(self._rewards)}"
+                )
+
+
+_PAIR, _TRIPLE = len(("response", "ground_truth")), len(("trajectory", "task", "answer"))
+
+
+def _arguments(function: Callable[..., Any]) -> int:
+    """How many arguments a function has to be given by position.
+
+    Raises:
+        ValueError: in one line: it has no signature, as some builtins.
+    """
+    return sum(
+        one.default is one.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
+        for one in inspect.signature(function).parameters.values()
+    )
+
 
 @dataclass(frozen=True, slots=True)
 class _ByName:
@@ -428,12 +473,9 @@ class _ByName:
     functions: Mapping[str, Callable[..., Any]]
 
     def __call__(self, completion: str, example: Mapping[str, Any]) -> Any:
-        name = example.get("reward_fn") or next(iter(self.functions))
-        if name not in self.functions:
-            raise ValueError(f"reward_fn is {name!r}, but must be one of {list(self.functions)}")
-        function = self.functions[name]
+        function = self.functions[example.get("reward_fn") or next(iter(self.functions))]
         task = example.get("question", example.get("task", example["prompt"]))
-        if len(inspect.signature(function).parameters) == len(("trajectory", "task", "answer")):
+        if _arguments(function) == _TRIPLE:
             said = [
                 {**one, "tool_call": one["tool_calls"][0]} if "tool_calls" in one else one
                 for one in example["trajectory"]

@@ -38,9 +38,11 @@ from areal_lab.config.load import ALIASES, load_config
 from areal_lab.config.problem import ConfigError
 from areal_lab.config.record import settings
 from areal_lab.config.schema import TrainConfig
+from areal_lab.data.problems import Problem
 from areal_lab.training.learner import make_learner
 from areal_lab.training.model import load_policy
 from areal_lab.training.step import train_batch
+from tests.agents.own_tools import weather
 from tests.agents.scripted import Scripted
 from tests.offline.small import config_for
 from tests.pipeline.rewards import even_digits
@@ -205,7 +207,12 @@ TOOLS: list[dict[str, Any]] = [
     },
     {"name": "code_execute", "description": "Run Python", "parameters": {"source": "string"}},
     {"name": "calculator", "parameters": {"type": "object", "properties": {"expression": {}}}},
-    {"name": "weather", "function": "tests.agents.own_tools:weather"},
+    {
+        "name": "look",
+        "description": "Look out",
+        "parameters": {"city": "string"},
+        "function": "tests.agents.own_tools:weather",
+    },
 ]
 
 
@@ -217,7 +224,7 @@ def test_tools_of_articles_are_ours(tmp_path: Path) -> None:
     assert isinstance(workflow, ToolUse)
     calls = [
         *(("web_search", {"query": "milk"}), ("code_execute", {"source": "print(6 * 7)"})),
-        *(("calculator", {"expression": "1 / 4"}), ("weather", {"city": "Kiel"})),
+        *(("calculator", {"expression": "1 / 4"}), ("look", {"city": "Kiel"})),
     ]
     said = "".join(
         f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
@@ -231,6 +238,10 @@ def test_tools_of_articles_are_ours(tmp_path: Path) -> None:
     told = engine.prompts[1].split("<tool_response>\n")[1:]
     assert [one.split("\n")[0] for one in told] == ["the milk is white", "42", "0.25", "Kiel: rain"]
     assert '"description": "Search the web"' in engine.prompts[0]
+    assert '"description": "Look out"' in engine.prompts[0]
+    assert '"days"' not in engine.prompts[0], "only the parameters that are given"
+    bare = AgentConfig(tools=[{"function": weather}]).workflow()["tools"]
+    assert bare == [{"name": "tests.agents.own_tools:weather"}]
 
 
 def test_an_agent_config_refuses_what_there_is_not() -> None:
@@ -251,6 +262,43 @@ def agent_task_reward(trajectory: list[dict[str, Any]], task: str, answer: str) 
     assert answer.isdigit()
     assert trajectory[-1]["role"] == "assistant"
     return float(len(trajectory))
+
+
+def close_to(response: str, ground_truth: str, tolerance: float = 1e-3) -> bool:
+    return abs(float(response) - float(ground_truth)) <= tolerance
+
+
+def of_trajectory(trajectory: Any, task: str, answer: str, *, scale: float = 2.0) -> float:
+    return scale * len(trajectory) * (task == answer)
+
+
+def test_a_reward_functions_arguments_are_those_without_a_default() -> None:
+    by_name = articles._ByName({"close": close_to, "whole": of_trajectory})
+    example = {"prompt": "1", "answer": "1", "trajectory": [{"role": "assistant"}]}
+    assert by_name("1.0001", {**example, "reward_fn": "close"}) is True
+    assert by_name("1.0001", {**example, "reward_fn": "whole"}) == 2.0
+    trainer = AgentTrainer("Adder-75K")
+    for function in (close_to, of_trajectory):
+        trainer.register_reward_fn("any", function)
+    for wrong, count in ((lambda a: a, 1), (lambda *a: a, 0), (lambda a, b, c, d: a, 4)):  # noqa: ARG005
+        with pytest.raises(ValueError, match=rf"function 'wrong' has {count} positional .* 2 \("):
+            trainer.register_reward_fn("wrong", wrong)
+
+
+def test_a_task_says_which_of_several_reward_functions_it_is_for() -> None:
+    trainer = AgentTrainer("Adder-75K")
+    trainer.register_reward_fn("close", close_to)
+    with pytest.raises(ValueError, match=r"row 1 has reward_fn 'far', but must name one of close"):
+        trainer.train([{"task": "1", "answer": "1", "reward_fn": "far"}])
+    trainer._check_rewards([{"task": "1", "answer": "1"}])
+    trainer.register_reward_fn("whole", of_trajectory)
+    with pytest.raises(ValueError, match=r"row 2 has no reward_fn, but must name one of close, wh"):
+        trainer.train(
+            [
+                {"task": "1", "answer": "1", "reward_fn": "close"},
+                Problem(prompt="2", answer="2", key="2"),
+            ]
+        )
 
 
 def test_an_agent_trainer_trains_on_tasks(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ from areal_lab.rewards.worker import reward_of
 
 Mode = Literal["inline", "subprocess"]
 _THREADS: Final = 1024
-"""As many as sessions that the gateway has at once; a thread is started when it is needed."""
+"""Most threads of the loop's default executor, each started when it is needed."""
 FUNCTION: Final = "areal_lab.agents.process:AgentFunction"
 
 
@@ -165,7 +165,9 @@ class Agent:
         try:
             outcome, rewards = await self._reward(given)
             for reply, reward in rewards.items():
-                self._service.set_reward(session, reward, reply)
+                call, _, index = reply.partition("/")
+                number = int(index) if index.isdecimal() else None
+                self._service.set_reward(session, reward, call, number)
             if outcome.status == "ok" and not rewards and session.interactions:
                 self._service.set_reward(session, outcome.reward)
         except ApiError as error:
@@ -199,6 +201,8 @@ class Agent:
                     value = await self._function(dict(data))
                 else:
                     value = await _in_thread(self._function, dict(data))
+                if inspect.isawaitable(value):  # of a function that a decorator wraps
+                    value = await value
             if value is None:
                 return RewardOutcome("refused", math.nan, detail="the agent returned None"), {}
             reward, rewards = reward_of(value)

@@ -1,7 +1,7 @@
 """Control tokens in text: only a template may write them.
 
-Text of messages that spells one (`<|im_end|>` in a web page) is encoded as ordinary text, whoever
-wrote it: it is cut inside before it is rendered, and encoded in pieces. Control tokens are the
+Text of messages that spells one (`<|im_end|>` in a web page) is encoded as ordinary text:
+it is cut inside before it is rendered, and encoded in pieces. Control tokens are the
 special tokens of a vocabulary, and what else was added to it and stands in the template. The marks
 of calls and of thinking are ordinary vocabulary where they are not special: models write them.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 from areal_lab.agents.tool_calls import MARKS
@@ -52,21 +53,24 @@ class ControlText:
             return [self.plain(one) for one in value]
         return value
 
-    def encode(self, text: str, *, after: str = "") -> tuple[int, ...]:
-        """Tokens of rendered text. No begin-of-text token is added: templates write their own.
+    def encode(self, text: str, *, after: str = "", begins: bool = False) -> tuple[int, ...]:
+        """Tokens of rendered text.
 
         Args:
             text: with the cuts of `plain`.
             after: the control token that it follows, if it does. Some vocabularies put a space
                 before the first word of a sequence, and some control tokens take the space behind
                 them.
+            begins: whether a begin-of-text token is added, if the vocabulary has one. Templates
+                write their own.
         """
         first, *others = text.split(_CUT)
         anchored = [self._anchor + piece for piece in others]
-        encoded = self._codec.encode_all([after + first, *anchored], begins=False)
+        (encoded,) = self._codec.encode_all([after + first], begins=begins)
         skipped = 1 if self._anchor else 0
-        behind = encoded[0][1 if after else 0 :]
-        return behind + tuple(token for piece in encoded[1:] for token in piece[skipped:])
+        behind = encoded[1 if after else 0 :]
+        pieces = self._codec.encode_all(anchored, begins=False)
+        return behind + tuple(token for piece in pieces for token in piece[skipped:])
 
     def first(self, text: str) -> re.Match[str] | None:
         """The first control token in rendered text."""
@@ -83,6 +87,12 @@ class ControlText:
 
     def _is_one_token(self, text: str) -> bool:
         return self._codec.encode_all([text], begins=False)[0] == (self._codec.token(text),)
+
+
+@lru_cache(maxsize=16)
+def control_text(codec: TextCodec, template: str = "") -> ControlText:
+    """The `ControlText` of a vocabulary and a template, made once."""
+    return ControlText(codec, template)
 
 
 def _encodable(text: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from decimal import Decimal
 from typing import Any, Final
 
 from areal_lab.agents.workflow import Episode, Row, Turn, WorkflowEngine, ended, room
@@ -25,12 +26,13 @@ class MultiTurn:
         max_turns: of a sample.
         turn_discount: factor of each further turn.
         feedback: text between a wrong response and the next turn; `{prompt}` and the problem's
-            other fields but the answer may be in it. Or `module:function` of the response and the
-            problem that returns it, as `too_small_or_big`.
+            other fields but the answer are replaced in it, other braces are kept. Or
+            `module:function` of the response and the problem that returns it, as
+            `too_small_or_big`.
         correct: a turn with at least this reward is the last one.
 
     Raises:
-        ValueError: a number is out of its bounds.
+        ValueError: a number is out of its bounds, or the feedback would tell the answer.
     """
 
     def __init__(
@@ -85,17 +87,28 @@ class MultiTurn:
 def too_small_or_big(completion: str, data: Mapping[str, Any]) -> str:
     r"""Says on which side of the gold answer a number is, and asks the last line again.
 
+    Raises:
+        ValueError: in one line: the gold answer is no number.
+
     >>> too_small_or_big(" 12\n", {"prompt": "1 + 1 = 2\n9 + 4 =", "answer": "13"})
     'Too small.\n9 + 4 ='
     """
-    found = re.findall(r"-?\d+", completion)
+    found, answer = _NUMBER.search(completion), str(data["answer"]).strip()
     asked = str(data["prompt"]).rstrip("\n").rpartition("\n")[2]
-    if not found:
+    if not _NUMBER.fullmatch(answer):
+        raise ValueError(f"the answer is {answer!r:.60}, but too_small_or_big needs a number")
+    if found is None:
         said = "No number."
+    elif (number := _number(found[0])) == (gold := _number(answer)):
+        said = "Write only the number."
     else:
-        said = "Too small." if int(found[0]) < int(data["answer"]) else "Too big."
+        said = "Too small." if number < gold else "Too big."
     begins = "" if completion.endswith("\n") else "\n"
     return f"{begins}{said}\n{asked}"
+
+
+def _number(text: str) -> Decimal:
+    return Decimal(text.replace(",", ""))
 
 
 def _feedback(setting: str) -> Callable[[str, Mapping[str, Any]], str]:
@@ -103,11 +116,20 @@ def _feedback(setting: str) -> Callable[[str, Mapping[str, Any]], str]:
         named: Callable[[str, Mapping[str, Any]], str] = load_function(setting)
         return named
 
+    for answer in ("{answer}", "{full_answer}"):
+        if answer in setting:
+            raise ValueError(
+                f"feedback contains {answer}, but must not tell the model the answer; remove it"
+            )
+
     def text(completion: str, data: Mapping[str, Any]) -> str:
         del completion
-        return setting.format_map({name: one for name, one in data.items() if name != "answer"})
+        # All at once: the text of a field may have braces, too.
+        return _FIELD.sub(lambda name: str(data.get(name[1], name[0])), setting)
 
     return text
 
 
 _NAMED: Final = re.compile(r"[\w.]+:[\w.]+")
+_FIELD: Final = re.compile(r"\{(\w+)\}")
+_NUMBER: Final = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?", re.ASCII)

@@ -57,7 +57,8 @@ class ToolUse:
         call: what a line that calls the tool begins with, with `lines`.
         result: what the tool's result begins with, with `lines`; may be empty.
         around: text around the results of a turn, such as the marks of a chat template's turns;
-            `{results}` is replaced. Empty takes the notation's.
+            `{results}` is replaced. Empty takes the notation's. Control tokens are only those that
+            it writes: results that spell one are encoded as ordinary text.
         timeout_s: of a call.
         most_characters: of a result that the model sees; what is longer is cut, visibly.
         sandbox: of programs; the value of `reward.sandbox`, unless given.
@@ -123,7 +124,8 @@ class ToolUse:
             turns.append(
                 Turn.of_calls(len(tokens), list(zip(map(_name, calls), outcomes, strict=True)))
             )
-            told = self._notation.results(text, [one.text for one in results])
+            plain = [engine.plain(one.text, within=self._around) for one in results]
+            told = self._notation.results(text, plain)
             said += [{"role": "tool", "content": one.text} for one in results]
             observed = engine.encode(self._around.replace(RESULTS, told))
             if room(engine, context + observed) < 1:

@@ -111,8 +111,19 @@ class WorkflowEngine(TurnSampler, Protocol):
         """Tokens of a text.
 
         Args:
-            text: to encode.
+            text: to encode. What spells a control token is that token, except in what `plain`
+                returned.
             begins: whether it begins a sequence, as a prompt does.
+        """
+        ...
+
+    def plain(self, text: str, *, within: str = "") -> str:
+        """A text, marked so that `encode` reads control tokens that it spells as ordinary text.
+
+        Args:
+            text: of others, such as a tool's result.
+            within: the text with marks that it is put into. Control tokens are the special tokens
+                of the vocabulary, and what else was added to it and stands in here.
         """
         ...
 

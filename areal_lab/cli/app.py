@@ -400,6 +400,12 @@ def gateway(
     template: Annotated[
         str, typer.Option(metavar="FILE", help="Chat template, instead of the model's.")
     ] = "",
+    describe_tools: Annotated[
+        bool,
+        typer.Option(
+            help="Whether tools are described in the system message if the template ignores them."
+        ),
+    ] = True,
     seed: Annotated[
         int | None, typer.Option(help="Seed of sampling; the default is another one each time.")
     ] = None,
@@ -431,6 +437,7 @@ def gateway(
             turn_discount_style=turn_discount_style,
             tool_call_parser=tool_call_parser,
             template=template,
+            describe_tools=describe_tools,
             seed=seed,
         ),
     )

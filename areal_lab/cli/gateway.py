@@ -31,6 +31,7 @@ from areal_lab.pipeline.progress import Lines
 
 MAX_NEW_TOKENS: Final = 1024
 """Longest reply unless a config or `gconfig.max_new_tokens` is given."""
+_TRY: Final = '{"task_id": "try"}'
 _SETTING: Final = "gconfig.max_new_tokens"
 
 
@@ -53,6 +54,7 @@ class GatewayOptions:
     turn_discount_style: str
     tool_call_parser: str
     template: str
+    describe_tools: bool
     seed: int | None
 
 
@@ -65,14 +67,12 @@ def run_gateway(model: str, arguments: Sequence[str], options: GatewayOptions) -
     """
     plan = gateway_plan(model, arguments, options)
     try:
-        file = asyncio.run(_until_stopped(plan))
+        asyncio.run(_until_stopped(plan))
     except ConfigError:
         raise
     except Exception as error:  # reported here, as no caller does
         raise error_exit(error_text(error), FAILED) from error
     typer.echo("stopped", err=True)
-    if file is not None:
-        typer.echo(f"sessions are in {file}")
 
 
 def gateway_plan(model: str, arguments: Sequence[str], options: GatewayOptions) -> GatewayPlan:
@@ -93,6 +93,7 @@ def gateway_plan(model: str, arguments: Sequence[str], options: GatewayOptions) 
         Serving(
             tool_call_parser=options.tool_call_parser,
             template=options.template,
+            describe_tools=options.describe_tools,
             turn_discount=options.turn_discount,
             turn_discount_style=options.turn_discount_style,
             pinned=options.pinned,
@@ -102,7 +103,7 @@ def gateway_plan(model: str, arguments: Sequence[str], options: GatewayOptions) 
                 requests=options.max_requests,
                 session_requests=options.max_session_requests,
                 session_timeout_s=options.session_timeout_s,
-                set_reward_finish_timeout_s=options.reward_timeout_s,
+                reward_timeout_s=options.reward_timeout_s,
             ),
         ),
         seed=secrets.randbits(31) if options.seed is None else options.seed,
@@ -115,8 +116,8 @@ def gateway_plan(model: str, arguments: Sequence[str], options: GatewayOptions) 
     )
 
 
-async def _until_stopped(plan: GatewayPlan) -> Path | None:
-    """Serve; returns the file of sessions, if there is one."""
+async def _until_stopped(plan: GatewayPlan) -> None:
+    """Serve, and say where sessions are, also after a failure."""
     stop, hurry = asyncio.Event(), asyncio.Event()
     serving = False
 
@@ -140,10 +141,11 @@ async def _until_stopped(plan: GatewayPlan) -> Path | None:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, interrupt)
     await asyncio.wait((work,))
+    lines = gateway.written
+    if lines is not None and lines.written:
+        typer.echo(f"sessions are in {lines.file}")
     if not work.cancelled():
         work.result()
-    lines = gateway.written
-    return lines.file if lines is not None and lines.written else None
 
 
 def _announce(ready: Ready, plan: GatewayPlan) -> None:
@@ -151,7 +153,7 @@ def _announce(ready: Ready, plan: GatewayPlan) -> None:
     lines = [
         f"{plan.model.name} is served on {url} by {ready.engines}",
         f"the admin key is in {file}, which only you can read",
-        f"start a session: {how_to_start(url, file)}",
+        f"start a session: {how_to_start(url, file, _TRY)}",
         f"its api_key is for {url}/v1 (OpenAI) or {url} (Anthropic)",
     ]
     if plan.writes_all:

@@ -54,8 +54,9 @@ class DatasetConfig(Record):
     has products for a model that may call a tool; `chain` has words, and asks for the color at the
     end of the pages that they lead to; `jsonl` reads problems from `path`, as do
     `gsm8k`, `math500`, `humaneval` and `mbpp` in the form of their releases (docs/evaluate.md).
-    `reasoning_gym` generates problems of `tasks`; `numbered` has numbers, for environments that
-    make what they ask from a seed (docs/agents.md)."""
+    `reasoning_gym` generates problems of `tasks`; `numbered` has numbers as the field `seed`, for
+    environments that make what they ask from a seed, and `prompt_template`, which has to be
+    written, as the prompt (docs/agents.md)."""
     path: str = ""
     """JSONL file (`type=jsonl` and the benchmarks)."""
     eval_path: str = ""

@@ -151,7 +151,8 @@ def write_chains(
         folder / "corpus.jsonl",
         [
             {"text": text, "title": word}
-            for word, text in chain_pages(count, depth=depth, seed=seed)
+            for chain in made
+            for word, text in zip(chain.words, chain.pages, strict=True)
         ],
     )
 

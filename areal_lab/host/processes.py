@@ -254,7 +254,8 @@ def _clean_up() -> None:
         try:
             clean_up()
         except Exception:  # the process exits next in any case
-            traceback.print_exc()
+            with suppress(OSError, ValueError):  # a guard has no standard error
+                traceback.print_exc()
 
 
 def _wait_for_any(ends: Sequence[int], timeout_s: float | None = None) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -22,7 +22,8 @@ from areal_lab.config.problem import Kind, Problem, problems_of
 from areal_lab.config.schema import RewardConfig, TrainConfig
 from areal_lab.host.processes import inherited_environment
 from areal_lab.rewards.address import Unreachable, by_name
-from areal_lab.rewards.sandbox.levels import NoSandbox, choose, takes_sandbox
+from areal_lab.rewards.reasoning_gym import refuse_evaluated
+from areal_lab.rewards.sandbox.levels import NoSandbox, choose, runs_programs
 from areal_lab.training.objective.formula_calls import read_call
 from areal_lab.training.objective.formulas import Role
 from areal_lab.training.settings import TrainerSettings
@@ -36,6 +37,7 @@ def check_functions(config: TrainConfig) -> Iterator[Problem]:
     by, fn = "areal_lab.rewards.usable", by_name(reward.fn, {})[0]
     yield from _check_function("reward.fn", fn, by, reward.sandbox)
     yield from _check_own_reward(reward)
+    yield from _check_tasks(config)
     yield from check_workflow(config)
     if config.actor.loss_fn:
         yield from _check_function(
@@ -65,12 +67,32 @@ def check_workflow(config: TrainConfig) -> Iterator[Problem]:
         yield _wrong("reward.sandbox", f"reward.{error}", Kind.MACHINE)
     except Exception as error:  # of the user's class
         yield _wrong(setting, f"{setting}: {str(error) or type(error).__name__}")
+    yield from _check_corpus(config)
     if config.actor.overlong_share:
         yield _wrong(
             "actor.overlong_share",
             f"actor.overlong_share is {config.actor.overlong_share:g}, but counts tokens up to "
             "gconfig.max_new_tokens, which is the limit of one turn of a workflow; set it to 0",
         )
+
+
+def _check_corpus(config: TrainConfig) -> Iterator[Problem]:
+    """Check that generated pages are those of the generated problems."""
+    dataset, workflow = config.dataset, config.rollout.workflow
+    if dataset.type != "chain":
+        return
+    several = workflow.get("tools")
+    for tool in [workflow.get("tool"), *(several if isinstance(several, list | tuple) else ())]:
+        corpus = tool.get("corpus") if isinstance(tool, Mapping) else None
+        wanted = {"chains": dataset.size, "depth": dataset.depth}
+        if isinstance(corpus, Mapping) and {**corpus} != wanted and corpus.keys() == wanted.keys():
+            pairs = " and ".join(f"{name} {corpus[name]}" for name in wanted)
+            yield _wrong(
+                "rollout.workflow",
+                f"rollout.workflow: the corpus has {pairs}, but dataset.size is {dataset.size} and "
+                f"dataset.depth {dataset.depth}, and a page that is not there cannot be found; "
+                "give both the same values",
+            )
 
 
 def check_workflow_model(config: TrainConfig, model: Path) -> Iterator[Problem]:
@@ -129,11 +151,36 @@ def _check_own_reward(reward: RewardConfig) -> Iterator[Problem]:
         else:
             yield _wrong("reward.kwargs", f"reward.kwargs of {reward.fn}: {error}")
         return
-    if takes_sandbox(function):
+    if runs_programs(function):
         try:
             choose(kwargs.get("sandbox", reward.sandbox))
         except NoSandbox as error:
             yield _wrong("reward.sandbox", f"reward.{error}", Kind.MACHINE)
+
+
+def _check_tasks(config: TrainConfig) -> Iterator[Problem]:
+    """Refuse tasks of Reasoning Gym whose scores would run what the model writes."""
+    if config.dataset.type != "reasoning_gym":
+        return
+    reward, given = config.reward, by_name(config.reward.fn, config.reward.kwargs)
+    functions = [(given[0], given[1].get("sandbox", reward.sandbox))]
+    if given[0] == "areal_lab.rewards.combined:Combined" and isinstance(
+        parts := given[1].get("parts"), Mapping
+    ):
+        functions = [
+            (part, "auto")
+            if isinstance(part, str)
+            else (part.get("fn", ""), part.get("sandbox", "auto"))
+            for part in parts.values()
+            if isinstance(part, str | Mapping)
+        ]
+    for fn, sandbox in functions:
+        if fn == "areal_lab.rewards.reasoning_gym:ReasoningGym":
+            try:
+                refuse_evaluated(config.dataset.tasks, sandbox)
+            except ValueError as error:
+                yield _wrong("dataset.tasks", f"dataset.tasks: {error}")
+                return
 
 
 _USABLE: Final[set[tuple[str, ...]]] = set()

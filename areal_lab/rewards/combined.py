@@ -7,7 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from areal_lab.config.functions import load_function
-from areal_lab.rewards.worker import bound, reward_of
+from areal_lab.host.isolation import LevelSetting
+from areal_lab.rewards.address import is_address
+from areal_lab.rewards.wire import TOLD
+from areal_lab.rewards.worker import bound, is_async, reward_of
 
 
 class Combined:
@@ -20,13 +23,16 @@ class Combined:
 
     Args:
         parts: by name, `module:function`, or `fn` with its keyword arguments. They are not async.
+        sandbox: of parts that run code of the model; `reward.sandbox`.
 
     Raises:
         ValueError: in one line: a part has a name that means something else, or cannot be used.
     """
 
-    def __init__(self, parts: Mapping[str, str | Mapping[str, Any]]) -> None:
-        self._parts = {name: _part(name, setting) for name, setting in parts.items()}
+    def __init__(
+        self, parts: Mapping[str, str | Mapping[str, Any]], *, sandbox: LevelSetting = "auto"
+    ) -> None:
+        self._parts = {name: _part(name, setting, sandbox) for name, setting in parts.items()}
         if not parts:
             raise ValueError("parts is empty, but must name at least one reward function")
 
@@ -40,32 +46,37 @@ class Combined:
         cls(parts)
 
     def __call__(self, completion: str, example: Mapping[str, Any]) -> dict[str, float] | None:
-        """The reward of each part; None if one of them has none."""
-        rewards = {}
+        """The reward of each part, and what they say of the sample; None if one has no reward."""
+        rewards: dict[str, float] = {}
         for name, function in self._parts.items():
             value = function(completion, example)
             if value is None:
                 return None
-            rewards[name] = reward_of(value)[0]
+            rewards[name], named = reward_of(value)
+            for told in TOLD:
+                if told in named:
+                    rewards[told] = max(rewards.get(told, 0.0), named[told])
         return rewards
 
 
-def _part(name: str, setting: str | Mapping[str, Any]) -> Callable[..., Any]:
+def _part(name: str, setting: str | Mapping[str, Any], sandbox: LevelSetting) -> Callable[..., Any]:
     if name == "reward":
         raise ValueError("a part is named reward, which would be trained on alone; rename it")
+    if name in TOLD:
+        raise ValueError(f"a part is named {name}, which says what became of a sample; rename it")
     keywords = {"fn": setting} if isinstance(setting, str) else dict(setting)
     fn = str(keywords.pop("fn", ""))
+    if is_address(fn):
+        raise ValueError(f"the part {name} ({fn}) is a service, which cannot be a part")
     function = load_function(fn)
-    sandbox: Any = keywords.pop("sandbox", "auto")
+    level: Any = keywords.pop("sandbox", sandbox)
     try:
         inspect.signature(function).bind(
             *(() if isinstance(function, type) else ("", {})), **keywords
         )
-        made = bound(function, keywords, sandbox)
+        made = bound(function, keywords, level)
     except (TypeError, RuntimeError) as error:  # the second one is of a sandbox
         raise ValueError(f"the part {name} ({fn}): {error}") from error
-    if inspect.iscoroutinefunction(made) or inspect.iscoroutinefunction(
-        getattr(made, "__call__", None)  # noqa: B004 -- not whether it can be called, but how
-    ):
+    if is_async(made):
         raise ValueError(f"the part {name} ({fn}) is async; parts are called one after the other")
     return made

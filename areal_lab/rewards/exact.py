@@ -21,9 +21,12 @@ def exact_first_line(completion: str, example: Mapping[str, Any]) -> float:
     1.0
     >>> exact_first_line(" 13 or 14", {"answer": "13"})
     0.0
+
+    Raises:
+        ValueError: the gold answer is empty.
     """
     first_line = completion.split("\n", 1)[0]
-    return float(first_line.strip() == str(example["answer"]).strip())
+    return float(first_line.strip() == _gold(example))
 
 
 def answer_line(completion: str, example: Mapping[str, Any]) -> float:
@@ -33,9 +36,12 @@ def answer_line(completion: str, example: Mapping[str, Any]) -> float:
     1.0
     >>> answer_line("Tool: 918", {"answer": "918"})
     0.0
+
+    Raises:
+        ValueError: the gold answer is empty.
     """
     mark, colon, found = completion.strip().partition(":")
-    return float((mark, colon, found.strip()) == ("Answer", ":", str(example["answer"])))
+    return float((mark, colon, found.strip()) == ("Answer", ":", _gold(example)))
 
 
 def last_number(completion: str, example: Mapping[str, Any]) -> float:
@@ -60,6 +66,14 @@ def gsm8k(completion: str, example: Mapping[str, Any]) -> float:
     marked = completion.rsplit("####", 1)[1] if "####" in completion else None
     found = _last_number(completion) if marked is None else _first_number(marked)
     return _equal(found, _last_number(str(example["answer"])))
+
+
+def _gold(example: Mapping[str, Any]) -> str:
+    gold = str(example["answer"]).strip()
+    if not gold:
+        # A completion that says nothing would be right.
+        raise ValueError("the gold answer of the problem is empty; use another reward function")
+    return gold
 
 
 def _first_number(text: str) -> Decimal | None:

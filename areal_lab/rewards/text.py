@@ -77,21 +77,30 @@ def form(completion: str, example: Mapping[str, Any], *, pattern: str) -> float:
 def contains(completion: str, example: Mapping[str, Any]) -> float:
     """1 if the words of the gold answer are in the completion, in their order and side by side.
 
+    Not for numbers: punctuation does not count, so 3.5 and 35 are equal.
+
     >>> contains("It is the Eiffel Tower.", {"answer": "eiffel tower"})
     1.0
+
+    Raises:
+        ValueError: the gold answer has no words.
     """
-    return float(f" {' '.join(_words(_gold(example)))} " in f" {' '.join(_words(completion))} ")
+    return float(f" {' '.join(_gold(example))} " in f" {' '.join(_words(completion))} ")
 
 
 def exact_match(completion: str, example: Mapping[str, Any]) -> float:
     """1 if the words are those of the gold answer, without case, punctuation and articles.
 
+    Not for numbers: 3.5 and 35 are equal; `areal_lab.rewards.exact:last_number` compares these.
     Source: Rajpurkar et al. (arXiv:1606.05250), `evaluate-v1.1.py` of their release.
 
     >>> exact_match("The Eiffel tower.", {"answer": "Eiffel Tower"})
     1.0
+
+    Raises:
+        ValueError: the gold answer has no words.
     """
-    return float(_words(completion) == _words(_gold(example)))
+    return float(_words(completion) == _gold(example))
 
 
 def word_f1(completion: str, example: Mapping[str, Any]) -> float:
@@ -101,8 +110,11 @@ def word_f1(completion: str, example: Mapping[str, Any]) -> float:
 
     >>> word_f1("Eiffel Tower Paris", {"answer": "the Eiffel Tower"})
     0.8
+
+    Raises:
+        ValueError: the gold answer has no words.
     """
-    found, gold = Counter(_words(completion)), Counter(_words(_gold(example)))
+    found, gold = Counter(_words(completion)), Counter(_gold(example))
     common = (found & gold).total()
     return 2 * common / (found.total() + gold.total()) if common else 0.0
 
@@ -110,7 +122,7 @@ def word_f1(completion: str, example: Mapping[str, Any]) -> float:
 class JsonSchema:
     """1 if the completion is JSON that a schema accepts, alone or in a Markdown fence.
 
-    Needs `pip install 'areal_lab[json]'`. References to other files are not followed.
+    Needs `pip install 'areal_lab[json]'`. A reference to another file or an address is an error.
 
     Args:
         schema: of every problem; None takes the field `schema` of each problem.
@@ -143,8 +155,10 @@ class JsonSchema:
         """The reward, and whether there was no JSON.
 
         Raises:
-            ValueError: the problem has no schema, or one that is none.
+            ValueError: the problem has no schema, one that is none, or one that refers to another.
         """
+        import referencing.exceptions
+
         schema = example.get("schema") if self._schema is None else self._schema
         if schema is None:
             raise ValueError("the problem has no field 'schema'; add it, or set reward.kwargs")
@@ -154,15 +168,25 @@ class JsonSchema:
         except (ValueError, RecursionError):
             return {"reward": 0.0, "no_answer": 1.0}
         valid = _validator(schema if isinstance(schema, str) else json.dumps(schema))
-        return {"reward": float(valid.is_valid(value)), "no_answer": 0.0}
+        try:
+            return {"reward": float(valid.is_valid(value)), "no_answer": 0.0}
+        except RecursionError:  # values that are nested deeper than any answer has to be
+            return {"reward": 0.0, "no_answer": 0.0}
+        except referencing.exceptions.Unresolvable as error:
+            raise ValueError(
+                f"the schema refers to {error.ref!r}, which is not in it; write it out"
+            ) from error
 
 
 def _scored(found: str | None, gold: str) -> dict[str, float]:
     return {"reward": float(found == gold), "no_answer": float(found is None)}
 
 
-def _gold(example: Mapping[str, Any]) -> str:
-    return str(example["answer"])
+def _gold(example: Mapping[str, Any]) -> list[str]:
+    words = _words(str(example["answer"]))
+    if not words:
+        raise ValueError(f"the gold answer is {example['answer']!r}, but must have a word")
+    return words
 
 
 def _words(text: str) -> list[str]:
@@ -188,6 +212,7 @@ def _compiled(pattern: str, *, groups: int) -> re.Pattern[str]:
 @lru_cache(maxsize=1024)
 def _validator(schema: str) -> Any:
     import jsonschema
+    import referencing
 
     read = json.loads(schema)
     maker = jsonschema.validators.validator_for(read, jsonschema.Draft202012Validator)
@@ -195,4 +220,5 @@ def _validator(schema: str) -> Any:
         maker.check_schema(read)
     except jsonschema.SchemaError as error:
         raise ValueError(f"schema is no JSON schema: {error.message}") from error
-    return maker(read)
+    # By default it would read files and addresses that a schema of a data set names.
+    return maker(read, registry=referencing.Registry())

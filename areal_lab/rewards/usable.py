@@ -10,7 +10,7 @@ import sys
 
 from areal_lab.config.functions import load_function, main
 from areal_lab.host.isolation import LevelSetting
-from areal_lab.rewards.sandbox.levels import NoSandbox, choose, takes_sandbox
+from areal_lab.rewards.sandbox.levels import NoSandbox, choose, runs_programs
 
 
 def check(name: str, setting: LevelSetting) -> None:
@@ -19,7 +19,7 @@ def check(name: str, setting: LevelSetting) -> None:
     Raises:
         ValueError: it cannot be imported, or model code cannot be contained; in one line.
     """
-    if takes_sandbox(load_function(name)):
+    if runs_programs(load_function(name)):
         try:
             choose(setting)
         except NoSandbox as error:

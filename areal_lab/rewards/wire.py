@@ -14,10 +14,15 @@ import math
 import struct
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final, Literal, NoReturn, TypeAlias
+from typing import Any, Final, Literal, NoReturn, TypeAlias, get_args
 
 Status: TypeAlias = Literal["ok", "timeout", "error", "refused"]
 """The result of one call of the reward function; `refused` if it returned None."""
+
+Told: TypeAlias = Literal["timed_out", "crashed", "refused", "no_answer"]
+TOLD: Final[tuple[Told, ...]] = get_args(Told)
+"""Named numbers by which a reward function says what became of a sample that it scored, if they are
+not 0; the reward does not contain them."""
 
 LENGTH = struct.Struct("<Q")
 """Size in bytes of the message that follows."""

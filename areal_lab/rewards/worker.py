@@ -23,9 +23,10 @@ from typing import Any, Final
 from areal_lab.config.functions import load_function
 from areal_lab.host.isolation import LevelSetting
 from areal_lab.host.processes import on_parent_death, watch_parent
-from areal_lab.rewards.sandbox.levels import choose, takes_sandbox
+from areal_lab.rewards.sandbox.levels import choose, runs_programs, takes_sandbox
 from areal_lab.rewards.wire import (
     LENGTH,
+    TOLD,
     BadReply,
     Failed,
     Ready,
@@ -57,11 +58,11 @@ def main(arguments: list[str]) -> int:
         except BaseException:  # a module may raise anything, SystemExit too
             _send(connection, Failed(traceback.format_exc()))
             return 1
-        is_async = _is_async(function)
-        _send(connection, Ready(is_async))
+        waits = is_async(function)
+        _send(connection, Ready(waits))
         for message in messages:
             request: ScoreRequest = pickle.loads(message)
-            if is_async:
+            if waits:
                 asyncio.run(_score_async(function, weights, request, connection))
             else:
                 for index in range(len(request.completions)):
@@ -76,7 +77,8 @@ def reward_of(
 ) -> tuple[float, dict[str, float]]:
     """The reward to train on and its named parts.
 
-    Of named numbers, the one named `reward` is trained on, else their sum.
+    Of named numbers, the one named `reward` is trained on, else the sum of those that do not say
+    what became of the sample (`wire.TOLD`).
 
     Args:
         value: what a reward function returned.
@@ -92,7 +94,7 @@ def reward_of(
         parts = {str(name): _number(number) for name, number in value.items()}
         if weights:
             return _weighted(parts, weights), parts
-        return parts.get("reward", math.fsum(parts.values())), parts
+        return parts["reward"] if "reward" in parts else _weighted(parts, {}), parts
     if weights:
         raise ValueError(
             f"reward.weights names {', '.join(weights)}, but the reward function returned one "
@@ -112,7 +114,9 @@ def _weighted(parts: Mapping[str, float], weights: Mapping[str, float]) -> float
             "the reward function returned `reward`, which is trained on as it is, so that "
             "reward.weights would have no effect; rename it, or remove reward.weights"
         )
-    return math.fsum(weights.get(name, 1.0) * number for name, number in parts.items())
+    return math.fsum(
+        weights.get(name, 0.0 if name in TOLD else 1.0) * number for name, number in parts.items()
+    )
 
 
 def _number(value: Any) -> float:
@@ -147,14 +151,16 @@ def bound(
     """
     if takes_sandbox(function):
         kwargs = {"sandbox": sandbox, **kwargs}
-        choose(kwargs["sandbox"])
+        if runs_programs(function):
+            choose(kwargs["sandbox"])
     if isinstance(function, type):
         made: Callable[..., Any] = function(**kwargs)
         return made
     return functools.partial(function, **kwargs) if kwargs else function
 
 
-def _is_async(function: Callable[..., Any]) -> bool:
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether a function, or what makes an object callable, has to be awaited."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
         getattr(function, "__call__", None)  # noqa: B004 -- not whether it can be called, but how
     )

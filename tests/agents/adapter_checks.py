@@ -5,8 +5,12 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
+import importlib
+import inspect
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +22,7 @@ from areal_lab.config.load import load_config
 from areal_lab.data.problems import ProblemSet
 from areal_lab.data.sources import load_problems
 from areal_lab.preflight.functions import check_functions
+from areal_lab.rewards.reasoning_gym import EVALUATES, ReasoningGym
 from areal_lab.rewards.service import RewardService
 from tests.agents.scripted import Scripted
 from tests.agents.test_workflows import trained, whole
@@ -40,7 +45,7 @@ def played(script: list[str], seed: int = 3) -> tuple[Episode, Scripted]:
 
 def test_a_game_is_played_to_its_end() -> None:
     low, high, script = 1, 8, list[str]()
-    while True:  # by halves; each play begins the same game anew
+    while True:  # by halves; each play begins the same game again
         middle = (low + high) // 2
         script.append(f"[{middle}]")
         episode, engine = played([*script, "no move", "no move"])
@@ -66,6 +71,14 @@ def test_a_seed_is_a_game_and_our_random_numbers_are_ours() -> None:
     hints = {whole(played(["[4]", "x", "x"], seed)[0]) for seed in range(9)}
     assert len(hints) > 1
     assert random.random() == expected
+
+
+def test_a_problem_without_a_seed_is_refused() -> None:
+    workflow = make_workflow(GUESS)
+    assert workflow is not None
+    data = {"prompt": "Play.\n", "answer": ""}
+    with pytest.raises(ValueError, match=r"no field 'seed'; use dataset\.type=numbered"):
+        asyncio.run(workflow.run(Scripted([]), data))
 
 
 @pytest.mark.parametrize(
@@ -129,6 +142,58 @@ def test_a_task_scores_its_answers_in_reward_processes() -> None:
                 assert found[2].rewards == {"reward": 0.0, "no_answer": 1.0}
 
     asyncio.run(score())
+
+
+EVALUATORS = {"eval", "exec", "compile", "parse_expr", "sympify"}
+NOT_OF_THE_MODEL = {
+    "bitwise_arithmetic",  # the problem
+    "number_sorting",  # the gold answer, where it is no JSON
+    "propositional_logic",  # a parser of its own of that name
+}
+
+
+def evaluates(task: type) -> bool:
+    """Whether `score_answer`, or what it calls in its own module, evaluates a text."""
+    score: Any = task.score_answer  # type: ignore[attr-defined]
+    source = Path(inspect.getsourcefile(score) or "").read_text(encoding="utf-8")
+    calls: dict[str, set[str]] = {}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef):
+            called = [one.func for one in ast.walk(node) if isinstance(one, ast.Call)]
+            names = {getattr(one, "id", getattr(one, "attr", "")) for one in called}
+            calls[node.name] = calls.get(node.name, set()) | names
+    seen, left = set[str](), {"score_answer"}
+    while left:
+        name = left.pop()
+        seen.add(name)
+        left |= calls.get(name, set()) - seen
+    # Regular expressions are compiled, too, but at the top of modules.
+    return bool(seen & EVALUATORS)
+
+
+def test_the_tasks_that_evaluate_the_models_text_are_known() -> None:
+    """By the source of the installed package, helpers in the same module included."""
+    importlib.import_module("reasoning_gym")
+    tasks = importlib.import_module("reasoning_gym.factory").DATASETS
+    found = {name for name, (task, *_) in tasks.items() if evaluates(task)}
+    assert len(tasks) > 90
+    assert found >= NOT_OF_THE_MODEL
+    assert found - NOT_OF_THE_MODEL == EVALUATES - {"composite"}
+    assert "composite" in tasks
+    # Helpers of the whole package that scores import.
+    utils = inspect.getsource(importlib.import_module("reasoning_gym.utils"))
+    assert not re.search(rf"\b({'|'.join(EVALUATORS)})\(", utils.replace("re.compile(", ""))
+
+
+def test_a_task_that_evaluates_runs_no_completion(tmp_path: Path) -> None:
+    problem = problems({"binary_matrix": {}}, size=5).train[0]
+    file = tmp_path / "written"
+    text = f"<answer>[open({str(file)!r}, 'w')]</answer>"
+    with pytest.raises(ValueError, match="scores of binary_matrix evaluate"):
+        ReasoningGym()(text, problem.as_example())
+    assert not file.exists()
+    ReasoningGym(sandbox="unsafe")(text, problem.as_example())
+    assert file.exists(), "which is why it is refused"
 
 
 def test_a_run_trains_on_a_task(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from typing import Any
 
 NEVER = threading.Event()
@@ -30,6 +30,33 @@ def hangs(seconds: float = 0) -> None:
 def leaves() -> None:
     """Wants to end the process."""
     sys.exit(3)
+
+
+def capital(country: str) -> str:
+    """The capital of a country."""
+    return {"France": "Paris"}[country]
+
+
+def times_out() -> None:
+    """Has a time limit of its own, of something else."""
+    raise TimeoutError("the server did not answer")
+
+
+async def leaves_later() -> None:
+    """Wants to end the process, from its event loop."""
+    sys.exit(3)
+
+
+async def cancels() -> None:
+    """Awaits a task that was canceled."""
+    task = asyncio.create_task(asyncio.sleep(0))
+    task.cancel()
+    await task
+
+
+def wrapped(city: str) -> Coroutine[Any, Any, int]:
+    """Not async itself, as a decorated function may be."""
+    return distance(city, city)
 
 
 def unclear(thing: Unclear) -> str:
@@ -71,6 +98,32 @@ class Later(Adder):
     async def call(self, arguments: Mapping[str, Any]) -> str:  # type: ignore[override]
         await asyncio.sleep(0)
         return super().call(arguments)
+
+
+class Wrapped(Adder):
+    """Has a call that is not async itself, and a time limit of its own."""
+
+    limits_itself = True
+
+    def call(self, arguments: Mapping[str, Any]) -> Coroutine[Any, Any, str]:  # type: ignore[override]
+        return Later().call(arguments)
+
+
+class Bounded:
+    """Takes the workflow's limits, and says them."""
+
+    name, description = "bounded", ""
+    parameters: Mapping[str, Any] = {
+        "type": "object",
+        "properties": {"a": {"type": "string"}},
+        "required": ["a"],
+    }
+
+    def __init__(self, *, sandbox: str, timeout_s: float = 1.0) -> None:
+        self._limits = f"{sandbox}, {timeout_s:g} s"
+
+    def call(self, arguments: Mapping[str, Any]) -> str:
+        return f"{arguments['a']}: {self._limits}"
 
 
 class NoTool:

@@ -98,6 +98,9 @@ class RandomModel:
         del begins
         return self.form.codec.encode(text)
 
+    def plain(self, text: str, *, within: str = "") -> str:
+        raise AssertionError(f"conversations are encoded by their format, and not {text}{within}")
+
     def decode(self, tokens: Sequence[int]) -> str:
         return self.form.codec.decode(tokens)
 

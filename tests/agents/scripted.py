@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from areal_lab.agents.control_text import control_text
 from areal_lab.data.tokenize import TextCodec
 from areal_lab.data.trajectory import FinishReason, Segment
 from areal_lab.engines.protocol import Generated, SamplingParams
@@ -60,7 +61,10 @@ class Scripted:
         )
 
     def encode(self, text: str, *, begins: bool = False) -> tuple[int, ...]:
-        return CODEC.encode_all([text], begins=begins)[0]
+        return control_text(CODEC).encode(text, begins=begins)
+
+    def plain(self, text: str, *, within: str = "") -> str:
+        return str(control_text(CODEC, within).plain(text))
 
     def decode(self, tokens: Sequence[int]) -> str:
         return CODEC.decode(tokens)

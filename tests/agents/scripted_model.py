@@ -3,8 +3,8 @@
     prompt tokens --read--> messages --script--> text --pieces--> tokens that no encoder chooses
 
 What the script sees is decoded from the tokens of the prompt, so that a result of a tool which it
-repeats has been there. A text is encoded in pieces of a few characters: whoever decodes and encodes
-it again gets other tokens. Each sampled token has a log-prob of its own, by which it is found in
+repeats has been there. A text is encoded in pieces of a few characters: decoding it and encoding
+it again gives other tokens. Each sampled token has a log-prob of its own, by which it is found in
 exported rows.
 """
 

@@ -223,3 +223,22 @@ def test_a_gateway_that_has_ended_ends_the_run(
     monkeypatch.setattr(server, "_sweep", fails)
     with pytest.raises(RewardError, match=r"gateway of the run has ended: .*too many open files"):
         asyncio.run(main())
+
+
+def wrapped(function: Any) -> Any:
+    def call(data: Mapping[str, Any]) -> Any:
+        return function(data)
+
+    return call
+
+
+@wrapped
+async def rewards_the_second_choice(data: Mapping[str, Any]) -> dict[str, float]:
+    reply = await asyncio.to_thread(ask, data["base_url"], data["api_key"], QUESTION, n=2)
+    return {f"{reply['id']}/1": 1.0}
+
+
+def test_a_wrapped_async_agent_is_awaited_and_one_of_two_choices_rewarded(model: Path) -> None:
+    episode = play(model, "rewards_the_second_choice", Scripted(["1", "2"]))
+    assert (episode.outcome.status, episode.outcome.detail) == ("ok", "")
+    assert [row.turn_returns for row in episode.rows] == [(1.0,)]

@@ -34,6 +34,8 @@ def test_a_corpus_is_a_file_of_texts(tmp_path: Path) -> None:
     file.write_text("\n".join(map(json.dumps, rows)))
     assert Search(file).find("milk") == PAGES[1]
     assert Search(file).find("gate") == "Next: door"
+    file.write_bytes('\n"one\u2028line\x85of milk"\r\n\n"a gate"\n'.encode())
+    assert Search(file).find("milk") == "one\u2028line\x85of milk"
     file.write_text("7")
     with pytest.raises(ValueError, match=r"line 1 of .*corpus\.jsonl has a text or title that"):
         Search(file)

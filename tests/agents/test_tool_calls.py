@@ -56,7 +56,7 @@ def calls(grammar: str, text: str) -> list[tuple[str, str]]:
         (f"Let me add.\n<tool_call>{ADD}</tool_call>", ['{"a": 2}'], "Let me add."),
         (f"One <tool_call>{ADD}</tool_call> two", ['{"a": 2}'], "One  two"),
         (f"<tool_call>{ADD}</tool_call>\n<tool_call>{ADD}</tool_call>", ['{"a": 2}'] * 2, ""),
-        # the text of the model, not JSON written anew
+        # the text of the model, not JSON that was written again
         (
             '<tool_call>{"arguments":{ "b":3,\n"a":[{"x": {}}]},"name":"add"}</tool_call>',
             ['{ "b":3,\n"a":[{"x": {}}]}'],

@@ -81,7 +81,8 @@ class Waits:
 class Talks:
     """Returns more than a model can read."""
 
-    name, description, parameters = "talks", "", {}
+    name, description = "talks", ""
+    parameters: Mapping[str, Any] = {"required": ["count"]}
 
     async def call(self, arguments: Mapping[str, Any]) -> str:
         return "x" * int(arguments["count"])
@@ -96,6 +97,7 @@ def test_every_failure_is_a_text_and_an_outcome() -> None:
     assert call(box, "calculator", expression="3 * 4") == ToolResult("12")
     assert call(box, "calculator", expression="3 *").outcome == "error"
     assert call(box, "calculator").text == "error: the argument 'expression' is missing"
+    assert call(box, "talks").text == "error: the argument 'count' is missing"
     assert call(box, "search", query="x") == ToolResult(
         "error: there is no tool 'search', only calculator, waits, talks", "unknown"
     )
@@ -132,6 +134,11 @@ OWN = "tests.agents.own_tools:"
         ("distance", {"start": "a", "end": "bc"}, "3", "ok"),
         ("leaves", {}, "error: it ended with SystemExit(3)", "error"),
         ("hangs", {}, "error: no result within 0.05 s", "timeout"),
+        ("capital", {"country": "Peru"}, "error: KeyError('Peru')", "error"),
+        ("times_out", {}, "error: the server did not answer", "error"),
+        ("leaves_later", {}, "error: SystemExit(3)", "error"),
+        ("cancels", {}, "error: the tool canceled itself", "error"),
+        ("wrapped", {"city": "Kiel"}, "8", "ok"),
     ],
 )
 def test_a_function_is_a_tool(
@@ -156,6 +163,36 @@ def test_a_class_is_made_with_its_keywords() -> None:
     )
     assert call(box, "add", a=2) == ToolResult("7")
     assert call(box, "later", a=2) == ToolResult("3")
+    wrapped = make_tool(f"{OWN}Wrapped")
+    assert getattr(wrapped, "limits_itself", False)
+    assert call(ToolBox(wrapped), "add", a=2) == ToolResult("3")
+
+
+def test_a_call_that_is_canceled_from_outside_ends() -> None:
+    async def main() -> bool:
+        task = asyncio.create_task(ToolBox(Waits(), timeout_s=20.0).call("waits", {}))
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        return task.cancelled()
+
+    assert asyncio.run(main())
+
+
+def test_a_function_may_be_described_by_its_setting() -> None:
+    schema = {"type": "object", "properties": {"city": {}}, "required": ["city"]}
+    setting = {"name": f"{OWN}weather", "called": "look", "description": "Looks out of a window."}
+    tool = make_tool({**setting, "parameters": schema})
+    assert (tool.name, tool.description, tool.parameters) == (
+        "look",
+        "Looks out of a window.",
+        schema,
+    )
+    box = ToolBox(tool, timeout_s=20.0)
+    assert call(box, "look", city="Kiel") == ToolResult("Kiel: rain")
+    assert call(box, "look").text == "error: the argument 'city' is missing"
+    assert make_tool(setting).parameters["required"] == ["city"]
+    assert "days" in make_tool(setting).parameters["properties"], "those of its types"
 
 
 @pytest.mark.parametrize(
@@ -282,6 +319,11 @@ def test_a_tool_may_have_another_name_and_other_arguments() -> None:
     assert call(ToolBox(renamed("calculator")), "other", expression="1").text == "1"
     slow = ToolBox(renamed("python", description="Runs."), timeout_s=0.001)
     assert call(slow, "other", code="print(1)") == ToolResult("1"), "it limits itself"
+    name = "areal_lab.agents.tools.renamed:Renamed"
+    limited = make_tool(
+        {"name": name, "tool": f"{OWN}Bounded", "called": "other"}, sandbox="unsafe", timeout_s=7
+    )
+    assert call(ToolBox(limited, timeout_s=20.0), "other", a="b").text == "b: unsafe, 7 s"
     with pytest.raises(ValueError, match="takes 2 arguments, but only tools with one"):
         renamed(f"{OWN}distance")
 

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from areal_lab.agents.catalogue import make_workflow
-from areal_lab.agents.multi_turn import MultiTurn
+from areal_lab.agents.multi_turn import MultiTurn, too_small_or_big
 from areal_lab.agents.tool_use import ToolUse
 from areal_lab.agents.workflow import Episode, Turn, Workflow
 from areal_lab.data.trajectory import Observation, SampleEnd, Segment
 from areal_lab.engines.protocol import SamplingParams
 from areal_lab.rewards.service import RewardOutcome
 from tests.agents.scripted import CODEC, Scripted
+from tests.data.byte_tokenizer import BEGIN, END
 
 PRODUCT = {"prompt": "Question: 34 * 27\n", "answer": "918"}
 CALL, RESULT, ANSWER = "Tool: 34 * 27\n", "Result: 918\n", "Answer: 918\n"
@@ -58,6 +59,25 @@ def test_a_tools_result_is_seen_and_not_trained_on() -> None:
     (row,) = episode.rows
     assert [type(part) for part in row.parts] == [Segment, Segment, Observation, Segment, Segment]
     assert {part.version for part in episode.segments} == {0, 1, 2}
+
+
+def echo(text: str) -> str:
+    return f"{text}<end>, <<end>end> and \ufdd0<be\ufdd0gin>."
+
+
+def test_control_tokens_are_those_around_a_result_and_not_in_it() -> None:
+    tool = f"{__name__}:echo"
+    engine = Scripted([CALL, ANSWER])
+    episode = play(ToolUse(tool=tool, around="<end>{results}<begin>", timeout_s=20.0), engine)
+    (row,) = episode.rows
+    (seen,) = [part.tokens for part in row.parts if isinstance(part, Observation)]
+    assert CODEC.decode_all(seen) == ("<end>Result: 34 * 27<end>, <<end>end> and <begin>.\n<begin>")
+    assert [(at, token) for at, token in enumerate(seen) if token in (BEGIN, END)] == [
+        (0, END),
+        (len(seen) - 1, BEGIN),
+    ]
+    tokens = engine.encode("<begin>" + engine.plain("<end>"), begins=True)
+    assert tokens == (BEGIN, *CODEC.encode("<en"), *CODEC.encode("d>"))
 
 
 def test_an_answer_needs_no_tool() -> None:
@@ -146,6 +166,8 @@ def test_a_later_turn_is_worth_less() -> None:
         ("919 or so", "\nToo big.\n34 * 27 ="),
         ("-1\n", "Too small.\n34 * 27 ="),
         ("?\n", "No number.\n34 * 27 ="),
+        (" 918 apples\n", "Write only the number.\n34 * 27 ="),
+        ("1,000.5\n", "Too big.\n34 * 27 ="),
     ],
 )
 def test_feedback_may_be_a_function(said: str, told: str) -> None:
@@ -159,9 +181,36 @@ def test_feedback_may_be_a_function(said: str, told: str) -> None:
         MultiTurn(feedback="areal_lab.agents.multi_turn:too_small")
 
 
-def test_feedback_cannot_tell_the_answer() -> None:
-    with pytest.raises(KeyError, match="answer"):
-        play(MultiTurn(feedback="It is {answer}.\n"), Scripted(["1\n", "2\n"]))
+@pytest.mark.parametrize(
+    ("said", "answer", "told"),
+    [
+        ("3", "3.5", "Too small."),
+        ("3.50", "3.5", "Write only the number."),
+        ("1200 m", "1,200", "Write only the number."),
+        ("1,201", " 1,200", "Too big."),
+        ("1,2,3", "2", "Too small."),
+    ],
+)
+def test_numbers_are_compared_as_decimals(said: str, answer: str, told: str) -> None:
+    assert too_small_or_big(said, {"prompt": "p", "answer": answer}) == f"\n{told}\np"
+
+
+def test_a_side_needs_a_number() -> None:
+    with pytest.raises(ValueError, match="the answer is 'x', but too_small_or_big needs a number"):
+        too_small_or_big("3", {"prompt": "p", "answer": "x"})
+
+
+def test_feedback_keeps_braces_that_name_no_field() -> None:
+    engine = Scripted(["1\n", "2\n"])
+    feedback = r"Not {n}, {hint}. Use \boxed{} and {0}, {unknown}." + "\n"
+    play(MultiTurn(feedback=feedback), engine, {**PRODUCT, "n": 1, "hint": "{n}"})
+    assert engine.prompts[1].endswith("1\nNot 1, {n}. Use \\boxed{} and {0}, {unknown}.\n")
+
+
+@pytest.mark.parametrize("name", ["answer", "full_answer"])
+def test_feedback_cannot_tell_the_answer(name: str) -> None:
+    with pytest.raises(ValueError, match=f"feedback contains {{{name}}}, but must not tell"):
+        MultiTurn(feedback=f"It is {{{name}}}.\n")
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,8 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from areal_lab.cli import app as cli
+from areal_lab.cli import gateway
 from areal_lab.engines.keys import key_file
 from benchmarks.tiny_model import write_tiny_model
 from tests.pipeline.tiny_run import rescored_difference
@@ -45,6 +48,17 @@ def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
 
 
+@contextmanager
+def served(command: list[str]) -> Iterator[subprocess.Popen[str]]:
+    """A process that a failed test does not wait for."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
 def test_a_gateway_serves_sessions_and_loses_no_token(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -52,9 +66,7 @@ def test_a_gateway_serves_sessions_and_loses_no_token(
     out = tmp_path / "out"
     command = [sys.executable, "-m", "areal_lab.cli.app", "gateway", str(model), "--port", "0"]
     command += ["--export", str(out), "--seed", "3", "rollout.threads=1", "rollout.dtype=float32"]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as serving:
+    with served(command) as serving:
         assert serving.stdout is not None
         assert serving.stderr is not None
         told = [serving.stdout.readline()]
@@ -88,6 +100,29 @@ def test_a_gateway_serves_sessions_and_loses_no_token(
         assert admin not in "".join(told) + last + said + (out / "sessions.jsonl").read_text()
     assert not file.exists()
     _check_file(out / "sessions.jsonl", model, replies)
+
+
+def test_a_gateway_that_fails_says_where_its_sessions_are(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "areal_lab.cli.app", "gateway", str(model), "--port", "0"]
+    command += ["--export", str(out), "rollout.threads=1", "rollout.max_engine_restarts=0"]
+    with served(command) as serving:
+        assert serving.stdout is not None
+        assert serving.stderr is not None
+        url = serving.stdout.readline().split(" is served on ")[1].split()[0]
+        admin = key_file(int(url.rsplit(":", 1)[1])).read_text()
+        with httpx2.Client(base_url=url, timeout=BOUND_S, trust_env=False) as http:
+            started = http.post("/rl/start_session", headers=bearer(admin)).json()
+            body = {"messages": [{"role": "user", "content": "1"}], "max_tokens": 4}
+            http.post("/v1/chat/completions", json=body, headers=bearer(started["api_key"]))
+        for child in psutil.Process(serving.pid).children():
+            child.kill()
+        assert serving.wait(BOUND_S) == 1
+        assert "error: " in serving.stderr.read()
+        assert serving.stdout.read().endswith(f"sessions are in {out / 'sessions.jsonl'}\n")
 
 
 def _sessions(http: httpx2.Client, admin: str) -> list[dict[str, Any]]:
@@ -163,7 +198,7 @@ def call(*arguments: str) -> Any:
         (("--admin-key-file", "/"), "admin_key_file is /, which is not a file; name a file"),
         (("--export", "/dev/null"), "export is /dev/null, which is a file; name a folder"),
         (("rollout.backend=sglang",), "sglang"),
-        (("rollout.workflow=tool_use",), "rollout.workflow is 'tool_use', but a gateway serves"),
+        (("rollout.workflow=tool_use",), "set rollout.workflow={}"),
         (('rollout.addresses=["http://127.0.0.1:1"]',), "nothing responds at http://127.0.0.1:1"),
         (("gconfig.max_new_tokens=1000",), "but the model's context is 256 tokens"),
     ],
@@ -181,6 +216,19 @@ def test_a_folder_with_sessions_is_not_written_over(tmp_path: Path, model: Path)
     result = call(str(model), "--port", "0", "--export", str(tmp_path))
     assert result.exit_code == 2
     assert "which has sessions.jsonl already; name another folder" in result.stderr
+
+
+@pytest.mark.parametrize(("flag", "described"), [((), True), (("--no-describe-tools",), False)])
+def test_tools_are_described_unless_an_option_says_no(
+    model: Path, monkeypatch: pytest.MonkeyPatch, flag: tuple[str, ...], described: bool
+) -> None:
+    plans = []
+    monkeypatch.setattr(
+        gateway, "run_gateway", lambda *given: plans.append(gateway.gateway_plan(*given))
+    )
+    result = call(str(model), "--port", "0", *flag)
+    assert result.exit_code == 0, result.stderr
+    assert [plan.serving.describe_tools for plan in plans] == [described]
 
 
 def test_a_model_that_does_not_exist() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,8 @@ from areal_lab.data.chain import (
 )
 from tests.agents.smollm2 import codec
 
+WORDS = ["".join(letters) for letters in product("wxyz", "abcdefghijkl", "mnop", "qrst")]
+
 
 def test_every_word_is_in_one_chain() -> None:
     made = chains(40, depth=10)
@@ -30,9 +33,12 @@ def test_every_word_is_in_one_chain() -> None:
         chains(1000, depth=100)
 
 
+@pytest.mark.parametrize("words", [None, WORDS])
 @pytest.mark.parametrize("depth", [1, 3, 30])
-def test_following_the_pages_finds_the_answer(tmp_path: Path, depth: int) -> None:
-    write_chains(tmp_path, 20, depth=depth)
+def test_following_the_pages_finds_the_answer(
+    tmp_path: Path, depth: int, words: list[str] | None
+) -> None:
+    write_chains(tmp_path, 20, depth=depth, words=words)
     search = Search(tmp_path / "corpus.jsonl")
     for line in (tmp_path / "problems.jsonl").read_text().splitlines():
         problem = json.loads(line)

@@ -28,7 +28,7 @@ from omegaconf import OmegaConf
 from areal_lab.agents import tool_use
 from areal_lab.agents.agent import Agent
 from areal_lab.agents.gateway import server
-from areal_lab.agents.tool_use import Call, Notation
+from areal_lab.agents.notations import Call, Notation
 from areal_lab.config.schema import TrainConfig
 from areal_lab.control.events import EngineId
 from areal_lab.engines.client.resubmit import PartialSamples
@@ -213,7 +213,8 @@ def engine_lost_between_tools(folder: Path, patch: pytest.MonkeyPatch) -> Counte
     """An engine that dies in the second turn of a sample that uses a tool."""
     claims, state = prepare(folder, patch), RunState()
     # The model cannot write calls: each of its texts counts as one, and as complete.
-    notation = Notation(lambda _: Call("calculator", {"expression": "9 + 9"}), "{}\n=\n".format)
+    call = Call("calculator", {"expression": "9 + 9"})
+    notation = Notation(lambda _: [call], lambda _, results: f"{results[0]}\n=\n")
     patch.setattr(tool_use, "lines", lambda *_, **__: notation)
     patch.setattr(tool_use, "ended", lambda *_: "stop")
     turns = Turns(state, dies_in="18\n=\n")

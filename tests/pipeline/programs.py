@@ -87,7 +87,7 @@ TIMES = {
 
 
 def multiplies(data: Mapping[str, Any]) -> float:
-    """Do what the model calls for, as clients do: arguments are written anew, text is stripped, and
+    """Do what the model calls for, as clients do: arguments are rewritten, text is stripped, and
     the results of parallel calls come back in another order."""
     history: list[Any] = [{"role": "user", "content": data["prompt"]}]
     reply = ask(data["base_url"], data["api_key"], history, tools=[TIMES])

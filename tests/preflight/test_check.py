@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import socket
 from collections.abc import Callable, Iterable
@@ -205,6 +206,28 @@ def test_a_wrong_objective_is_refused_without_torch(
     assert len(caught.value.problems) == 1
     assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("corpus", "tool", "seen"),
+    [
+        ("{chains: 20, depth: 2}", "tool: {}", ""),
+        ("{chains: 21, depth: 2}", "tool: {}", "has chains 21 and depth 2, but dataset.size is 20"),
+        ("{chains: 20, depth: 3}", "tools: [{}]", "depth 3, but .* dataset.depth 2, and a page"),
+    ],
+)
+def test_generated_pages_are_those_of_the_problems(
+    corpus: str, tool: str, seen: str, configured: Configured
+) -> None:
+    tools = tool.replace("{}", f"{{name: search, corpus: {corpus}}}")
+    notation = "notation: json, " if "[" in tool else ""
+    workflow = f"rollout.workflow={{name: tool_use, {notation}{tools}}}"
+    config = configured("dataset.type=chain", "dataset.size=20", "dataset.depth=2", workflow)
+    found = [problem.message for problem in functions.check_workflow(config)]
+    assert len(found) == bool(seen)
+    assert re.search(seen, "".join(found))
+    other = configured("dataset.size=20", "dataset.depth=2", workflow)
+    assert not list(functions.check_workflow(other)), "of other problems they may be any"
 
 
 def test_two_losses_are_refused(configured: Configured) -> None:

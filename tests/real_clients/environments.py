@@ -47,7 +47,7 @@ def is_ready(name: str) -> bool:
 
 
 def install(name: str) -> None:
-    """Create the environment of a client anew.
+    """Create the environment of a client again from nothing.
 
     Raises:
         InstallError: pip failed.
@@ -81,6 +81,8 @@ def main() -> int:
     with (FOLDER / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # released when the process ends
         for number, name in enumerate(missing, 1):
+            if is_ready(name):  # another process had the lock before
+                continue
             packages = sum("==" in line for line in _wanted(name).splitlines())
             print(f"[{number}/{len(missing)}] {name}: {packages} packages ... ", end="", flush=True)
             began_s = time.monotonic()

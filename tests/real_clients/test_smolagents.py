@@ -1,4 +1,4 @@
-"""smolagents writes its history anew: each request begins a row, and none of them loses a token."""
+"""smolagents rewrites its history: each request begins a row, and none of them loses a token."""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from areal_lab.rewards.exact import exact_first_line, gsm8k, last_number
+from areal_lab.rewards.exact import answer_line, exact_first_line, gsm8k, last_number
+from areal_lab.rewards.worker import reward_of
 
 
 @pytest.mark.parametrize(
@@ -23,6 +24,19 @@ from areal_lab.rewards.exact import exact_first_line, gsm8k, last_number
 )
 def test_exact_first_line(completion: str, reward: float) -> None:
     assert exact_first_line(completion, {"answer": "13"}) == reward
+
+
+def test_an_empty_gold_answer_is_an_error_and_not_right_for_silence() -> None:
+    for completion, function in (("\nhello", exact_first_line), ("Answer:", answer_line)):
+        with pytest.raises(ValueError, match="gold answer of the problem is empty"):
+            function(completion, {"answer": " "})
+
+
+def test_what_became_of_a_sample_is_in_no_sum() -> None:
+    parts = {"answer": 0.5, "form": 0.25, "no_answer": 1.0, "timed_out": 1}
+    assert reward_of(parts)[0] == 0.75
+    assert reward_of(parts, {"form": 2.0})[0] == 1.0
+    assert reward_of(parts, {"no_answer": -1.0})[0] == -0.25, "unless it has a weight of its own"
 
 
 @pytest.mark.parametrize(

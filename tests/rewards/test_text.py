@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -85,10 +86,13 @@ def test_words_are_compared_without_case_punctuation_and_articles() -> None:
     assert contains("beatlesque", gold) == 0.0
     assert word_f1("beatles band", gold) == pytest.approx(2 / 3)
     assert word_f1("stones", gold) == 0.0
-    assert word_f1("", {"answer": ""}) == 0.0
+    assert word_f1("", gold) == 0.0
 
 
-@given(st.text(), st.text())
+WORDS = st.from_regex(r"[b-z]{1,3}( [A-Za-z.]{1,4}){0,4}", fullmatch=True)
+
+
+@given(WORDS, WORDS)
 def test_f1_is_symmetric_and_one_for_equal_words(left: str, right: str) -> None:
     f1 = word_f1(left, {"answer": right})
     assert f1 == word_f1(right, {"answer": left})
@@ -117,6 +121,27 @@ def test_json_is_checked_by_a_schema(completion: str, scored: dict[str, float]) 
     assert JsonSchema()(completion, {"schema": json.dumps(SCHEMA)}) == scored
 
 
+def test_a_schema_reads_no_file_and_no_address(tmp_path: Path) -> None:
+    (tmp_path / "other.json").write_text('{"type": "object"}')
+    for other in ((tmp_path / "other.json").as_uri(), "http://127.0.0.1:9/schema"):
+        with pytest.raises(ValueError, match="which is not in it"):
+            JsonSchema({"$ref": other})("{}", {})
+    own = {"$ref": "#/$defs/one", "$defs": {"one": SCHEMA}}
+    assert JsonSchema(own)('{"a": 1}', {}) == RIGHT
+
+
+def test_a_value_that_is_nested_too_deeply_is_a_wrong_answer() -> None:
+    lists = {"$ref": "#/$defs/list", "$defs": {"list": {"items": {"$ref": "#/$defs/list"}}}}
+    assert JsonSchema(lists)("[" * 400 + "]" * 400, {}) == WRONG
+
+
+@pytest.mark.parametrize("function", [contains, exact_match, word_f1])
+@pytest.mark.parametrize("gold", ["", " ", "A", "..."])
+def test_a_gold_answer_without_words_is_an_error(function: Any, gold: str) -> None:
+    with pytest.raises(ValueError, match="but must have a word"):
+        function("", {"answer": gold})
+
+
 def test_a_schema_that_is_none_is_refused() -> None:
     with pytest.raises(ValueError, match="schema is no JSON schema: 'thing' is not"):
         JsonSchema({"type": "thing"})
@@ -140,7 +165,12 @@ def test_parts_are_weighed() -> None:
     assert asyncio.run(score()) == [1.2, 1.0, 0.2]
     assert Combined({"json": {"fn": "areal_lab.rewards.text:JsonSchema", "schema": True}})(
         "7", {}
-    ) == {"json": 1.0}
+    ) == {"json": 1.0, "no_answer": 0.0}
+    told = Combined({"choice": "areal_lab.rewards.text:choice", **PARTS})
+    assert told("none", {"answer": "A"}) == {
+        **{"choice": 0.0, "answer": 0.0, "form": 0.0},
+        "no_answer": 1.0,
+    }
     nothing = {"nothing": "tests.rewards.misbehaving:score"}
     assert Combined({**PARTS, **nothing})("nothing", {"answer": "7"}) is None
 
@@ -151,6 +181,8 @@ def test_parts_are_weighed() -> None:
         ({"parts": {}}, "parts is empty"),
         ({}, "parts"),
         ({"parts": {"reward": "areal_lab.rewards.exact:gsm8k"}}, "named reward"),
+        ({"parts": {"refused": "areal_lab.rewards.exact:gsm8k"}}, "named refused"),
+        ({"parts": {"a": "http://127.0.0.1:9/score"}}, "is a service"),
         ({"parts": {"a": "areal_lab.rewards.exact:gsm9k"}}, "has no 'gsm9k'"),
         ({"parts": {"a": {"fn": "areal_lab.rewards.text:form"}}}, r"the part a \(.*'pattern'"),
         ({"parts": {"a": "tests.rewards.misbehaving:score_async"}}, "is async"),

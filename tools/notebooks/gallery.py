@@ -36,8 +36,8 @@ def serve(arguments: list[str]) -> None:
 
 
 def with_token(arguments: list[str]) -> list[str]:
-    """The options, with a key unless they say something about it: whoever reaches the gallery reads
-    run folders and trains as its user, and other users of the machine reach loopback."""
+    """The options, with a key unless they say something about it: who reaches the gallery can read
+    run folders and train as its user, and other users of the machine reach loopback."""
     said = any(one.startswith(("--token", "--no-token")) for one in arguments)
     return arguments if said else ["--token", *arguments]
 

@@ -19,7 +19,8 @@ class Step:
     done: bool = False
     """Whether the sample is over."""
     reward: float | None = None
-    """Of this turn, if it has one. The sum over turns is the sample's reward."""
+    """Of this turn, if it has one. The sum over turns is the sample's reward: the last step of an
+    environment gives one, unless a step before did or the workflow has `scored: true`."""
 
 
 class Environment(Protocol):

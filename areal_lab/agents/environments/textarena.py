@@ -26,6 +26,10 @@ _ME: Final = 0
 class Game:
     """One game; the problem's `seed` is that of the game, so a group plays the same one.
 
+    Games draw from Python's global random numbers, which are put back after each call. A lock keeps
+    games of this process apart, and nothing else: other threads that draw from the global numbers
+    during a call of a game get the game's, and change it. Draw from a `random.Random` there.
+
     Args:
         game: its id, as `GuessTheNumber-v0`.
         options: of the game, instead of those of its id: `{max_number: 9}`.
@@ -61,9 +65,15 @@ class Game:
         one.close()
 
     def reset(self, data: Mapping[str, Any]) -> str:
-        """The rules of the game."""
+        """The rules of the game.
+
+        Raises:
+            ValueError: the problem has no seed.
+        """
+        if "seed" not in data:
+            raise ValueError("the problem has no field 'seed'; use dataset.type=numbered")
         with self._own_random():
-            self._game.reset(num_players=1, seed=int(data.get("seed", 0)))
+            self._game.reset(num_players=1, seed=int(data["seed"]))
         return self._said()
 
     def step(self, completion: str) -> Step:
@@ -86,7 +96,7 @@ class Game:
 
     @contextmanager
     def _own_random(self) -> Iterator[None]:
-        """Games draw from Python's global random numbers: give each its own, and put ours back."""
+        """Python's global random numbers are this game's, and ours afterwards."""
         with _RANDOM:
             ours = random.getstate()
             random.setstate(self._random)

@@ -53,7 +53,7 @@ class Service:
             limits: what it serves at a time.
             clock: seconds of a clock that only goes forward.
             began: called with each session whose conversation `open_conversation` made; what it
-                returns is told to whoever started the session (`Session.told`).
+                returns is in the reply to `/rl/start_session` (`Session.told`).
             lost: called with each session that is forgotten although nothing has exported it.
         """
         self.limits = limits or Limits()

@@ -48,7 +48,7 @@ class Limits:
     """Largest body of a request."""
     session_timeout_s: float = 3600.0
     """A session that is not used for so long is ended."""
-    set_reward_finish_timeout_s: float = 0.0
+    reward_timeout_s: float = 0.0
     """How long after its end a session without a reward may still get one."""
     retry_window_s: float = 60.0
     """How long the answer to a call is kept for a client that sends it again."""
@@ -60,15 +60,15 @@ class Limits:
     def __post_init__(self) -> None:
         for name in ("open_sessions", "requests", "session_requests", "body_bytes"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, but must be at least 1")
+                raise ValueError(f"{name} is {getattr(self, name)}, but must be >= 1")
         if self.capacity is not None and self.capacity < 0:
             raise ValueError(f"capacity is {self.capacity}, but must be at least 0 or None")
         for name in ("session_timeout_s", "retry_after_s", "keep_alive_s"):
             if not getattr(self, name) > 0:
-                raise ValueError(f"{name} is {getattr(self, name)}, but must be above 0")
-        for name in ("set_reward_finish_timeout_s", "retry_window_s"):
+                raise ValueError(f"{name} is {getattr(self, name)}, but must be > 0")
+        for name in ("reward_timeout_s", "retry_window_s"):
             if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} is {getattr(self, name)}, but must be at least 0")
+                raise ValueError(f"{name} is {getattr(self, name)}, but must be >= 0")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -105,11 +105,11 @@ class Session:
     reward: float | None = None
     """Of the session as a whole."""
     told: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """What whoever starts it over HTTP is told beside its id and key."""
+    """Further fields of the reply to `/rl/start_session`."""
     interactions: dict[str, Interaction] = field(default_factory=dict, repr=False)
     """In the order in which they were answered."""
     changed: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
-    """Set when it ends, gets a reward or an answer; whoever waits clears it."""
+    """Set when it ends, gets a reward or an answer; a waiting task clears it."""
     _messages: dict[Message, Message] = field(default_factory=dict, repr=False)
     _tools: list[tuple[Tool, ...]] = field(default_factory=list, repr=False)
 
@@ -386,9 +386,7 @@ class Sessions:
         if session.exported_s is not None:
             if now_s - session.exported_s >= limits.retry_window_s:
                 self._forget(session)
-        elif now_s - session.ended_s >= (
-            limits.session_timeout_s + limits.set_reward_finish_timeout_s
-        ):
+        elif now_s - session.ended_s >= (limits.session_timeout_s + limits.reward_timeout_s):
             self.counts["never_exported"] += 1
             self.counts["never_exported_tokens"] += sum(
                 each.generated_tokens for each in session.interactions.values()
@@ -467,7 +465,7 @@ class Sessions:
             raise ApiError(
                 410,
                 f"session {session.session_id} ended {now_s - session.ended_s:.3g} s ago, but "
-                f"rewards are taken for {self.limits.set_reward_finish_timeout_s:g} s after the "
+                f"rewards are taken for {self.limits.reward_timeout_s:g} s after the "
                 "end",
                 code="session_over",
             )
@@ -499,7 +497,7 @@ class Sessions:
 
     def _reward_left_s(self, session: Session, now_s: float) -> float:
         assert session.ended_s is not None
-        return session.ended_s + self.limits.set_reward_finish_timeout_s - now_s
+        return session.ended_s + self.limits.reward_timeout_s - now_s
 
     # --- export ---
 

@@ -93,11 +93,15 @@ def check_admin_key_file(file: str) -> None:
         )
 
 
-def how_to_start(url: str, file: Path) -> str:
-    """A command that starts a session."""
+def how_to_start(url: str, file: Path, body: str = "{}") -> str:
+    """A command that starts a session.
+
+    Args:
+        body: JSON of the request.
+    """
     return (
         f'curl {url}/rl/start_session -H "Authorization: Bearer $(cat {shlex.quote(str(file))})" '
-        """-d '{"task_id": "try"}'"""
+        f"-d {shlex.quote(body)}"
     )
 
 

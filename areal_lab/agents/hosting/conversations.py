@@ -72,27 +72,19 @@ def run_limits(
     requests: int = RUN_REQUESTS,
     session_requests: int = _LIMITS.session_requests,
     session_timeout_s: float = _LIMITS.session_timeout_s,
-    reward_timeout_s: float = _LIMITS.set_reward_finish_timeout_s,
+    reward_timeout_s: float = _LIMITS.reward_timeout_s,
 ) -> Limits:
     """Limits of the gateway of a run, by the names of its settings.
 
     Raises:
         ValueError: a number is out of its bounds.
     """
-    for name, value, positive in (
-        ("requests", requests, True),
-        ("session_requests", session_requests, True),
-        ("session_timeout_s", session_timeout_s, True),
-        ("reward_timeout_s", reward_timeout_s, False),
-    ):
-        if not (value > 0 if positive else value >= 0):
-            raise ValueError(f"{name} is {value}, but must be {'> 0' if positive else '>= 0'}")
     return Limits(
         open_sessions=_ANY,
         requests=requests,
         session_requests=session_requests,
         session_timeout_s=session_timeout_s,
-        set_reward_finish_timeout_s=reward_timeout_s,
+        reward_timeout_s=reward_timeout_s,
     )
 
 

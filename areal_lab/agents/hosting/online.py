@@ -149,9 +149,11 @@ class Online:
             return ""
         facts = [f"{self._samples.service.sessions.open} open"]
         unfilled = self._samples.waiting.unfilled().items()
-        facts += [f"{count} of them on {task!r}" for task, count in list(unfilled)[:_MOST_TASKS]]
+        facts += [
+            f"{count} more wanted on {task!r}" for task, count in list(unfilled)[:_MOST_TASKS]
+        ]
         ends = self._samples.ends
-        if abandoned := ends.total() - ends["rewarded"]:
+        if abandoned := ends.total() - ends["rewarded"] - ends["not_started"]:
             facts.append(f"{abandoned} ended without a reward")
         sessions = f"{samples} session{'s' if samples > 1 else ''} from outside"
         return f"{sessions} at {self._url} ({', '.join(facts)})"

@@ -21,7 +21,7 @@ class ToolResult:
 
     text: str
     outcome: str = "ok"
-    """`ok`, `error`, `timeout`, `unknown` for a tool that there is not, or `malformed` for a call
+    """`ok`, `error`, `timeout`, `unknown` for a tool that does not exist, or `malformed` for a call
     that cannot be read."""
 
 
@@ -41,7 +41,8 @@ class CallableTool(Protocol):
     """A tool.
 
     One with an attribute `limits_itself` that is true has a time limit of its own, because its
-    calls wait for a place first.
+    calls wait for a place first. One with `checks_itself` that is true tells the model itself which
+    argument is missing; of others the arguments in `required` are checked before the call.
     """
 
     @property
@@ -116,24 +117,34 @@ class ToolBox:
         if tool is None:
             known = ", ".join(self._tools)
             return ToolResult(f"error: there is no tool {name!r:.60}, only {known}", "unknown")
-        limit = None if getattr(tool, "limits_itself", False) else self._timeout_s
+        if not getattr(tool, "checks_itself", False):
+            for argument in tool.parameters.get("required") or ():
+                if argument not in arguments:
+                    return ToolResult(f"error: the argument {argument!r} is missing", "error")
+        text, outcome = await self._outcome(tool, arguments)
+        return ToolResult(cut(text, self._most_characters), outcome)
+
+    async def _outcome(self, tool: CallableTool, arguments: Mapping[str, Any]) -> tuple[str, str]:
+        limit = asyncio.timeout(None if getattr(tool, "limits_itself", False) else self._timeout_s)
         try:
-            async with asyncio.timeout(limit):
-                text = str(await tool.call(arguments))
-        except TimeoutError:
-            return ToolResult(f"error: no result within {self._timeout_s:g} s", "timeout")
+            async with limit:
+                return str(await tool.call(arguments)), "ok"
         except ToolBroken:
             raise
         except ToolFailure as failure:
-            return ToolResult(self._cut(str(failure)), failure.outcome)
-        except KeyError as error:
-            return ToolResult(f"error: the argument {error} is missing", "error")
-        except Exception as error:
-            return ToolResult(self._cut(f"error: {error or type(error).__name__}"), "error")
-        return ToolResult(self._cut(text))
-
-    def _cut(self, text: str) -> str:
-        return cut(text, self._most_characters)
+            return str(failure), failure.outcome
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            return "error: the tool canceled itself", "error"
+        except (Exception, SystemExit) as error:
+            if isinstance(error, TimeoutError) and limit.expired():
+                return f"error: no result within {self._timeout_s:g} s", "timeout"
+            # The text of these is a key, or a number.
+            bare = isinstance(error, KeyError | SystemExit)
+            said = repr(error) if bare else str(error)
+            return f"error: {said or type(error).__name__}", "error"
 
 
 def cut(text: str, most: int) -> str:

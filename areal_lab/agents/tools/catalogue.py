@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -46,7 +47,7 @@ def make_tool(
         setting: name and keywords.
         sandbox: of `python`, and of a class of yours with a parameter of this name, unless its
             keywords say otherwise.
-        timeout_s: of `python`, likewise; None takes its default.
+        timeout_s: of `python` and of such a class, likewise; None takes their default.
 
     Raises:
         ValueError: in one line: the name or a keyword is unknown, or a value is out of its bounds.
@@ -59,11 +60,11 @@ def make_tool(
             f"the tool is {name!r}, but must be module:name or one of {', '.join(TOOLS)}"
             f"{nearest(name, list(TOOLS))}"
         )
-    if name == "python":
-        limit = {} if timeout_s is None else {"timeout_s": timeout_s}
+    made = load_function(name) if ":" in name else None
+    if name == "python" or (isinstance(made, type) and takes_sandbox(made)):
+        takes_limit = made is None or "timeout_s" in inspect.signature(made).parameters
+        limit = {"timeout_s": timeout_s} if takes_limit and timeout_s is not None else {}
         keywords = {"sandbox": sandbox, **limit, **keywords}
-    if ":" in name and isinstance(made := load_function(name), type) and takes_sandbox(made):
-        keywords = {"sandbox": sandbox, **keywords}
     try:
         return own_tool(name, **keywords) if ":" in name else TOOLS[name](**keywords)
     except TypeError as error:

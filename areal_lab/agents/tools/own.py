@@ -20,6 +20,7 @@ from areal_lab.agents.tools.threads import Threads
 from areal_lab.config.functions import load_function
 
 _FIELDS: Final = ("name", "description", "parameters", "call")
+_OF_FUNCTIONS: Final = ("called", "description", "parameters")
 
 
 def own_tool(name: str, **keywords: Any) -> CallableTool:
@@ -28,7 +29,8 @@ def own_tool(name: str, **keywords: Any) -> CallableTool:
     Args:
         name: of a function, or of a class whose instances have `name`, `description`, `parameters`
             and `call(arguments)`.
-        keywords: of the class.
+        keywords: of the class; a function takes `called`, `description` and `parameters`, for the
+            model (`name`, `description` and `parameters` of `FunctionTool`).
 
     Raises:
         ValueError: in one line: it cannot be imported, or is no tool.
@@ -37,10 +39,13 @@ def own_tool(name: str, **keywords: Any) -> CallableTool:
     found = load_function(name)
     if isinstance(found, type):
         return _made(name, found(**keywords))
-    if keywords:
-        given = ", ".join(keywords)
-        raise ValueError(f"{name} is a function, but has keywords ({given}), as only classes do")
-    return FunctionTool(found)
+    if others := keywords.keys() - _OF_FUNCTIONS:
+        given = ", ".join(sorted(others))
+        raise ValueError(
+            f"{name} is a function, but has keywords ({given}), as only classes do; a function has "
+            f"{', '.join(_OF_FUNCTIONS)}"
+        )
+    return FunctionTool(found, name=keywords.pop("called", ""), **keywords)
 
 
 class FunctionTool:
@@ -71,6 +76,7 @@ class FunctionTool:
         self.description = description or inspect.getdoc(function) or ""
         self.parameters = _schema(function, self.name) if parameters is None else parameters
         self._checked = validate_call(function) if parameters is None else function
+        self.checks_itself = parameters is None
         self._is_async = inspect.iscoroutinefunction(function)
         self._threads = Threads(f"the tool {self.name}")
 
@@ -85,7 +91,7 @@ class FunctionTool:
         try:
             if self._is_async:
                 return str(await self._checked(**arguments))
-            return str(await self._threads.run(lambda: self._checked(**arguments)))
+            return await _text(await self._threads.run(lambda: self._checked(**arguments)))
         except ValidationError as error:
             if error.title != self._title:
                 raise  # of the function's own code
@@ -99,11 +105,18 @@ class _InThreads:
         self.name: str = tool.name
         self.description: str = tool.description
         self.parameters: Mapping[str, Any] = tool.parameters
+        self.limits_itself = bool(getattr(tool, "limits_itself", False))
+        self.checks_itself = bool(getattr(tool, "checks_itself", False))
         self._call: Callable[[Mapping[str, Any]], Any] = tool.call
         self._threads = Threads(f"the tool {self.name}")
 
     async def call(self, arguments: Mapping[str, Any]) -> str:
-        return str(await self._threads.run(lambda: self._call(arguments)))
+        return await _text(await self._threads.run(lambda: self._call(arguments)))
+
+
+async def _text(returned: Any) -> str:
+    """What a call returned, as text; awaited first if it is to be, as of a function around one."""
+    return str(await returned if inspect.isawaitable(returned) else returned)
 
 
 def _made(name: str, tool: Any) -> CallableTool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from areal_lab.agents.tools.box import ToolFailure
 from areal_lab.agents.tools.catalogue import make_tool
 from areal_lab.host.isolation import LevelSetting
 
@@ -19,6 +20,7 @@ class Renamed:
         parameters: for the model: a JSON schema, or only its properties; None keeps the tool's. The
             tool gets the argument that has its own name for it, else the first one.
         sandbox: of a tool that runs programs.
+        timeout_s: of a call of such a tool; None takes its default.
 
     Raises:
         ValueError: in one line: the tool cannot be made, or does not take one argument.
@@ -32,11 +34,13 @@ class Renamed:
         description: str = "",
         parameters: Mapping[str, Any] | None = None,
         sandbox: LevelSetting = "auto",
+        timeout_s: float | None = None,
     ) -> None:
-        self._tool = make_tool(tool, sandbox=sandbox)
+        self._tool = make_tool(tool, sandbox=sandbox, timeout_s=timeout_s)
         self.name = called
         self.description = description or self._tool.description
         self.parameters = self._tool.parameters if not parameters else as_schema(parameters)
+        self.checks_itself = True  # an argument has either of two names
         self.limits_itself = bool(getattr(self._tool, "limits_itself", False))
         required = list(self._tool.parameters.get("required", ()))
         if len(required) != 1:
@@ -50,14 +54,15 @@ class Renamed:
         """What the tool returns.
 
         Raises:
-            KeyError: there is no argument.
+            ToolFailure: there is no argument.
             Exception: of the tool.
         """
         properties = self.parameters["properties"]
         for name in (self._argument, *properties):
             if name in arguments:
                 return await self._tool.call({self._argument: arguments[name]})
-        raise KeyError(next(iter(properties), self._argument))
+        missing = next(iter(properties), self._argument)
+        raise ToolFailure(f"error: the argument {missing!r} is missing")
 
 
 def as_schema(parameters: Mapping[str, Any]) -> dict[str, Any]:

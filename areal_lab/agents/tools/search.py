@@ -112,11 +112,14 @@ def read_corpus(path: Path) -> list[Document]:
         ValueError: naming the file, and the line that cannot be read.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # Not `splitlines`: JSON may have U+2028 and its like inside a string.
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeError) as error:
         raise ValueError(f"the corpus {path} cannot be read: {error}") from error
     documents = []
     for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
         try:
             value = json.loads(line)
             row = value if isinstance(value, dict) else {"text": value}

@@ -118,7 +118,10 @@ def _workflow(config: TrainConfig) -> list[Problem]:
     if not config.rollout.workflow:
         return []
     name = config.rollout.workflow.get("name")
-    text = f"rollout.workflow is {name!r}, but a gateway serves the sessions of clients; remove it"
+    text = (
+        f"rollout.workflow is {name!r}, but a gateway serves the sessions of clients; "
+        "set rollout.workflow={}"
+    )
     return [Problem(Kind.SETTINGS, "rollout.workflow", text)]
 
 

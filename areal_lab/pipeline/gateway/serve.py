@@ -1,4 +1,6 @@
-"""Serve a gateway of its own until it is asked to stop; no token that was sampled is lost.
+"""Serve a gateway of its own until it is asked to stop or the last engine is lost.
+
+No token that an engine has returned is lost, unless serving itself fails or `run` is canceled.
 
     engines up --> clients: sessions, calls, rewards --> stop: nothing new, calls end --> sessions
                                                                                    that are left
@@ -16,8 +18,8 @@ import itertools
 import secrets
 import shutil
 import tempfile
-from collections.abc import Callable, Coroutine, Mapping
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Coroutine, Hashable, Mapping
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -29,13 +31,14 @@ from areal_lab.agents.gateway.service import Service
 from areal_lab.agents.gateway.sessions import Session
 from areal_lab.agents.hosting.admin_key import admin_key
 from areal_lab.agents.hosting.conversations import Conversations
+from areal_lab.control.events import EngineId
 from areal_lab.control.routing import routing_named
 from areal_lab.pipeline.fleet import Fleet, first_error
 from areal_lab.pipeline.gateway.prepare import GatewayPlan
 from areal_lab.pipeline.gateway.session_lines import SessionLines
 from areal_lab.pipeline.progress import Display
 from areal_lab.pipeline.rollout.groups import Rollout, context_tokens, sampling_params
-from areal_lab.pipeline.rollout.turns import SampleEngine, TurnRouter
+from areal_lab.pipeline.rollout.turns import SampleEngine, TurnEngines, TurnRouter
 from areal_lab.pipeline.servers.pool import ServerPool
 from areal_lab.pipeline.servers.standing import start_standing
 from areal_lab.rewards.service import RewardService
@@ -45,13 +48,15 @@ GRACE_S: Final = 10.0
 """How long calls that sample have to end once the gateway is asked to stop."""
 _CUT_S: Final = 5.0
 """How long engines have to return what there is of calls that are cut off."""
+_LOOK_S: Final = 0.01
+"""Between two looks at whether calls have left an engine that is lost."""
 _STATE_S: Final = 5.0
 """Between two looks at whether the state has changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """A gateway that serves, for whoever tells people."""
+    """Address and engines of a gateway that serves."""
 
     url: str
     key_file: Path
@@ -76,12 +81,14 @@ class StandaloneGateway:
     written: SessionLines | None = None
     """What was written; None before it serves."""
     _lines: SessionLines = field(init=False)
-    _logs: RunFolder = field(init=False)
+    _logs: RunFolder | None = None
     _service: Service = field(init=False)
     _sampling: WeakKeyDictionary[TreeConversation, SampleEngine] = field(
         default_factory=WeakKeyDictionary
     )
     _following: set[asyncio.Task[None]] = field(default_factory=set)
+    _unwritten: dict[Session, None] = field(default_factory=dict)
+    """Sessions that are to be written whether they are exported or not, in order."""
 
     async def run(self) -> None:
         """Start engines, serve, and end all.
@@ -90,12 +97,20 @@ class StandaloneGateway:
             Exception: the first error of any part, or why the last engine was lost; sessions are
                 written before.
         """
-        async with Fleet() as fleet:
-            try:
-                await self._run(fleet)
-            except BaseExceptionGroup as errors:
-                raise first_error(errors) from errors
-        shutil.rmtree(self._logs.path, ignore_errors=True)
+        try:
+            async with Fleet() as fleet:
+                try:
+                    await self._run(fleet)
+                except BaseExceptionGroup as errors:
+                    raise first_error(errors) from errors
+        except asyncio.CancelledError:
+            self._remove_logs()
+            raise
+        self._remove_logs()
+
+    def _remove_logs(self) -> None:
+        if self._logs is not None:
+            shutil.rmtree(self._logs.path, ignore_errors=True)
 
     async def _run(self, fleet: Fleet) -> None:
         plan = self.plan
@@ -148,14 +163,18 @@ class StandaloneGateway:
                     open_to_others=not is_loopback(listener),
                 )
             )
-            await self._until_over(pool, serving)
+            await self._until_over(serving, pool)
+            if pool.given_up.is_set():
+                await self._end_without_engines()
+                assert pool.last_error is not None
+                raise pool.last_error
             await self._end_calls(pool)
 
-    async def _until_over(self, pool: ServerPool, serving: asyncio.Task[None]) -> None:
-        """Wait until it is asked to stop.
+    async def _until_over(self, serving: asyncio.Task[None], pool: ServerPool) -> None:
+        """Wait until it is asked to stop, or the last engine is lost.
 
         Raises:
-            Exception: serving failed, or the last engine was lost.
+            Exception: serving failed.
         """
         stopping = asyncio.create_task(self.stop.wait())
         losing = asyncio.create_task(pool.given_up.wait())
@@ -166,9 +185,6 @@ class StandaloneGateway:
             losing.cancel()
         if serving.done():
             serving.result()
-        if pool.given_up.is_set():
-            assert pool.last_error is not None
-            raise pool.last_error
 
     async def _end_calls(self, pool: ServerPool) -> None:
         """Let what samples end, or cut it off."""
@@ -186,20 +202,39 @@ class StandaloneGateway:
             draining.cancel()
             hurrying.cancel()
         if service.in_flight:
-            await pool.abort(
-                [
-                    name
-                    for engine in self._sampling.values()
-                    for name, turn in engine.open.items()
-                    if turn.engine is not None
-                ]
-            )
+            # Engines first: a reply that is given up has only what has arrived of it.
+            await pool.abort(self._on_engines())
             await service.drain(_CUT_S)
+            await self._give_up()
+
+    async def _end_without_engines(self) -> None:
+        """Let calls end with the tokens that lost engines have returned."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_CUT_S):
+                while self._on_engines():  # they notice the loss themselves, with their tokens
+                    await asyncio.sleep(_LOOK_S)
+        await self._give_up()
+
+    async def _give_up(self) -> None:
+        """End the calls that are left with the tokens so far, also those without an engine."""
+        for engine in list(self._sampling.values()):
+            engine.give_up()
+        await self._service.drain(_CUT_S)
+
+    def _on_engines(self) -> list[str]:
+        """The names of the requests that engines have now."""
+        return [
+            name
+            for engine in self._sampling.values()
+            for name, turn in engine.open.items()
+            if turn.engine is not None
+        ]
 
     # --- sessions ---
 
     def _began(self, session: Session) -> Mapping[str, Any]:
         if self.plan.writes_all:
+            self._unwritten[session] = None
             self._spawn(self._write_at_end(session))
         return {}
 
@@ -213,24 +248,49 @@ class StandaloneGateway:
         self._save(session)
 
     def _save(self, session: Session) -> bool:
-        """Write a session; False if the file cannot be written, which the end tries again."""
+        """Write a session; False if it cannot be written, which the end tries again."""
+        if self.plan.writes_all and session not in self._unwritten:
+            return True
         try:
             self._lines.write(session)
-        except OSError as error:
-            self.display.note(f"{self._lines.file} cannot be written: {error.strerror}")
+        except (OSError, ValueError) as error:
+            what = str(error)
+            if isinstance(error, OSError):
+                what = f"{self._lines.file} cannot be written: {error.strerror}"
+            self.display.note(what)
+            self._unwritten[session] = None
             return False
+        self._unwritten.pop(session, None)
         return True
 
     def _save_rest(self) -> None:
-        for session in self._service.sessions.unexported():
-            self._lines.write(session)
+        """Write what is not written yet.
+
+        Raises:
+            Exception: the first session that cannot be written; the others are.
+        """
+        # Whether one was exported does not tell whether it was written.
+        left = [] if self.plan.writes_all else self._service.sessions.unexported()
+        errors: list[Exception] = []
+        for session in dict.fromkeys([*left, *self._unwritten]):
+            try:
+                self._lines.write(session)
+            except Exception as error:  # raised below
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
     # --- tasks ---
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._following.add(task)
-        task.add_done_callback(self._following.discard)
+        task.add_done_callback(self._task_ended)
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        self._following.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.display.note(f"a task of the gateway failed: {error!r}")
 
     async def _end_tasks(self) -> None:
         tasks = list(self._following)
@@ -275,6 +335,18 @@ def state_text(statistics: Mapping[str, Any]) -> str:
     )
 
 
+class _WaitingRouter(TurnRouter):
+    """If no engine is left, turns wait to be given up: an error would drop their tokens."""
+
+    async def acquire(self, engines: TurnEngines, key: Hashable) -> EngineId:
+        """See `TurnRouter.acquire`."""
+        try:
+            return await super().acquire(engines, key)
+        except Exception:
+            await asyncio.Event().wait()
+            raise
+
+
 def _rollout(plan: GatewayPlan, conversations: Conversations, pool: ServerPool) -> Rollout:
     config = plan.config
     return Rollout(
@@ -286,7 +358,7 @@ def _rollout(plan: GatewayPlan, conversations: Conversations, pool: ServerPool) 
         run_seed=plan.seed,
         running_samples=config.rollout.max_running_requests,
         context_tokens=context_tokens(config, plan.model),
-        router=TurnRouter(routing_named(config.rollout.routing).make_router()),
+        router=_WaitingRouter(routing_named(config.rollout.routing).make_router()),
     )
 
 

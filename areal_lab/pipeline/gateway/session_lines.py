@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -58,23 +60,32 @@ class SessionLines:
         self._codec = codec
         self._discount = discount
 
-    def write(self, session: Session) -> bool:
+    def write(self, session: Session) -> None:
         """Append a session that samples nothing any more; one without a token is left out.
 
-        Returns:
-            Whether it has tokens.
-
         Raises:
-            OSError: the file cannot be written.
+            OSError: the file cannot be written; it is as before, so that this can be repeated.
+            ValueError: the session has a number that is not finite.
         """
-        line = self._line(session)
+        try:
+            line = self._line(session)
+            text = json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n"
+        except ValueError as error:
+            raise ValueError(f"session {session.session_id} cannot be written: {error}") from error
         if line is None:
-            return False
+            return
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        with self.file.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n")
+        size = None
+        try:
+            with self.file.open("a", encoding="utf-8") as file:
+                size = file.tell()
+                file.write(text)
+        except OSError:
+            if size is not None:  # a part of the line may be there, such as on a full disk
+                with suppress(OSError):
+                    os.truncate(self.file, size)
+            raise
         self.written += 1
-        return True
 
     def _line(self, session: Session) -> dict[str, object] | None:
         conversation = session.conversation

@@ -144,7 +144,8 @@ class WhatIsCompared:
             raise RewardError(
                 f"sample {name} has {kinds[of_turns[0]]}, but sample {self.first} has "
                 f"{kinds[self.of_turns]}, and a batch compares either samples or turns; an agent "
-                "must return a number each time, or {id of a reply: number} each time"
+                "must return a number each time, or {id of a reply: number} each time, and "
+                "sessions from outside must be rewarded alike"
             )
 
 

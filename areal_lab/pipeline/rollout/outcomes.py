@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final, Literal, TypeAlias, get_args
 
 from areal_lab.agents.workflow import Episode
+from areal_lab.rewards.wire import TOLD
 
 Outcome: TypeAlias = Literal["right", "wrong", "no_answer", "timed_out", "crashed", "refused"]
 OUTCOMES: Final[tuple[Outcome, ...]] = get_args(Outcome)
@@ -32,7 +33,6 @@ _UNSCORED: Final[Mapping[str, Outcome]] = {
     "refused": "refused",
     "abandoned": "refused",
 }
-_TOLD: Final[tuple[Outcome, ...]] = ("timed_out", "crashed", "refused", "no_answer")
 
 
 def outcome_of(sample: Episode) -> Outcome:
@@ -40,7 +40,7 @@ def outcome_of(sample: Episode) -> Outcome:
     scored = sample.outcome
     if scored.status != "ok":
         return _UNSCORED[scored.status]
-    for told in _TOLD:
+    for told in TOLD:
         if scored.rewards.get(told, 0.0):
             return told
     last = sample.turns[-1].reward if sample.turns else None

@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from areal_lab.agents.control_text import control_text
 from areal_lab.control.events import EngineId, GroupId
 from areal_lab.control.routing import Router
 from areal_lab.data.seeds import sample_seed
@@ -201,7 +202,11 @@ class SampleEngine:
 
     def encode(self, text: str, *, begins: bool = False) -> tuple[int, ...]:
         """See `WorkflowEngine.encode`."""
-        return self.codec.encode_all([text], begins=begins)[0]
+        return control_text(self.codec).encode(text, begins=begins)
+
+    def plain(self, text: str, *, within: str = "") -> str:
+        """See `WorkflowEngine.plain`."""
+        return str(control_text(self.codec, within).plain(text))
 
     def decode(self, tokens: Sequence[int]) -> str:
         """See `WorkflowEngine.decode`."""

@@ -75,11 +75,17 @@ def choose(setting: LevelSetting) -> Sandbox:
 
 
 def takes_sandbox(function: Callable[..., Any]) -> bool:
-    """Whether a reward function contains model code: it has a parameter `sandbox`, a setting."""
+    """Whether a reward function is given `reward.sandbox`: it has a parameter `sandbox`."""
     try:
         return "sandbox" in inspect.signature(function).parameters
     except (TypeError, ValueError):  # some builtins have no signature
         return False
+
+
+def runs_programs(function: Callable[..., Any]) -> bool:
+    """Whether a reward function needs a level that works: it takes a sandbox, and no attribute
+    `runs_programs` says otherwise."""
+    return takes_sandbox(function) and bool(getattr(function, "runs_programs", True))
 
 
 @cache

@@ -314,7 +314,7 @@ async def test_a_thread_is_continued_with_what_is_new() -> None:
         sent = lab.conversations[0].requests[1]
         assert [each.content for each in sent.messages] == ["Be.", "hello", "reply 0", "two"]
         assert [each.name for each in sent.tools] == ["add"]
-        # From one reply, two threads may go on: branches.
+        # From one reply, two threads may continue: branches.
         other = {**body, "messages": [{"role": "user", "content": "three"}]}
         assert (await agent.post("/messages", other)).status_code == 200
         assert lab.conversations[0].requests[2].messages[-1].content == "three"
@@ -681,7 +681,7 @@ async def test_an_export_waits_for_the_end_and_for_what_still_samples() -> None:
 @virtually
 async def test_a_late_reward_is_waited_for(wait_s: float) -> None:
     loop = asyncio.get_running_loop()
-    async with gateway(set_reward_finish_timeout_s=wait_s) as lab:
+    async with gateway(reward_timeout_s=wait_s) as lab:
         agent = await lab.start()
         await agent.chat()
         await agent.post("/rl/end_session")
@@ -699,7 +699,7 @@ async def test_a_late_reward_is_waited_for(wait_s: float) -> None:
 @virtually
 async def test_a_reward_that_never_comes_is_waited_for_no_longer() -> None:
     loop = asyncio.get_running_loop()
-    async with gateway(set_reward_finish_timeout_s=30) as lab:
+    async with gateway(reward_timeout_s=30) as lab:
         agent = await lab.start()
         await agent.chat()
         await agent.post("/rl/end_session")

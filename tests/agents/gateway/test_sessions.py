@@ -170,7 +170,7 @@ def test_a_key_is_checked_against_the_time_without_a_sweep() -> None:
 
 
 def test_a_session_that_nobody_exports_is_forgotten_and_counted() -> None:
-    known = sessions(session_timeout_s=10, set_reward_finish_timeout_s=5)
+    known = sessions(session_timeout_s=10, reward_timeout_s=5)
     session, key = known.start("task", Scripted(), 0.0)
     recorded(session)
     known.expire(10.0)
@@ -233,7 +233,7 @@ def test_no_reward_is_no_reward_of_zero() -> None:
 
 @pytest.mark.parametrize("timeout_s", [0.0, 5.0])
 def test_a_late_reward_is_waited_for_as_long_as_it_is_taken(timeout_s: float) -> None:
-    known = sessions(set_reward_finish_timeout_s=timeout_s)
+    known = sessions(reward_timeout_s=timeout_s)
     session, _ = known.start("task", Scripted(), 0.0)
     recorded(session)
     known.end(session, 100.0)
@@ -247,7 +247,7 @@ def test_a_late_reward_is_waited_for_as_long_as_it_is_taken(timeout_s: float) ->
 
 
 def test_a_reward_after_the_export_is_refused() -> None:
-    known = sessions(set_reward_finish_timeout_s=50, retry_window_s=60)
+    known = sessions(reward_timeout_s=50, retry_window_s=60)
     session, key = known.start("task", Scripted(), 0.0)
     recorded(session)
     known.set_reward(session, 1.0, 0.0)
@@ -322,7 +322,7 @@ def test_turns_share_the_messages_that_they_repeat() -> None:
         {"keep_alive_s": 0},
         {"retry_after_s": math.nan},
         {"retry_window_s": -1},
-        {"set_reward_finish_timeout_s": -1},
+        {"reward_timeout_s": -1},
     ],
 )
 def test_wrong_limits_are_named(limits: dict[str, Any]) -> None:
@@ -352,7 +352,7 @@ def test_in_any_order_nothing_is_lost_and_every_refusal_is_defined(
         open_sessions=3,
         session_requests=2,
         session_timeout_s=10,
-        set_reward_finish_timeout_s=4,
+        reward_timeout_s=4,
         retry_window_s=3,
     )
     made: list[Session] = []

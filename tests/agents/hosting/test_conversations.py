@@ -58,8 +58,8 @@ def test_how_a_turn_was_sampled_is_kept(model: Path, pinned: bool) -> None:
         ({"port": 70000}, r"port is 70000, but must be in \[0, 65535\]"),
         ({"session_timeout_s": 0}, "session_timeout_s is 0, but must be > 0"),
         ({"reward_timeout_s": -1}, "reward_timeout_s is -1, but must be >= 0"),
-        ({"requests": 0}, "requests is 0, but must be > 0"),
-        ({"session_requests": 0}, "session_requests is 0, but must be > 0"),
+        ({"requests": 0}, "requests is 0, but must be >= 1"),
+        ({"session_requests": 0}, "session_requests is 0, but must be >= 1"),
         ({"turn_discount": 1.5}, r"turn_discount is 1\.5, but must be in \[0, 1\]"),
         ({"turn_discount_style": "lineal"}, "but must be one of tree, linear.*mean 'linear'"),
         ({"admin_key_file": "/"}, "admin_key_file is /, which is not a file"),
@@ -113,6 +113,6 @@ def test_addresses_of_gateways() -> None:
 
 def test_a_run_has_limits_of_its_own() -> None:
     limits = run_limits(session_timeout_s=5, reward_timeout_s=2, requests=3, session_requests=1)
-    assert (limits.session_timeout_s, limits.set_reward_finish_timeout_s) == (5, 2)
+    assert (limits.session_timeout_s, limits.reward_timeout_s) == (5, 2)
     assert (limits.requests, limits.session_requests) == (3, 1)
     assert limits.open_sessions > 1_000_000

@@ -53,7 +53,7 @@ def test_it_says_where_it_listens_and_what_it_waits_for(model: Path) -> None:
                     reply = await http.post("/v1/rl/start_session", json=body, headers=admin)
                     key = {"x-api-key": reply.json()["api_key"]}
                     assert reply.json()["data"]["prompt"] == PROBLEM["prompt"]
-            waiting = f"1 session from outside at {url} (2 open, 1 of them on 'a')"
+            waiting = f"1 session from outside at {url} (2 open, 1 more wanted on 'a')"
             assert online.waiting_for() == waiting
             async with httpx2.AsyncClient(base_url=url, trust_env=False) as http:
                 await http.post("/rl/end_session", headers=key)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
+import resource
 import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,10 +21,12 @@ import pytest
 from areal_lab.agents.gateway.sessions import Limits
 from areal_lab.agents.hosting.conversations import Serving
 from areal_lab.config.load import load_config
+from areal_lab.engines.client.resubmit import token_count
 from areal_lab.engines.keys import write_key_file
 from areal_lab.engines.launch.backends import ServerOptions
 from areal_lab.engines.launch.start import EngineProcess, launch_engine
 from areal_lab.host.processes import ChildDied
+from areal_lab.pipeline.gateway import serve
 from areal_lab.pipeline.gateway.prepare import GatewayPlan, prepare_gateway
 from areal_lab.pipeline.gateway.serve import Ready, StandaloneGateway, state_text
 from areal_lab.pipeline.progress import Silent
@@ -109,6 +114,46 @@ def lines_of(plan: GatewayPlan) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """Files of this process cannot grow beyond this many bytes, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def watched_engines(monkeypatch: pytest.MonkeyPatch) -> list[EngineProcess]:
+    """Gets the first engine that is started; further ones do not come up."""
+    engines: list[EngineProcess] = []
+
+    async def watched(*arguments: Any, **options: Any) -> EngineProcess:
+        if engines:
+            await asyncio.Event().wait()
+        engines.append(await launch_engine(*arguments, **options))
+        return engines[-1]
+
+    monkeypatch.setattr(sources, "launch_engine", watched)
+    return engines
+
+
+async def until_received(gateway: StandaloneGateway, calls: int) -> int:
+    """Wait until tokens of all calls of the only session have arrived; returns their number."""
+    while True:
+        await asyncio.sleep(0.001)
+        (engine,) = gateway._sampling.values()
+        found = [engine.so_far(name, turn) for name, turn in engine.open.items()]
+        if len(found) == calls and all(found):
+            return sum(token_count(one) for samples in found for one in samples.values())
+
+
+def written_tokens(plan: GatewayPlan) -> int:
+    (line,) = lines_of(plan)
+    return sum(len(part["tokens"]) for row in line["samples"] for part in row["parts"])
+
+
 async def until_sampling(gateway: StandaloneGateway, calls: int = 1) -> None:
     while gateway._service.in_flight < calls:
         await asyncio.sleep(0.001)
@@ -136,7 +181,8 @@ def test_calls_end_before_the_gateway_does(model: Path) -> None:
 
 
 def test_calls_that_are_cut_off_keep_their_tokens(model: Path) -> None:
-    plan = plan_of(model)
+    # Few at a time, so that they do not all end before they are cut off.
+    plan = plan_of(model, "rollout.max_running_requests=2")
 
     async def scenario() -> None:
         async with serving(plan) as (gateway, work, client):
@@ -199,6 +245,80 @@ def test_sessions_are_written_once_wherever_they_are_exported(model: Path) -> No
     asyncio.run(scenario())
 
 
+def test_sessions_are_written_although_the_end_lets_a_client_export_them(model: Path) -> None:
+    plan = plan_of(model, export=True)
+
+    async def scenario() -> None:
+        async with serving(plan) as (gateway, work, client):
+            await client.chat(await client.start())
+            body = {"session_id": "session-0"}
+            pending = asyncio.create_task(client.post("/export_trajectories", client.admin, body))
+            session = gateway._service.session_by_id("session-0")
+            while not session.changed._waiters:
+                await asyncio.sleep(0.001)
+            gateway.stop.set()
+            assert (await pending).json()["ended_by"] == "gateway"
+            await work
+        assert [line["session"]["session_id"] for line in lines_of(plan)] == ["session-0"]
+
+    asyncio.run(scenario())
+
+
+def test_what_a_full_disk_did_not_take_is_written_at_the_end(model: Path) -> None:
+    plan = plan_of(model, export=True)
+
+    async def scenario() -> None:
+        async with serving(plan) as (gateway, work, client):
+            file = plan.folder / "sessions.jsonl"
+            for full in (False, True, False):
+                key = await client.start()
+                await client.chat(key)
+                before = file.stat().st_size if file.exists() else 0
+                with largest_file(before + 100) if full else nullcontext():
+                    await client.ended(key)
+                    while len(gateway._following) > 1:  # what tells the state
+                        await asyncio.sleep(0.001)
+                assert (file.stat().st_size > before) != full, "no part of a line is left"
+                body = {"session_id": "session-1"}
+                if full:
+                    await client.post("/export_trajectories", client.admin, body)
+            gateway.stop.set()
+            await work
+        assert [line["session"]["session_id"] for line in lines_of(plan)] == [
+            "session-0",
+            "session-2",
+            "session-1",
+        ]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("export", [True, False])
+def test_a_session_that_cannot_be_written_takes_no_other_with_it(model: Path, export: bool) -> None:
+    plan = plan_of(model, export=export, session_timeout_s=0.05)
+
+    async def scenario() -> None:
+        async with serving(plan) as (gateway, work, client):
+            for name in ("wrong", "lost", "left"):
+                key = await client.start()
+                await client.chat(key)
+                session = list(gateway._service.sessions.unexported())[-1]
+                if name == "wrong":
+                    session.reward = math.inf
+                if name != "left":
+                    await client.post("/rl/end_session", key)
+                    while session in gateway._service.sessions.unexported():
+                        gateway._service.sweep()
+                        await asyncio.sleep(0.01)
+            gateway.stop.set()
+            with pytest.raises(ValueError, match="session session-0 cannot be written"):
+                await work
+        found = [line["session"]["session_id"] for line in lines_of(plan)]
+        assert found == ["session-1", "session-2"]
+
+    asyncio.run(scenario())
+
+
 def test_sessions_that_are_forgotten_are_written_and_exported_ones_are_not(model: Path) -> None:
     plan = plan_of(model, session_timeout_s=0.05)
 
@@ -224,23 +344,68 @@ def test_sessions_that_are_forgotten_are_written_and_exported_ones_are_not(model
 def test_a_lost_engine_ends_the_gateway_and_no_session_is_lost(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = plan_of(model)
-    launch, engines = sources.launch_engine, []
-
-    async def watched(*arguments: Any, **options: Any) -> EngineProcess:
-        engines.append(await launch(*arguments, **options))
-        return engines[-1]
-
-    monkeypatch.setattr(sources, "launch_engine", watched)
+    plan = plan_of(model, "rollout.max_engine_restarts=0")
+    engines = watched_engines(monkeypatch)
 
     async def scenario() -> None:
-        async with serving(plan) as (_gateway, work, client):
-            await client.chat(await client.start())
+        async with serving(plan) as (gateway, work, client):
+            calling = asyncio.create_task(client.chat(await client.start(), tokens=240, n=4))
+            received = await until_received(gateway, calls=4)
             (engine,) = engines
             os.kill(engine.child.pid, signal.SIGKILL)
             with pytest.raises(ChildDied):
                 await work
-        assert len(lines_of(plan)) == 1
+            reply = await calling
+        assert received <= written_tokens(plan) < 4 * 240
+        assert reply.json()["usage"]["completion_tokens"] == written_tokens(plan)
+
+    asyncio.run(scenario())
+
+
+def test_a_reply_that_waits_for_an_engine_is_cut_off_with_its_tokens(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_of(model, "rollout.max_engine_restarts=1")
+    monkeypatch.setattr(serve, "_CUT_S", 0.1)
+    engines = watched_engines(monkeypatch)
+
+    async def scenario() -> None:
+        async with serving(plan) as (gateway, work, client):
+            calling = asyncio.create_task(client.chat(await client.start(), tokens=240, n=4))
+            received = await until_received(gateway, calls=4)
+            (engine,) = engines
+            os.kill(engine.child.pid, signal.SIGKILL)
+            while gateway._on_engines():
+                await asyncio.sleep(0.001)
+            gateway.stop.set()
+            gateway.hurry.set()
+            await work
+            assert (await calling).status_code == 200
+        assert received <= written_tokens(plan) < 4 * 240
+
+    asyncio.run(scenario())
+
+
+def test_a_gateway_that_is_canceled_while_engines_start_leaves_no_folder(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    async def scenario() -> None:
+        gateway = StandaloneGateway(
+            plan=plan_of(model),
+            display=Silent(),
+            ready=lambda _: None,
+            stop=asyncio.Event(),
+            hurry=asyncio.Event(),
+        )
+        work = asyncio.create_task(gateway.run())
+        while not list(tmp_path.glob("areal_lab-gateway-*/logs/*")):
+            await asyncio.sleep(0.001)
+        work.cancel()
+        await asyncio.wait((work,))
+        assert work.cancelled()
+        assert not list(tmp_path.glob("areal_lab-gateway-*"))
 
     asyncio.run(scenario())
 

@@ -24,6 +24,7 @@ from areal_lab.pipeline.rollout.turns import TurnRouter
 from areal_lab.rewards.failure_rate import FailureRate, RewardError
 from areal_lab.rewards.service import RewardOutcome
 from tests.agents.scripted import CODEC
+from tests.data.byte_tokenizer import BEGIN, END
 
 TURN_TOKENS = 6
 PROBLEM = Problem(prompt="2 + 3 =", answer="5", key="2 + 3")
@@ -43,7 +44,7 @@ class Fleet:
 
     count: int
     dies_at: Mapping[int, tuple[EngineId, int]] = field(default_factory=dict)
-    """By the number of a request: its engine is lost after so many tokens of it."""
+    """By the number of a request: its engine is lost after this number of its tokens."""
     served: list[tuple[EngineId, GenerateRequest]] = field(default_factory=list)
     dead: set[EngineId] = field(default_factory=set)
     running: dict[str, Generated] = field(default_factory=dict)
@@ -208,6 +209,13 @@ def test_what_a_changed_workflow_does_not_ask_again_is_counted() -> None:
     assert one.recomputed.discarded_tokens == 2 * TURN_TOKENS  # of the second and third turn
 
 
+def test_plain_text_has_no_control_token() -> None:
+    engine = rollout(Fleet(1), THREE).sample_engine(stream="train", group=0, sample=0)
+    for begins in (False, True):
+        tokens = engine.encode("<begin>" + engine.plain("a<end>b") + "<end>", begins=begins)
+        assert tokens == (BEGIN, *CODEC.encode("a<en"), *CODEC.encode("d>b"), END)
+
+
 def test_a_checkpoint_sees_ended_and_running_turns() -> None:
     fleet = Fleet(1)
     seen: list[Mapping[str, Generated]] = []
@@ -338,7 +346,7 @@ def test_turns_that_are_given_up_end_with_the_tokens_so_far(received: int) -> No
     assert [sum(len(part.tokens) for part in turn.segments) for turn in turns] == [received, 0]
     assert {turn.finish_reason for turn in turns} == {"abort"}
     assert group.tokens == sum(turn.tokens for turn in group.turns) == received
-    assert fleet.canceled == 1, "the engine does not go on"
+    assert fleet.canceled == 1, "the engine does not continue"
     assert one.counts == {"ok": 0, "timeout": 0, "error": 1}
 
 
