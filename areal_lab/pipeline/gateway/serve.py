@@ -131,6 +131,7 @@ class StandaloneGateway:
             fleet=fleet,
             display=self.display,
             restarts=plan.config.rollout.max_engine_restarts,
+            conversations=True,
         )
         rollout = _rollout(plan, conversations, pool)
         numbers = itertools.count()
