@@ -38,6 +38,7 @@ from areal_lab.agents.gateway.stream import PIECE_TOKENS
 from areal_lab.agents.messages import ChatReply, ChatRequest, Message
 from areal_lab.data.trajectory import Segment
 from areal_lab.engines.protocol import Generated
+from areal_lab.host.collector import collected_in_pauses
 from areal_lab.host.processes import start_child, watch_parent
 from benchmarks.harness import Arguments, parse, report, spread
 
@@ -282,7 +283,12 @@ def serve_child(descriptor: int) -> None:
     service = Service(lambda _: Scripted(), admin_key=ADMIN, model="scripted", limits=limits)
     listener = socket.socket(fileno=descriptor)
     print(f"gateway on {base_url(listener)}", flush=True)
-    asyncio.run(serve(service, listener))
+    asyncio.run(_serve(service, listener))
+
+
+async def _serve(service: Service, listener: socket.socket) -> None:
+    async with collected_in_pauses(lambda: not service.in_flight):  # as `areal-lab gateway` does
+        await serve(service, listener)
 
 
 def main() -> None:

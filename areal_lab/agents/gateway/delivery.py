@@ -56,7 +56,7 @@ class Delivery(Response):
             call: as this client sent it.
             keep_alive_s: between two signs of life of a stream that has nothing to say yet.
         """
-        super().__init__()
+        # Not that of Response, which makes an empty reply.
         self._exchange = exchange
         self._dialect = dialect
         self._call = call

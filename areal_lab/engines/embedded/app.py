@@ -211,6 +211,7 @@ def _statistics(batcher: Batcher) -> dict[str, Any]:
         "generated_tokens": batcher.generated_tokens,
         "prefilled_tokens": batcher.prompt_tokens,
         "cache_bytes": batcher.cache_bytes,
+        "kept_prefix_bytes": batcher.kept_prefix_bytes,
         "skip_tokenizer_init": batcher.codec is None,  # as SGLang reports it
         "released": sorted(batcher.released),
         "max_running_requests": batcher.max_running_requests,

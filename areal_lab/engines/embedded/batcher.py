@@ -4,13 +4,13 @@
        ^------retract------'
 
 A step is one forward pass over the last token of every running request and the prompts of those
-admitted in this step. A prefix that a running request has computed with the same weights is copied;
-only the rest of an admitted prompt is computed. Not thread-safe: the scheduler's thread owns it.
+admitted in this step. A prefix that a running request, or one that has ended lately, has computed
+with the same weights is copied; only the rest of an admitted prompt is computed. Not thread-safe:
+the scheduler's thread owns it.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -34,6 +34,7 @@ from areal_lab.engines.embedded.attention import (
 from areal_lab.engines.embedded.cache import KVCache
 from areal_lab.engines.embedded.loading import end_token_ids, replace_parameters
 from areal_lab.engines.embedded.memory import RELEASED, WeightMemory, give_back
+from areal_lab.engines.embedded.prefixes import KeptPrefix, KeptPrefixes, Prefixes
 from areal_lab.engines.embedded.sampler import sample_tokens
 from areal_lab.engines.protocol import GenerateRequest, MemoryTag, PauseMode
 from areal_lab.models.copies import to_device
@@ -98,6 +99,22 @@ class Sample:
             self.spans.append(VersionSpan(version, index, index + 1))
 
 
+@dataclass(slots=True)
+class _Admitted:
+    """What one step computes and copies for requests that it admits."""
+
+    tokens: list[int] = field(default_factory=list)
+    """Of prompts, to compute."""
+    last_index: list[int] = field(default_factory=list)
+    """For each new row the index, among these tokens, of the one whose logits it samples from."""
+    chunks: list[Chunk] = field(default_factory=list)
+    """Where the tokens go."""
+    copies: list[PrefixCopy] = field(default_factory=list)
+    """From other rows, inside the pass."""
+    restored: list[tuple[KeptPrefix, int, int]] = field(default_factory=list)
+    """From kept prefixes, before the pass: to which row, and how many tokens."""
+
+
 class Batcher:
     """The running batch, its cache and the model."""
 
@@ -109,6 +126,7 @@ class Batcher:
         max_running_requests: int = 64,
         context_length: int | None = None,
         codec: Callable[[], TextCodec] | None = None,
+        kept_prefix_bytes: int = 0,
     ) -> None:
         """Start with an empty batch.
 
@@ -116,6 +134,8 @@ class Batcher:
             version: of the model's weights.
             context_length: maximum tokens of a request; None takes the model's.
             codec: called for requests with stop strings; without it they are refused.
+            kept_prefix_bytes: memory for keys and values of ended requests, which the next turns
+                of their conversations need.
         """
         config = model.config
         heads = config.num_attention_heads
@@ -129,6 +149,7 @@ class Batcher:
             dtype=model.dtype,
             device=model.device,
         )
+        self._kept = KeptPrefixes(kept_prefix_bytes)
         self._era = 0
         self._weights = WeightMemory(model)
         self.released: set[MemoryTag] = set()
@@ -157,7 +178,12 @@ class Batcher:
     @property
     def cache_bytes(self) -> int:
         """Memory held for keys and values."""
-        return self._cache.size_bytes
+        return self._cache.size_bytes + self.kept_prefix_bytes
+
+    @property
+    def kept_prefix_bytes(self) -> int:
+        """Memory held for keys and values of ended requests."""
+        return self._kept.size_bytes
 
     # --- requests ---
 
@@ -257,6 +283,7 @@ class Batcher:
                 f"the cache cannot be flushed while {len(self.running)} requests use it; "
                 "pause with mode retract or abort first, or load with flush_cache=false"
             )
+        self._kept.clear()
         self._cache.release()
 
     def replace_weights(self, tensors: Mapping[str, Tensor], version: str, *, flush: bool) -> None:
@@ -276,6 +303,7 @@ class Batcher:
         if flush:
             self.flush()
         replace_parameters(self.model, tensors)
+        self._kept.clear()
         self._era += 1
         self.version = version
 
@@ -295,6 +323,7 @@ class Batcher:
             self.released.add(tag)
             match tag:
                 case MemoryTag.KV_CACHE:
+                    self._kept.clear()
                     self._cache.release()
                 case MemoryTag.WEIGHTS:
                     self._weights.release()
@@ -319,11 +348,13 @@ class Batcher:
             admit: whether waiting requests may start.
         """
         decoding = len(self.running)
-        tokens, sources, chunks, copies = self._admit() if admit else ([], [], [], [])
+        new = self._admit() if admit else _Admitted()
         if not self.running:
             return []
         self._reserve(decoding)
-        logits = self._forward(decoding, tokens, sources, chunks, copies)
+        for prefix, row, shared in new.restored:
+            self._cache.restore(prefix.layers, row, shared)
+        logits = self._forward(decoding, new)
         for sample in self.running[:decoding]:
             sample.length += 1
         self.context_tokens += sum(sample.length for sample in self.running)
@@ -337,60 +368,58 @@ class Batcher:
             sample.record(token, logprob, self.version)
             sample.finish_reason = self._finish_reason(sample)
         self.generated_tokens += len(self.running)
-        self.prompt_tokens += len(tokens)
-        self.prompt_pairs += sum(c.count * (2 * c.start + c.count + 1) // 2 for c in chunks)
+        self.prompt_tokens += len(new.tokens)
+        self.prompt_pairs += sum(c.count * (2 * c.start + c.count + 1) // 2 for c in new.chunks)
         return self._drop_finished()
 
-    def _admit(self) -> tuple[list[int], list[int], list[Chunk], list[PrefixCopy]]:
-        """Move waiting requests to new rows.
-
-        Returns: the prompt tokens to compute; for each new row the packed index (counted from the
-        first of these tokens) of the one whose logits it samples from; where they go; what is
-        copied first.
-        """
-        tokens: list[int] = []
-        last_index: list[int] = []
-        chunks: list[Chunk] = []
-        copies: list[PrefixCopy] = []
+    def _admit(self) -> _Admitted:
+        """Move waiting requests to new rows."""
+        new = _Admitted()
         if not (self.waiting and len(self.running) < self.max_running_requests):
-            return tokens, last_index, chunks, copies
-        shareable = _Prefixes(s for s in self.running if s.prefix_era == self._era)
+            return new
+        shareable = Prefixes((s.prefilled, s) for s in self.running if s.prefix_era == self._era)
         same: dict[bytes, tuple[Sample, int]] = {}
         while self.waiting and len(self.running) < self.max_running_requests:
-            sample = self.waiting[0]
+            sample, row = self.waiting[0], len(self.running)
             full = np.array((*sample.request.prompt_tokens, *sample.tokens), dtype=np.int64)
-            if tokens and len(tokens) + len(full) > PREFILL_TOKENS and full.tobytes() not in same:
-                break
-            self.waiting.popleft()
             twin = same.get(full.tobytes())
             source: Sample | None
             if twin is not None:
                 (source, index), shared = twin, len(full)
             else:
                 source, shared = shareable.longest_of(full)
+                kept, longer = self._kept.longest_of(full)
+                if longer > shared:
+                    source, shared = None, longer
                 count = len(full) - shared
-                chunks.append(
+                if new.tokens and len(new.tokens) + count > PREFILL_TOKENS:
+                    break
+                if source is None and kept is not None:
+                    new.restored.append((kept, row, shared))
+                    self._kept.used(kept, shared)
+                new.chunks.append(
                     Chunk(
-                        row=len(self.running),
+                        row=row,
                         start=shared,
                         count=count,
-                        offset=len(tokens),
+                        offset=len(new.tokens),
                         mask=chunk_mask(shared, count, self._device),
                     )
                 )
-                tokens.extend(full[shared:].tolist())
-                index = len(tokens) - 1
+                new.tokens.extend(full[shared:].tolist())
+                index = len(new.tokens) - 1
                 same[full.tobytes()] = (sample, index)
-                shareable.add(sample, full)
-            last_index.append(index)
-            sample.row, sample.length, sample.prefilled = len(self.running), len(full), full
+                shareable.add(full, sample)
+            self.waiting.popleft()
+            new.last_index.append(index)
+            sample.row, sample.length, sample.prefilled = row, len(full), full
             sample.prefix_era = self._era
             if sample.cached_tokens is None:
                 sample.cached_tokens = shared
             self.running.append(sample)
             if shared and source is not None:
-                _append_copy(copies, source.row, sample.row, shared)
-        return tokens, last_index, chunks, copies
+                _append_copy(new.copies, source.row, row, shared)
+        return new
 
     def _reserve(self, decoding: int) -> None:
         # A decoding row gets one more token in this step; a new one is as long as its prompt.
@@ -398,17 +427,10 @@ class Batcher:
         needed = max(longest + 1, *(s.length for s in self.running), 1)
         self._cache.reserve(len(self.running), needed, live=decoding, longest=longest)
 
-    def _forward(
-        self,
-        decoding: int,
-        tokens: list[int],
-        sources: list[int],
-        chunks: list[Chunk],
-        copies: list[PrefixCopy],
-    ) -> Float[Tensor, "N V"]:
+    def _forward(self, decoding: int, new: _Admitted) -> Float[Tensor, "N V"]:
         old = self.running[:decoding]
         starts = [sample.length for sample in old]
-        positions = starts + [p for c in chunks for p in range(c.start, c.end)]
+        positions = starts + [p for c in new.chunks for p in range(c.start, c.end)]
         pack = Pack(
             cache=self._cache,
             decode_rows=self._tensor(list(range(decoding))),
@@ -422,15 +444,15 @@ class Batcher:
                     offset=c.offset + decoding,
                     mask=c.mask,
                 )
-                for c in chunks
+                for c in new.chunks
             ),
-            copies=tuple(copies),
+            copies=tuple(new.copies),
         )
         # Requests with identical prompts share one row of logits.
-        rows = [*range(decoding), *(decoding + index for index in sources)]
+        rows = [*range(decoding), *(decoding + index for index in new.last_index)]
         unique = sorted(set(rows))
         output = self.model(
-            input_ids=self._tensor([sample.last_token for sample in old] + tokens)[None],
+            input_ids=self._tensor([sample.last_token for sample in old] + new.tokens)[None],
             position_ids=self._tensor(positions)[None],
             use_cache=False,
             logits_to_keep=self._tensor(unique),
@@ -456,6 +478,7 @@ class Batcher:
         """Free the rows of ended requests, last first, and keep the other rows compact."""
         ended = [sample for sample in self.running if sample.finish_reason is not None]
         for sample in reversed(ended):
+            self._keep(sample)
             last = self.running.pop()
             if last is not sample:
                 self._cache.move(last.row, sample.row, last.length)
@@ -465,58 +488,21 @@ class Batcher:
             self._cache.release()
         return ended
 
+    def _keep(self, sample: Sample) -> None:
+        """Keep keys and values of a request that has ended, for those that continue it."""
+        # Most aborts are for new weights, with which they would be of no use.
+        if sample.finish_reason == "abort" or sample.prefix_era != self._era:
+            return
+        full = (*sample.request.prompt_tokens, *sample.tokens)
+        tokens = np.array(full[: sample.length], dtype=np.int64)
+        self._kept.add(tokens, lambda: self._cache.copy(sample.row, sample.length))
+
     def _tensor(self, values: list[int]) -> Tensor:
         return to_device(torch.tensor(values, dtype=torch.long), self._device)
 
 
 _KEPT_CACHE_BYTES = 1 << 30
 """An empty cache larger than this is released."""
-
-
-class _Prefixes:
-    """Prompts that others may share, in lexical order: the longest common prefix of a prompt is the
-    one with a neighbor. Searching all of them took half of the time of a batch of 1,000 prompts."""
-
-    def __init__(self, samples: Iterable[Sample]) -> None:
-        entries = sorted((_in_order(s.prefilled), s.row, s) for s in samples)
-        self._keys = [key for key, _, _ in entries]
-        self._samples = [sample for _, _, sample in entries]
-
-    def add(self, sample: Sample, tokens: np.ndarray) -> None:
-        """Let others share these tokens of the sample, which is admitted."""
-        key = _in_order(tokens)
-        at = bisect_right(self._keys, key)
-        self._keys.insert(at, key)
-        self._samples.insert(at, sample)
-
-    def longest_of(self, tokens: np.ndarray) -> tuple[Sample | None, int]:
-        """The sample with the longest common prefix, and its length: at most all tokens except the
-        last, whose logits are needed."""
-        key = _in_order(tokens)
-        at = bisect_right(self._keys, key)
-        best: Sample | None = None
-        shared = 0
-        for neighbor in range(max(0, at - 1), min(len(self._keys), at + 1)):
-            length = min(_common_tokens(self._keys[neighbor], key), len(tokens) - 1)
-            if length > shared:
-                best, shared = self._samples[neighbor], length
-        return best, shared
-
-
-def _in_order(tokens: np.ndarray) -> bytes:
-    """Bytes with the order of the tokens."""
-    return tokens.astype(_BIG_ENDIAN).tobytes()
-
-
-def _common_tokens(left: bytes, right: bytes) -> int:
-    """Length of the common prefix of two keys, in tokens."""
-    a, b = np.frombuffer(left, _BIG_ENDIAN), np.frombuffer(right, _BIG_ENDIAN)
-    count = min(len(a), len(b))
-    different = a[:count] != b[:count]
-    return int(different.argmax()) if different.any() else count
-
-
-_BIG_ENDIAN = ">u4"
 
 
 def _append_copy(copies: list[PrefixCopy], source: int, target: int, tokens: int) -> None:

@@ -72,6 +72,17 @@ class KVCache:
         for layer in self.layers:
             layer[:, target, :, :tokens] = layer[:, source, :, :tokens]
 
+    @torch.inference_mode()
+    def copy(self, row: int, tokens: int) -> list[Float[Tensor, "2 H T D"]]:
+        """The first `tokens` of a row, by layer."""
+        return [layer[:, row, :, :tokens].clone() for layer in self.layers]
+
+    @torch.inference_mode()
+    def restore(self, copied: list[Float[Tensor, "2 H T D"]], row: int, tokens: int) -> None:
+        """Write the first `tokens` of what was copied to a row."""
+        for layer, own in zip(self.layers, copied, strict=True):
+            layer[:, row, :, :tokens] = own[:, :, :tokens]
+
 
 def _round_up(value: int, step: int) -> int:
     return -(-value // step) * step

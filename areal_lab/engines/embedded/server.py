@@ -9,6 +9,7 @@ Its HTTP interface, a subset of SGLang's protocol, is in `app`.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import socket
 import sys
@@ -104,6 +105,7 @@ def load_batcher(options: argparse.Namespace) -> Batcher:
         codec=_codec(Path(options.tokenizer_path or folder)),
         max_running_requests=options.max_running_requests,
         context_length=options.context_length,
+        kept_prefix_bytes=round(options.prefix_cache_gib * 2**30),
     )
 
 
@@ -119,6 +121,13 @@ def _require_model_folder(folder: Path) -> None:
         sys.exit(f"{folder} is not a model folder: it has no config.json")
     if not any(folder.glob("*.safetensors")):
         sys.exit(f"{folder} has no weights (*.safetensors)")
+
+
+def _gib(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of GiB >= 0")
+    return value
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -139,6 +148,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--max-running-requests", type=int, default=64)
+    parser.add_argument(
+        "--prefix-cache-gib",
+        type=_gib,
+        default=1.0,
+        help="memory for keys and values of ended requests, which the next turns of their "
+        "conversations share; 0 keeps none",
+    )
     parser.add_argument("--context-length", type=int, help="at most the model's; its default")
     parser.add_argument("--weight-version", help="default: the manifest's version, else 0")
     return parser

@@ -61,6 +61,9 @@ class ServerOptions:
     tokenizer: Path | None = None
     """Folder of a tokenizer, to serve text as well as tokens and to find stop strings; a run's
     weight folders have none. The embedded engine takes that of the model, if there is one."""
+    keeps_prefixes: bool = True
+    """Whether the embedded engine keeps what ended requests have computed, for the next turns of
+    conversations. The other backends keep as much as fits into their cache."""
     lora: LoraShape | None = None
     """Shape of the LoRA adapters it will get; None if it gets none."""
     releases_memory: bool = False
@@ -153,6 +156,7 @@ def _embedded_arguments(options: ServerOptions) -> list[str]:
         *("--max-running-requests", str(options.max_running_requests)),
         *_length("--context-length", options),
         *_tokenizer("--tokenizer-path", options),
+        *(() if options.keeps_prefixes else ("--prefix-cache-gib", "0")),
         *options.extra,
     ]
 

@@ -33,6 +33,7 @@ from areal_lab.agents.hosting.admin_key import admin_key
 from areal_lab.agents.hosting.conversations import Conversations
 from areal_lab.control.events import EngineId
 from areal_lab.control.routing import routing_named
+from areal_lab.host.collector import collected_in_pauses
 from areal_lab.pipeline.fleet import Fleet, first_error
 from areal_lab.pipeline.gateway.prepare import GatewayPlan
 from areal_lab.pipeline.gateway.session_lines import SessionLines
@@ -131,6 +132,7 @@ class StandaloneGateway:
             fleet=fleet,
             display=self.display,
             restarts=plan.config.rollout.max_engine_restarts,
+            conversations=True,
         )
         rollout = _rollout(plan, conversations, pool)
         numbers = itertools.count()
@@ -152,6 +154,7 @@ class StandaloneGateway:
         )
         async with AsyncExitStack() as stack:
             stack.callback(self._save_rest)
+            await stack.enter_async_context(collected_in_pauses(lambda: not service.in_flight))
             serving = await stack.enter_async_context(served(service, listener))
             stack.push_async_callback(self._end_tasks)
             self._spawn(self._tell_state())

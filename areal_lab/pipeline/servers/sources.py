@@ -71,6 +71,7 @@ def engine_sources(
     model_path: Path,
     codec: TextCodec,
     threads: int,
+    conversations: bool | None = None,
 ) -> dict[EngineId, EngineSource]:
     """The sources of all engines; nothing is started yet.
 
@@ -79,7 +80,10 @@ def engine_sources(
         model_path: what it is launched with after a loss.
         codec: the model's tokenizer.
         threads: CPU threads of each engine.
+        conversations: whether prompts continue earlier responses; None if there is a workflow.
     """
+    if conversations is None:
+        conversations = bool(config.rollout.workflow)
     if addresses := config.rollout.addresses:
         return {
             index: _attached(address, config, model_path) for index, address in enumerate(addresses)
@@ -93,6 +97,7 @@ def engine_sources(
             model_path=model_path,
             finds_strings=bool(codec.stops(config.gconfig.stop).strings),
             threads=threads,
+            conversations=conversations,
         )
         for index in range(count_engines(config))
     }
@@ -144,6 +149,7 @@ def _launched(
     model_path: Path,
     finds_strings: bool,
     threads: int,
+    conversations: bool,
 ) -> EngineSource:
     """Make the function that starts engine `index`.
 
@@ -152,6 +158,7 @@ def _launched(
 
     Args:
         finds_strings: whether it needs a tokenizer to end responses at stop strings.
+        conversations: whether prompts continue earlier responses.
     """
     rollout, plan = config.rollout, engine_plan(config)
     device = place_engines(config, this_machine()).device
@@ -173,6 +180,7 @@ def _launched(
             max_running_requests=rollout.max_running_requests,
             tensor_parallel=plan.tensor_parallel,
             tokenizer=model_path if finds_strings else None,
+            keeps_prefixes=conversations,
             lora=model.lora,
             releases_memory=plan.shared,
             extra=tuple(rollout.engine_args),

@@ -32,6 +32,7 @@ async def start_standing(
     fleet: Fleet,
     display: Display,
     restarts: int = 0,
+    conversations: bool | None = None,
 ) -> ServerPool:
     """Start the servers of a configuration, or attach to its addresses; `fleet` stops them.
 
@@ -42,6 +43,7 @@ async def start_standing(
         fleet: stops what was started.
         display: shows what is waited for.
         restarts: allowed per server.
+        conversations: whether prompts continue earlier responses; None if there is a workflow.
 
     Raises:
         ExceptionGroup: with the first error.
@@ -64,6 +66,7 @@ async def start_standing(
             model_path=model,
             codec=TextCodec.load(model),
             threads=rollout.threads or max(1, len(os.sched_getaffinity(0)) // servers),
+            conversations=conversations,
         ),
         health=HealthLimits(
             interval_s=rollout.health_interval_s,

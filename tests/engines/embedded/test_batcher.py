@@ -7,11 +7,8 @@ import dataclasses
 import random
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
 from areal_lab.data.tokenize import TextCodec
@@ -19,7 +16,7 @@ from areal_lab.data.trajectory import Segment
 from areal_lab.engines.client.resubmit import continuation
 from areal_lab.engines.embedded import batcher as batcher_module
 from areal_lab.engines.embedded.attention import IMPLEMENTATION, decode_blocks
-from areal_lab.engines.embedded.batcher import Batcher, Refused, Sample, VersionSpan, _Prefixes
+from areal_lab.engines.embedded.batcher import Batcher, Refused, VersionSpan
 from areal_lab.engines.protocol import Generated, PauseMode
 from areal_lab.engines.weights.folder import CorruptWeights, deduplicated_state
 from tests.data.byte_tokenizer import byte_tokenizer
@@ -384,37 +381,3 @@ def test_the_context_can_be_filled_to_its_end() -> None:
     batcher.check(one)
     batcher.add(one)
     assert largest_error(model, run(batcher)["r"]) < 3e-5  # 168 tokens of rounding
-
-
-@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), max_size=12), st.data())
-def test_the_longest_shared_prefix_is_found_among_all(
-    prompts: list[list[int]], data: st.DataObject
-) -> None:
-    """Tokens above 255 have several bytes, whose order must be that of the numbers."""
-    scale = data.draw(st.sampled_from([1, 200, 70_000]))
-    known = [np.array(prompt, dtype=np.int64) * scale for prompt in prompts]
-    running = [
-        Sample(request=None, prefilled=tokens, row=row)  # type: ignore[arg-type]
-        for row, tokens in enumerate(known)
-    ]
-    cut = data.draw(st.integers(0, len(running)))
-    prefixes = _Prefixes(running[:cut])
-    for sample in running[cut:]:
-        prefixes.add(sample, sample.prefilled)
-    wanted = np.array(data.draw(st.lists(st.integers(0, 2), min_size=1, max_size=6))) * scale
-    best = max(
-        (
-            next(
-                (at for at, (a, b) in enumerate(zip(one, wanted, strict=False)) if a != b), len(one)
-            )
-            for one in known
-        ),
-        default=0,
-    )
-    source, shared = prefixes.longest_of(wanted)
-    assert shared == min(best, len(wanted) - 1)
-    if shared:
-        assert source is not None
-        assert list(source.prefilled[:shared]) == list(wanted[:shared])
-    else:
-        assert source is None

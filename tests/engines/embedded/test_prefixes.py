@@ -1,0 +1,159 @@
+"""Shared prefixes: found among all, and those of ended requests as exact as computed again."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from areal_lab.engines.embedded.batcher import Batcher, Sample
+from areal_lab.engines.embedded.prefixes import KeptPrefixes, Prefixes
+from areal_lab.engines.protocol import MemoryTag, PauseMode
+from areal_lab.engines.weights.folder import deduplicated_state
+from tests.engines.embedded.test_batcher import FLOAT32_ERROR, batcher_of
+from tests.engines.tiny import VOCABULARY, largest_error, request, run, tiny_model
+
+ENOUGH = 1 << 26
+KINDS = ["llama", "qwen2", "qwen3"]
+
+
+@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), max_size=12), st.data())
+def test_the_longest_shared_prefix_is_found_among_all(
+    prompts: list[list[int]], data: st.DataObject
+) -> None:
+    """Tokens above 255 have several bytes, whose order must be that of the numbers."""
+    scale = data.draw(st.sampled_from([1, 200, 70_000]))
+    known = [(np.array(prompt, dtype=np.int64) * scale, at) for at, prompt in enumerate(prompts)]
+    cut = data.draw(st.integers(0, len(known)))
+    prefixes = Prefixes(known[:cut])
+    for tokens, of in known[cut:]:
+        prefixes.add(tokens, of)
+    removed = set(data.draw(st.lists(st.sampled_from(range(len(known))), unique=True))
+                  if known else [])  # fmt: skip
+    for of in removed:
+        prefixes.remove(of)
+    wanted = np.array(data.draw(st.lists(st.integers(0, 2), min_size=1, max_size=6))) * scale
+    best = max((_common(one, wanted) for one, at in known if at not in removed), default=0)
+    source, shared = prefixes.longest_of(wanted)
+    assert shared == min(best, len(wanted) - 1)
+    if shared:
+        assert source is not None
+        assert source not in removed
+        assert list(known[source][0][:shared]) == list(wanted[:shared])
+    else:
+        assert source is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kept_prefix_bytes", [0, 20_000, ENOUGH], ids=["none", "few", "all"])
+def test_turns_of_conversations_are_exact_however_much_is_kept(
+    kind: str, kept_prefix_bytes: int
+) -> None:
+    """Conversations of uneven turns take turns; one of them is continued twice."""
+    model = tiny_model(kind)
+    batcher = batcher_of(model, max_running_requests=3, kept_prefix_bytes=kept_prefix_bytes)
+    chance = random.Random(1)
+    histories = [[chance.randrange(2, VOCABULARY) for _ in range(5 + 3 * i)] for i in range(4)]
+    computed = 0
+    for turn in range(4):
+        for index, history in enumerate(histories):
+            new_tokens = 3 + (index + turn) % 3
+            batcher.add(request(f"{turn}-{index}", history, new_tokens, seed=index))
+        branch = histories[1][: len(histories[1]) // 2]
+        batcher.add(request(f"{turn}-branch", [*branch, 7, 8], 2, seed=9))
+        samples = run(batcher)
+        for sample in samples.values():
+            assert largest_error(model, sample) < FLOAT32_ERROR
+        for index, history in enumerate(histories):
+            sample = samples[f"{turn}-{index}"]
+            if turn and kept_prefix_bytes == ENOUGH:
+                # All except the last sampled token, which no step has computed, and the new ones.
+                assert sample.cached_tokens == len(history) - 3
+            observed = [chance.randrange(2, VOCABULARY) for _ in range(2)]
+            histories[index] = [*history, *sample.tokens, *observed]
+        assert batcher.kept_prefix_bytes <= kept_prefix_bytes
+        computed = batcher.prompt_tokens
+    whole = sum(len(history) for history in histories)
+    if kept_prefix_bytes == ENOUGH:
+        assert computed < whole
+    elif not kept_prefix_bytes:
+        assert computed > 1.5 * whole
+
+
+def test_a_conversation_is_kept_once() -> None:
+    """Its running turn takes the prefix over, and leaves a longer one."""
+    batcher = batcher_of(tiny_model(), kept_prefix_bytes=ENOUGH)
+    history = list(range(2, 12))
+    sizes = []
+    for turn in range(3):
+        sample = turn_of(batcher, history, f"t{turn}")
+        history = [*history, *sample.tokens, 5]
+        sizes.append(batcher.kept_prefix_bytes)
+    token_bytes = sizes[0] / 13  # the last one of 10 + 4 tokens is not computed
+    assert sizes[1] == 18 * token_bytes
+    assert sizes[2] == 23 * token_bytes
+    batcher.add(request("running", history, 4))
+    batcher.step()
+    assert not batcher.kept_prefix_bytes
+    assert batcher.cache_bytes
+
+
+@pytest.mark.parametrize("mode", ["flush", "keep", "release"])
+def test_nothing_of_old_weights_is_kept(mode: str) -> None:
+    old, new = tiny_model(), tiny_model(seed=1)
+    batcher = batcher_of(old, kept_prefix_bytes=ENOUGH)
+    history = list(range(2, 12))
+    sample = turn_of(batcher, history, "old")
+    assert batcher.kept_prefix_bytes
+    if mode == "release":
+        batcher.release_memory([MemoryTag.KV_CACHE])
+        assert not batcher.cache_bytes
+        batcher.resume_memory([MemoryTag.KV_CACHE])
+    weights = deduplicated_state(new)
+    batcher.replace_weights(weights, "1", flush=mode == "flush")
+    assert not batcher.kept_prefix_bytes
+    after = turn_of(batcher, [*history, *sample.tokens, 5], "new")
+    assert after.cached_tokens == 0
+    assert largest_error(new, after) < FLOAT32_ERROR
+
+
+def test_what_was_computed_with_two_weights_is_not_kept() -> None:
+    old, new = tiny_model(), tiny_model(seed=1)
+    batcher = batcher_of(old, kept_prefix_bytes=ENOUGH)
+    batcher.add(request("r", range(2, 12), 6))
+    batcher.step()
+    batcher.pause(PauseMode.IN_PLACE)
+    batcher.replace_weights(deduplicated_state(new), "1", flush=False)
+    batcher.resume()
+    run(batcher)
+    assert not batcher.kept_prefix_bytes
+
+
+def test_the_oldest_are_forgotten_first() -> None:
+    kept = KeptPrefixes(3 * 4 * 10)
+
+    def add(first: int) -> None:
+        kept.add(np.array([first, *range(9)]), lambda: [torch.zeros(1, 1, 10, 1)])
+
+    for first in range(5):
+        add(first)
+    assert kept.size_bytes == 120
+    found = [kept.longest_of(np.array([first, *range(9), 9]))[1] for first in range(5)]
+    assert found == [0, 0, 10, 10, 10]
+    whole = KeptPrefixes(39)
+    whole.add(np.arange(10), lambda: [torch.zeros(1, 1, 10, 1)])
+    assert not whole.size_bytes
+
+
+def turn_of(batcher: Batcher, history: list[int], name: str) -> Sample:
+    batcher.add(request(name, history, 4))
+    return run(batcher)[name]
+
+
+def _common(one: np.ndarray, other: np.ndarray) -> int:
+    pairs = zip(one, other, strict=False)
+    return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
