@@ -3,6 +3,8 @@
     megatron     dense      hidden traffic                                   8 steps on H100
                  mixtures   time per layer with experts, and the share
                             of the peak that a GB200 reaches                 9 mixtures, 2 dense
+                 plain      time per layer with experts, if nothing is
+                            tuned: NCCL's all-to-all, no graphs              3 mixtures
                  fp8        speed-up of the layers' products                 9 steps on H100
     fsdp2        hidden traffic                          eager FSDP, sequences up to 8,192 tokens
     torchtitan   hidden traffic                          compiled FSDP2 on H100 and A100
@@ -22,6 +24,7 @@ import numpy as np
 
 from simulator.costs.published.steps import PublishedStep, predicted_s, published_steps, shapes
 from simulator.costs.trainers.named import (
+    BENCHMARKED,
     BLACKWELL_EFFICIENCY,
     FSDP2,
     MEGATRON,
@@ -31,6 +34,7 @@ from simulator.costs.training_speed import TrainerSpeed
 from simulator.stats.least_squares import fit_positive
 
 BLACKWELL: Final = "matrix_efficiency on Blackwell"
+PLAIN: Final = "plain"
 _LONGEST: Final = 4096
 """Tokens of llm-foundry's sequences that the fit of `fsdp2` takes: its attention kernel of 2023
 computes more than the causal half, which dominates longer ones."""
@@ -60,18 +64,22 @@ def fit_megatron(*, leave_out: bool = False) -> Fitted:
 def fit_mixtures(*, leave_out: bool = False) -> Fitted:
     """Experts on H100 and GB200, and the products of a GB200."""
     rows = [one for one in _rows("megatron") if one.gpu == "GB200" or _mixture(one)]
-    # Benchmarks of mixtures use DeepEP or HybridEP, with balanced experts.
+    rows = [one for one in rows if one.note != PLAIN]
     # Traffic of experts in addition to that of dense layers would be fitted as none.
     start = {"expert_layer_s": 1e-3, BLACKWELL: 0.6}
-    speed = dataclasses.replace(MEGATRON, dispatch="ranks")
-    return _fit(rows, lambda _: speed, start, leave_out=leave_out)
+    return _fit(rows, lambda _: BENCHMARKED, start, leave_out=leave_out)
+
+
+def fit_plain(*, leave_out: bool = False) -> Fitted:
+    """Time per layer with experts of mixtures that nothing was tuned for."""
+    rows = [one for one in _rows("megatron") if one.note == PLAIN]
+    return _fit(rows, lambda _: MEGATRON, {"expert_layer_s": 3e-3}, leave_out=leave_out)
 
 
 def fit_fp8(*, leave_out: bool = False) -> Fitted:
     """Speed-up of the layers' products in fp8, with the layouts of the fits above."""
     rows = [one for one in published_steps() if one.precision == "fp8"]
-    speed = dataclasses.replace(MEGATRON, dispatch="ranks")
-    return _fit(rows, lambda _: speed, {"fp8_speedup": 1.5}, leave_out=leave_out)
+    return _fit(rows, lambda _: BENCHMARKED, {"fp8_speedup": 1.5}, leave_out=leave_out)
 
 
 def fit_fsdp2(*, leave_out: bool = False) -> Fitted:
@@ -141,7 +149,7 @@ def _changed(speed: TrainerSpeed, values: Mapping[str, float], step: PublishedSt
     """A speed with fitted values; that of Blackwell is the matrix efficiency on its GPUs."""
     own: dict[str, Any] = dict(values)
     on_blackwell = own.pop(BLACKWELL, None)
-    if step.gpu == "GB200":
+    if step.gpu in ("GB200", "B200"):
         own["matrix_efficiency"] = min(1.0, on_blackwell or BLACKWELL_EFFICIENCY)
     if "fp8_speedup" in own:
         own["fp8_speedup"] = float(np.clip(own["fp8_speedup"], 1, 2))

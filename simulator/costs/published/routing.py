@@ -10,7 +10,7 @@ from typing import Final
 
 from simulator.config.schema import TrainerConfig
 from simulator.costs.published.steps import gpu_of, shapes
-from simulator.costs.trainers.named import MEGATRON
+from simulator.costs.trainers.named import BENCHMARKED
 from simulator.costs.training import TrainingCost
 
 PAIRS: Final = (
@@ -43,7 +43,7 @@ def implied_imbalance(tokens: int, context: int, forced: float, free: float) -> 
             model=shapes()["Qwen3-235B-A22B"],
             gpu=dataclasses.replace(gpu_of("H100"), memory_bytes=1e12),
             gpus=256,
-            speed=dataclasses.replace(MEGATRON, dispatch="ranks"),
+            speed=BENCHMARKED,
             imbalance=imbalance,
             recomputed=_AGAIN,
         )

@@ -104,7 +104,7 @@ def gpu_of(name: str) -> GPU:
 
 def cost_of(step: PublishedStep, speed: TrainerSpeed) -> TrainingCost:
     """The training cost with the layout of a row."""
-    if step.note == "copies":
+    if step.note in ("copies", "plain"):
         speed = dataclasses.replace(speed, dispatch="copies")
     config = TrainerConfig(
         tensor_parallel=step.tensor,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import numpy as np
@@ -9,14 +10,23 @@ import pytest
 
 from simulator.costs.published.fits import (
     BLACKWELL,
+    PLAIN,
     Fitted,
     fit_fp8,
     fit_fsdp2,
     fit_megatron,
     fit_mixtures,
+    fit_plain,
     fit_torchtitan,
 )
-from simulator.costs.trainers.named import BLACKWELL_EFFICIENCY, FSDP2, MEGATRON, TORCHTITAN
+from simulator.costs.published.steps import predicted_s, published_steps
+from simulator.costs.trainers.named import (
+    BENCHMARKED,
+    BLACKWELL_EFFICIENCY,
+    FSDP2,
+    MEGATRON,
+    TORCHTITAN,
+)
 
 
 @pytest.mark.parametrize(
@@ -25,8 +35,9 @@ from simulator.costs.trainers.named import BLACKWELL_EFFICIENCY, FSDP2, MEGATRON
         (fit_megatron, {"hidden_traffic": MEGATRON.hidden_traffic}, 0.06),
         (fit_fsdp2, {"hidden_traffic": FSDP2.hidden_traffic}, 0.10),
         (fit_torchtitan, {"hidden_traffic": TORCHTITAN.hidden_traffic}, 0.03),
+        (fit_plain, {"expert_layer_s": MEGATRON.expert_layer_s}, 0.05),
     ],
-    ids=["megatron", "fsdp2", "torchtitan"],
+    ids=["megatron", "fsdp2", "torchtitan", "plain"],
 )
 def test_coefficients_are_fits_to_published_steps(
     fit: Callable[[], Fitted], kept: dict[str, float], error: float
@@ -38,9 +49,21 @@ def test_coefficients_are_fits_to_published_steps(
 
 def test_mixtures_share_their_coefficients_on_h100_and_gb200() -> None:
     found = fit_mixtures()
-    assert found.values["expert_layer_s"] == pytest.approx(MEGATRON.expert_layer_s, rel=2e-3)
+    assert found.values["expert_layer_s"] == pytest.approx(BENCHMARKED.expert_layer_s, rel=2e-3)
     assert found.values[BLACKWELL] == pytest.approx(BLACKWELL_EFFICIENCY, rel=2e-3)
     assert found.error < 0.12
+
+
+def test_mixtures_that_nobody_tuned_take_longer_than_those_of_recipes() -> None:
+    tuned = dataclasses.replace(BENCHMARKED, dispatch="copies")
+    on_blackwell = dataclasses.replace(tuned, matrix_efficiency=BLACKWELL_EFFICIENCY)
+    ratios = [
+        one.seconds / predicted_s(one, on_blackwell if one.gpu == "B200" else tuned)
+        for one in published_steps()
+        if one.note == PLAIN
+    ]
+    assert len(ratios) == 3
+    assert all(1.2 < ratio < 2.4 for ratio in ratios)
 
 
 def test_fp8_gains_less_than_twice_the_peak_suggests() -> None:
@@ -55,11 +78,12 @@ def test_fp8_gains_less_than_twice_the_peak_suggests() -> None:
     ("fit", "error"),
     [
         (fit_megatron, MEGATRON.error),
-        (fit_mixtures, MEGATRON.mixture_error),
+        (fit_mixtures, BENCHMARKED.mixture_error),
+        (fit_plain, MEGATRON.mixture_error),
         (fit_fsdp2, FSDP2.error),
         (fit_torchtitan, TORCHTITAN.error),
     ],
-    ids=["megatron", "mixtures", "fsdp2", "torchtitan"],
+    ids=["megatron", "mixtures", "plain", "fsdp2", "torchtitan"],
 )
 def test_stated_errors_are_those_of_steps_left_out(
     fit: Callable[..., Fitted], error: float

@@ -14,7 +14,7 @@ from simulator.costs.published.steps import (
     published_steps,
     shapes,
 )
-from simulator.costs.trainers.named import FSDP2, MEGATRON, SPEEDS, speed_of
+from simulator.costs.trainers.named import BENCHMARKED, FSDP2, SPEEDS, speed_of
 from simulator.costs.training_memory import training_memory
 
 ROWS = {one.name + one.note: one for one in published_steps()}
@@ -92,9 +92,8 @@ def test_the_only_mixture_under_fsdp2_is_faster_than_predicted() -> None:
 
 def test_schedules_and_kernels_of_2026_are_up_to_half_faster_than_the_fit() -> None:
     """Batches that overlap, and a tuned HybridEP: trainers of RL have neither."""
-    speed = dataclasses.replace(MEGATRON, dispatch="ranks")
     tuned = [one for one in published_steps() if one.note.startswith("tuned")]
-    gains = [predicted_s(one, speed) / one.seconds - 1 for one in tuned]
+    gains = [predicted_s(one, BENCHMARKED) / one.seconds - 1 for one in tuned]
     assert len(gains) == 2
     assert all(0.2 < gain < 0.6 for gain in gains)
 
