@@ -259,6 +259,10 @@ class TrainerConfig(Record):
     numbers of sequences, packed."""
     micro_batches: Count = 32
     """Micro-batches per minibatch and data-parallel rank, without dynamic batching."""
+    balance: Literal["minibatch", "batch"] = "minibatch"
+    """What data-parallel ranks get nearly equal numbers of tokens of: each `minibatch`, or the
+    whole `batch`, of which each rank then cuts its own part into minibatches (`balance_batch` of
+    verl). With long tails, ranks then wait for each other in every minibatch."""
     activation_recompute: bool = True
     """Recompute activations in the backward pass: more work, much less memory."""
     proximal_logprobs: bool = True
@@ -329,6 +333,10 @@ class ColocationConfig(Record):
     refit_s: Seconds | None = None
     """Measured time of new weights from the trainer's layout to the engine's; null takes the cost
     model."""
+    other_s: Seconds = 0.0
+    """Time per step of what no other setting names: hand-over of data between processes, barriers,
+    checks. What a measured synchronous step takes beyond a simulated one
+    (`reproductions.measured_runs`: 0 to a quarter of the step)."""
     graphs_s: Seconds = 0.0
     """Time to capture CUDA graphs again at each wake-up. Sleeping engines of vLLM and SGLang keep
     them; engines that are restarted take 14 s (1B, vLLM 0.6) to 20 s (Llama 4, SGLang)."""

@@ -2,6 +2,7 @@
 
     minibatch --balanced_parts--> ranks --dynamic_batches--> micro-batches within a token budget
                                         --in batch order---> equal numbers of sequences
+    batch --equal numbers, balanced--> ranks --in batch order--> minibatches --> as above
 
 The decisions are those of `areal_lab.control.microbatch`; here their sizes are computed. Lengths
 are rounded up to units of 1/512 of the token budget, which leaves about 0.5 % of the room unused; a
@@ -12,9 +13,9 @@ first.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, chain, pairwise
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,7 @@ from simulator.costs.packing import FEWEST_LANES, balanced_ranks, lane_batches, 
 Values = NDArray[np.float64]
 Numbers = NDArray[np.int64]
 Parts = list[list[int]]
+Balance: TypeAlias = Literal["minibatch", "batch"]
 
 UNITS_PER_BUDGET = 512
 """Lengths are rounded up to this fraction of the token budget; smaller budgets are exact."""
@@ -75,6 +77,7 @@ def cut_within_budget(
     minibatches: int,
     max_tokens: int,
     least: int,
+    balance: Balance = "minibatch",
     units_per_budget: int = UNITS_PER_BUDGET,
 ) -> Lanes:
     """Micro-batches of at most `max_tokens` tokens, for each minibatch and rank.
@@ -84,6 +87,7 @@ def cut_within_budget(
         ranks: data-parallel ranks; they get nearly equal numbers of tokens.
         max_tokens: budget of a micro-batch.
         least: fewest micro-batches per minibatch and rank, if there are that many sequences.
+        balance: what ranks get nearly equal numbers of tokens of.
         units_per_budget: resolution of lengths.
 
     Raises:
@@ -101,7 +105,7 @@ def cut_within_budget(
     budget = max_tokens // unit
     # A sequence that lacks less than a unit to the budget takes all of it.
     rounded = np.minimum(-(-sizes // unit), budget)
-    dealt, per_lane = _dealt(rounded, ranks, minibatches)
+    dealt, per_lane = _dealt(rounded, ranks, minibatches, balance)
     ordered = rounded[dealt]
     if len(per_lane) >= FEWEST_LANES:
         return _many_lanes(dealt, ordered, np.array(per_lane), budget, least)
@@ -114,13 +118,18 @@ def cut_within_budget(
 
 
 def cut_evenly(
-    lengths: Sequence[int] | Numbers, *, ranks: int, minibatches: int, micro_batches: int
+    lengths: Sequence[int] | Numbers,
+    *,
+    ranks: int,
+    minibatches: int,
+    micro_batches: int,
+    balance: Balance = "minibatch",
 ) -> Lanes:
     """`micro_batches` with equal numbers of sequences for each minibatch and rank, in batch order.
 
     Several long sequences may share a micro-batch; no micro-batch is empty.
     """
-    dealt, per_lane = _dealt(np.asarray(lengths, np.int64), ranks, minibatches)
+    dealt, per_lane = _dealt(np.asarray(lengths, np.int64), ranks, minibatches, balance)
     in_order = [np.sort(lane) for lane in np.split(dealt, np.cumsum(per_lane)[:-1])]
     lanes = []
     for sequences in per_lane:
@@ -165,6 +174,11 @@ def measure(lanes: Lanes, lengths: Numbers, *, padded: bool) -> Cut:
     )
 
 
+def padded_alike(cut: Cut) -> Cut:
+    """The same with all micro-batches padded to the longest; attention over padding is left out."""
+    return replace(cut, tokens=np.where(cut.present, cut.own_tokens.max(initial=0.0), 0.0))
+
+
 def check_ranks(fewest: int, ranks: int) -> None:
     """Refuse minibatches that leave data-parallel ranks without a sequence.
 
@@ -182,12 +196,16 @@ def check_ranks(fewest: int, ranks: int) -> None:
         )
 
 
-def _dealt(sizes: Numbers, ranks: int, minibatches: int) -> tuple[Numbers, list[int]]:
+def _dealt(
+    sizes: Numbers, ranks: int, minibatches: int, balance: Balance
+) -> tuple[Numbers, list[int]]:
     """Sequences of each minibatch and rank, longest first, and the number of sequences per lane.
 
     All ranks of one minibatch come before the next minibatch.
     """
     check_ranks(len(sizes) // minibatches, ranks)
+    if balance == "batch":
+        return _dealt_once(sizes, ranks, minibatches)
     # Minibatches of equal size are assigned all at once.
     at_once = 1 if len(sizes) % minibatches else minibatches
     most = int(sizes.max(initial=0))
@@ -205,6 +223,23 @@ def _dealt(sizes: Numbers, ranks: int, minibatches: int) -> tuple[Numbers, list[
             lanes.ravel().astype(np.intp, copy=False), minlength=ranks * at_once
         ).tolist()
     return np.concatenate(dealt), per_lane
+
+
+def _dealt_once(sizes: Numbers, ranks: int, minibatches: int) -> tuple[Numbers, list[int]]:
+    """The same, if ranks share the batch first and each cuts its own part, in batch order."""
+    most = int(sizes.max(initial=0))
+    longest_first = stable_order(most - sizes, most=most)
+    rank_of_each = np.empty(len(sizes), np.int64)
+    rank_of_each[longest_first] = balanced_ranks(sizes[None, longest_first], ranks, equal=True)[0]
+    by_rank = stable_order(rank_of_each, most=ranks)
+    counts = np.bincount(rank_of_each.astype(np.intp, copy=False), minlength=ranks)
+    place = np.arange(len(sizes)) - np.repeat(np.cumsum(counts) - counts, counts)
+    minibatch = np.empty(len(sizes), np.int64)
+    minibatch[by_rank] = place * minibatches // np.repeat(counts, counts)
+    lanes = minibatch * ranks + rank_of_each
+    dealt = longest_first[stable_order(lanes[longest_first], most=minibatches * ranks)]
+    per_lane = np.bincount(lanes.astype(np.intp, copy=False), minlength=minibatches * ranks)
+    return dealt, per_lane.tolist()
 
 
 def _lanes(dealt: Numbers, per_lane: Sequence[int], lanes: Sequence[Parts]) -> Lanes:

@@ -32,7 +32,7 @@ def stable_order(values: Numbers, *, most: int) -> Numbers:
     return np.argsort(values.astype(dtype), axis=-1, kind="stable")
 
 
-def balanced_ranks(sizes: Numbers, ranks: int) -> Numbers:
+def balanced_ranks(sizes: Numbers, ranks: int, *, equal: bool = False) -> Numbers:
     """The rank of each sequence of each minibatch, longest first, by the rule of `balanced_parts`.
 
     In each round of `ranks` sequences, each rank gets one: the lightest rank gets the longest, and
@@ -42,6 +42,7 @@ def balanced_ranks(sizes: Numbers, ranks: int) -> Numbers:
     Args:
         sizes: sizes of the sequences, [minibatches, sequences].
         ranks: number of ranks of each minibatch.
+        equal: keep to the rounds in any case, so that all ranks get equal numbers of sequences.
     """
     minibatches, sequences = sizes.shape
     rounds = -(-sequences // ranks)
@@ -57,6 +58,8 @@ def balanced_ranks(sizes: Numbers, ranks: int) -> Numbers:
         np.add(load, weight, out=next_load)
         next_load.sort()
     dealt = (before % ranks).transpose(1, 0, 2).reshape(minibatches, -1)[:, :sequences]
+    if equal:
+        return dealt
     overtaken = ((before + by_round).min(axis=2) < before[:, :, -1]).any(axis=0)
     for minibatch in np.flatnonzero(overtaken):
         for rank, part in enumerate(balanced_parts(sizes[minibatch].tolist(), ranks)):

@@ -26,7 +26,14 @@ from simulator.costs.layers.exchanges import exchanges
 from simulator.costs.layers.groups import Groups, groups_of
 from simulator.costs.layers.shards import gathered_s, gradients_s
 from simulator.costs.layers.work import forward_work
-from simulator.costs.micro_batching import Cut, check_ranks, cut_evenly, cut_within_budget, measure
+from simulator.costs.micro_batching import (
+    Cut,
+    check_ranks,
+    cut_evenly,
+    cut_within_budget,
+    measure,
+    padded_alike,
+)
 from simulator.costs.pipeline_schedule import forward_only_s, one_forward_one_backward_s
 from simulator.costs.trainer_speeds import AREAL
 from simulator.costs.trainers.named import expert_imbalance, speed_of
@@ -154,7 +161,7 @@ class TrainingCost:
             # Interleaving divides the bubble by the chunks (arXiv:2104.04473, section 2.2.2).
             total_s = busy_s + (total_s - busy_s) / config.pipeline_chunks
         padding_s = 0.0
-        if self.padded:
+        if cut.tokens is not cut.own_tokens:
             # Without padding a micro-batch has the same launches, and fewer tokens and pairs.
             own_s = sum(self._stage_s(cut.own_tokens, cut.own_pairs, cut.present))
             padding_s = float((forward_s + backward_s - own_s).sum()) / ranks
@@ -200,13 +207,16 @@ class TrainingCost:
                 minibatches=minibatches,
                 max_tokens=self.config.micro_batch_tokens,
                 least=least,
+                balance=self.config.balance,
             )
-            return measure(lanes, sizes, padded=False)
+            cut = measure(lanes, sizes, padded=False)
+            return padded_alike(cut) if self.speed.pads_pipelines and stages > 1 else cut
         lanes = cut_evenly(
             sizes,
             ranks=self.data_parallel,
             minibatches=minibatches,
             micro_batches=self.config.micro_batches,
+            balance=self.config.balance,
         )
         return measure(lanes, sizes, padded=self.padded)
 

@@ -70,6 +70,9 @@ class TrainerSpeed:
     head_is_shared: bool = False
     """Divide the head among pipeline stages like the layers. It is all in the last stage, which
     the others wait for; but AReaL's factor was fitted without."""
+    pads_pipelines: bool = False
+    """With pipeline stages, pad micro-batches to the longest of the batch: stages exchange tensors
+    of one shape."""
     pipeline_micro_batches: int = 1
     """Fewest micro-batches per pipeline stage."""
     experts: ExpertCosts = "layer"

@@ -25,9 +25,10 @@ OFFLOAD: Final = "offload trainer state"
 WAKE: Final = "engine wakes up"
 REFIT: Final = "refit weights"
 GRAPHS: Final = "capture CUDA graphs"
+OTHER: Final = "other work between phases"
 TO_TRAINING: Final = (SLEEP, RELOAD)
 """In order."""
-TO_GENERATION: Final = (OFFLOAD, WAKE, REFIT, GRAPHS)
+TO_GENERATION: Final = (OFFLOAD, WAKE, REFIT, GRAPHS, OTHER)
 """In order."""
 _SETTINGS: Final[Mapping[str, str]] = MappingProxyType(
     {SLEEP: "sleep_s", RELOAD: "reload_s", OFFLOAD: "offload_s", WAKE: "wake_s", REFIT: "refit_s"}
@@ -143,6 +144,7 @@ def _modeled(config: SimulationConfig, model: ModelShape, gpu: GPU) -> dict[str,
         WAKE: change_s,
         REFIT: refit_s(colocation.refit, model),
         GRAPHS: colocation.graphs_s,
+        OTHER: colocation.other_s,
     }
 
 

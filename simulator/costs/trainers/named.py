@@ -78,6 +78,7 @@ MEGATRON = TrainerSpeed(
     step_s=0.0,
     fp8_speedup=1.765,
     overlaps=True,
+    pads_pipelines=True,
     experts="grouped",
     gradient_bytes=2,
     reference_on_host=True,
@@ -92,7 +93,9 @@ MEGATRON = TrainerSpeed(
 """`expert_layer_s` is 3.5 times that of `BENCHMARKED`: the host launches some hundred kernels for a
 layer with experts and waits for the numbers of tokens in between, whatever the tokens.
 
-NeMo-RL does not overlap tensor-parallel messages, sends tokens by NCCL's all-to-all, and swaps
+NeMo-RL pads packed micro-batches to the longest of the batch if there are pipeline stages
+(`_get_pack_sequence_parameters_for_megatron` of nemo_rl/models/megatron/data.py, read 2026-11). It
+does not overlap tensor-parallel messages, sends tokens by NCCL's all-to-all, and swaps
 the reference in (`use_reference_model` of its policy workers, read 2026-11)."""
 BENCHMARKED = dataclasses.replace(
     MEGATRON,

@@ -27,6 +27,7 @@ from simulator.costs.colocation.refit import expert_matrices, refit_s, refit_spe
 from simulator.costs.colocation.switch import (
     GRAPHS,
     OFFLOAD,
+    OTHER,
     OTHER_SYSTEMS,
     REFIT,
     RELOAD,
@@ -195,11 +196,11 @@ def test_sums_of_systems_that_are_not_fitted_are_as_far_off_as_stated(tensor_par
 def test_the_switch_is_the_sum_of_its_terms() -> None:
     cost = switch()
     assert list(cost.to_training) == [SLEEP, RELOAD]
-    assert list(cost.to_generation) == [OFFLOAD, WAKE, REFIT, GRAPHS]
+    assert list(cost.to_generation) == [OFFLOAD, WAKE, REFIT, GRAPHS, OTHER]
     assert cost.seconds == pytest.approx(sum(terms(cost).values()))
     assert 10 < cost.seconds < 25
     assert OTHER_SYSTEMS <= cost.error < 0.4
-    assert terms(cost)[GRAPHS] == 0
+    assert terms(cost)[GRAPHS] == terms(cost)[OTHER] == 0
 
 
 def test_a_system_that_keeps_everything_on_the_gpu_only_refits() -> None:
@@ -211,7 +212,7 @@ def test_a_system_that_keeps_everything_on_the_gpu_only_refits() -> None:
     ("setting", "term"),
     [
         *(("sleep_s", SLEEP), ("reload_s", RELOAD), ("offload_s", OFFLOAD), ("wake_s", WAKE)),
-        *(("refit_s", REFIT), ("graphs_s", GRAPHS)),
+        *(("refit_s", REFIT), ("graphs_s", GRAPHS), ("other_s", OTHER)),
     ],
 )
 def test_a_measured_term_replaces_its_own(setting: str, term: str) -> None:
@@ -287,6 +288,7 @@ def test_a_colocated_run_shows_each_term() -> None:
         workload__answers__max_tokens=2000,
         workload__answers__mean_tokens=500,
         colocation__graphs_s=4.0,
+        colocation__other_s=3.0,
         outside__batch_s=2.0,
         outside__validation_s=6.0,
         outside__validation_steps=2,

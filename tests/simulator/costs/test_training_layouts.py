@@ -10,6 +10,8 @@ import pytest
 from simulator.catalogue.find_gpu import find_gpu
 from simulator.catalogue.models import find_model
 from simulator.config.schema import TrainerConfig
+from simulator.costs.colocation.host_copies import copy_rate
+from simulator.costs.micro_batching import cut_within_budget
 from simulator.costs.trainers.named import SPEEDS
 from simulator.costs.training import TrainingCost, training_cost
 from simulator.costs.training_memory import GIB, training_memory
@@ -19,8 +21,10 @@ from simulator.costs.training_timing import (
     FORWARD_BACKWARD,
     GRADIENTS,
     OPTIMIZER,
+    PADDING,
     PROXIMAL,
     REFERENCE,
+    SLOWEST_RANK,
     TrainTiming,
 )
 
@@ -30,6 +34,7 @@ SMALL, MIXTURE, LARGE = (
 )
 LENGTHS = np.full(512, 4096)
 KINDS = sorted(SPEEDS)
+PINNED_BYTES_PER_S = copy_rate("to host", H100, pinned=True, gpus=16).bytes_per_s
 
 
 def cost(kind: str = "megatron", gpus: int = 16, model=SMALL, gpu=H100, **more) -> TrainingCost:
@@ -213,7 +218,7 @@ def test_offloading_the_optimizer_trades_memory_for_copies() -> None:
         cost("areal", **layout, micro_batch_tokens=32768, reference_logprobs=True)
     offloaded = step("megatron", **layout, optimizer_offload=True)
     usual = step("megatron", **layout)
-    copied = 12 * SMALL.parameters / 8 / (0.5 * H100.pcie_bytes_per_s)
+    copied = 12 * SMALL.parameters / 8 / PINNED_BYTES_PER_S
     assert offloaded.parts[OPTIMIZER] - usual.parts[OPTIMIZER] == pytest.approx(copied)
     memory = training_memory(
         SMALL, TrainerConfig(optimizer_offload=True), gpus=8, micro_batch_tokens=0
@@ -230,7 +235,7 @@ def test_a_reference_on_the_host_takes_no_memory_but_three_copies() -> None:
 
     assert memory(True) == 2 * SMALL.parameters == memory(False) / 2
     timing = step(proximal_logprobs=True, reference_logprobs=True)
-    copies = 3 * 2 * SMALL.parameters / (0.5 * H100.pcie_bytes_per_s)
+    copies = 3 * 2 * SMALL.parameters / PINNED_BYTES_PER_S
     assert timing.parts[REFERENCE] - timing.parts[PROXIMAL] == pytest.approx(copies)
     shared = step("fsdp2", proximal_logprobs=True, reference_logprobs=True)
     assert shared.parts[REFERENCE] == shared.parts[PROXIMAL]
@@ -281,3 +286,61 @@ def test_a_compute_bound_gpu_loses_little_to_traffic() -> None:
         timing = step("fsdp2", 8, gpu=gpu)
         reached[gpu.name] = timing.flops / timing.seconds / (8 * gpu.flops_per_s)
     assert reached["H20"] > reached["H100"]
+
+
+# --- who shares a batch, and padding -------------------------------------------------------------
+
+
+def waiting(balance: str, lengths: np.ndarray, minibatches: int = 8) -> tuple[float, float]:
+    """Seconds of work, and seconds in which ranks wait for the slowest."""
+    found = cost("fsdp2", micro_batch_tokens=32768, balance=balance)
+    parts = found.step(lengths, minibatches=minibatches).parts
+    return parts[FORWARD_BACKWARD], parts.get(SLOWEST_RANK, 0.0)
+
+
+def test_ranks_that_share_the_batch_wait_in_every_minibatch() -> None:
+    """With a long tail; the work is the same but for the packing."""
+    lengths = np.random.default_rng(0).pareto(1.2, 1024) * 300 + 100
+    lengths = np.minimum(lengths, 28_000).astype(np.int64)
+    work, each = waiting("minibatch", lengths)
+    same_work, whole = waiting("batch", lengths)
+    assert same_work == pytest.approx(work, rel=0.1)
+    assert whole > 1.2 * each > 0
+
+
+def test_what_is_balanced_makes_no_difference_to_equal_lengths_or_to_one_minibatch() -> None:
+    equal = np.full(1024, 2000)
+    assert waiting("batch", equal) == pytest.approx(waiting("minibatch", equal))
+    lengths = np.random.default_rng(1).integers(900, 1100, 1024)
+    one = waiting("batch", lengths, minibatches=1)
+    assert one == pytest.approx(waiting("minibatch", lengths, minibatches=1), rel=0.02)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_each_sequence_is_trained_once_whatever_is_balanced(seed: int) -> None:
+    """The lanes of a balanced batch: equal numbers of sequences, whose tokens are nearly equal."""
+    generator = np.random.default_rng(seed)
+    lengths = generator.integers(1, 4000, 960)
+    lanes = cut_within_budget(
+        lengths, ranks=4, minibatches=6, max_tokens=8192, least=1, balance="batch"
+    ).parts()
+    assert sorted(one for lane in lanes for batch in lane for one in batch) == list(range(960))
+    assert {sum(map(len, lane)) for lane in lanes} == {40}
+    of_rank = [
+        sum(lengths[one] for lane in lanes[rank::4] for batch in lane for one in batch)
+        for rank in range(4)
+    ]
+    assert max(of_rank) < 1.01 * min(of_rank)
+    # A rank cuts its part in batch order.
+    firsts = [min(one for batch in lane for one in batch) for lane in lanes[0::4]]
+    assert firsts == sorted(firsts)
+
+
+def test_pipelines_of_megatron_pad_micro_batches_to_the_longest() -> None:
+    lengths = np.tile([8000, 5000], 128)
+    timing = cost(pipeline_parallel=2).step(lengths, minibatches=1)
+    # One sequence each: 3,000 of 8,000 tokens are padding in half of the micro-batches.
+    assert timing.parts[PADDING] == pytest.approx(3 / 13 * timing.parts[FORWARD_BACKWARD], rel=0.1)
+    assert PADDING not in cost().step(lengths, minibatches=1).parts
+    assert PADDING not in cost("areal", pipeline_parallel=2).step(lengths, minibatches=1).parts
+    assert PADDING not in cost(pipeline_parallel=2).step(LENGTHS, minibatches=1).parts
