@@ -242,7 +242,12 @@ def _costs(
     if cluster.colocated:
         yield from _refused("weights", lambda: switch_cost(config, model, gpu))
     else:
-        yield from _refused("weights", lambda: weight_sync(config.weights, model, gpu))
+        yield from _refused(
+            "weights",
+            lambda: weight_sync(
+                config.weights, model, gpu, writers=config.trainer.pipeline_parallel
+            ),
+        )
 
 
 def _failures(

@@ -144,7 +144,9 @@ def build(config: SimulationConfig) -> System:
         training=training_cost(config.trainer, model, gpu, training_gpus),
         training_gpus=training_gpus,
         minibatches=workload.minibatches,
-        weights=UpdateSeconds() if colocated else weight_sync(config.weights, model, gpu),
+        weights=UpdateSeconds()
+        if colocated
+        else weight_sync(config.weights, model, gpu, writers=config.trainer.pipeline_parallel),
         # The trainer takes part in a broadcast, but not in loading from disk.
         push_holds_trainer=config.weights.backend != "disk",
         switch=switch_cost(config, model, gpu) if colocated else None,

@@ -152,7 +152,9 @@ class WeightSync:
         return self.export_s + self.delay_s + self.load_s
 
 
-def weight_sync(config: WeightsConfig, model: ModelShape, gpu: GPU) -> WeightSync:
+def weight_sync(
+    config: WeightsConfig, model: ModelShape, gpu: GPU, *, writers: int = 1
+) -> WeightSync:
     """Weight update of disaggregated engines.
 
     A measured `export_s` or `load_s` replaces that part. A measured `update_s` replaces the sum;
@@ -161,6 +163,8 @@ def weight_sync(config: WeightsConfig, model: ModelShape, gpu: GPU) -> WeightSyn
     Args:
         model: model whose weights are updated.
         gpu: GPU of the engines, whose network bounds the rate of full weights.
+        writers: pipeline stages of the trainer, which write their layers to disk at the same time
+            (`save_to_hf` of AReaL's realhf, 2025; the measured trainers have one).
 
     Raises:
         ValueError: if no update of such a model was published.
@@ -170,7 +174,7 @@ def weight_sync(config: WeightsConfig, model: ModelShape, gpu: GPU) -> WeightSyn
         whole = sync_speed("disk", mixture=mixture)
         export_s = sync_speed("disk export", mixture=mixture).seconds(size)
         by_model = WeightSync(
-            export_s=export_s,
+            export_s=export_s / writers,
             delay_s=config.poll_s / 2,
             load_s=max(0.0, whole.seconds(size) - export_s),
             error=whole.error,

@@ -53,7 +53,7 @@ def least_step_s(config: SimulationConfig) -> float:
     if cluster.colocated:
         update_s = switch_cost(config, model, gpu).seconds
     else:
-        sync = weight_sync(config.weights, model, gpu)
+        sync = weight_sync(config.weights, model, gpu, writers=config.trainer.pipeline_parallel)
         update_s = sync.export_s + sync.load_s
     eta = config.schedule.versions_ahead
     if eta == 0:

@@ -162,7 +162,7 @@ def _weights_parts(config: SimulationConfig, model: ModelShape, gpu: GPU) -> Ite
         switch = switch_cost(config, model, gpu)
         yield Part("switching", switch.provenance, switch.error)
         return
-    sync = weight_sync(config.weights, model, gpu)
+    sync = weight_sync(config.weights, model, gpu, writers=config.trainer.pipeline_parallel)
     yield Part("weight update", sync.provenance, sync.error)
 
 

@@ -299,13 +299,12 @@ def waiting(balance: str, lengths: np.ndarray, minibatches: int = 8) -> tuple[fl
 
 
 def test_ranks_that_share_the_batch_wait_in_every_minibatch() -> None:
-    """With a long tail; the work is the same but for the packing."""
-    lengths = np.random.default_rng(0).pareto(1.2, 1024) * 300 + 100
-    lengths = np.minimum(lengths, 28_000).astype(np.int64)
+    """The work is the same but for the packing."""
+    lengths = np.random.default_rng(0).lognormal(6.5, 1.0, 1024).astype(np.int64) + 1
     work, each = waiting("minibatch", lengths)
     same_work, whole = waiting("batch", lengths)
     assert same_work == pytest.approx(work, rel=0.1)
-    assert whole > 1.2 * each > 0
+    assert whole > 2 * each > 0
 
 
 def test_what_is_balanced_makes_no_difference_to_equal_lengths_or_to_one_minibatch() -> None:
@@ -339,8 +338,10 @@ def test_each_sequence_is_trained_once_whatever_is_balanced(seed: int) -> None:
 def test_pipelines_of_megatron_pad_micro_batches_to_the_longest() -> None:
     lengths = np.tile([8000, 5000], 128)
     timing = cost(pipeline_parallel=2).step(lengths, minibatches=1)
-    # One sequence each: 3,000 of 8,000 tokens are padding in half of the micro-batches.
-    assert timing.parts[PADDING] == pytest.approx(3 / 13 * timing.parts[FORWARD_BACKWARD], rel=0.1)
+    # One sequence each: 3,000 of 8,000 tokens are padding in half of the micro-batches, without
+    # the attention that the others have.
+    share = timing.parts[PADDING] / timing.parts[FORWARD_BACKWARD]
+    assert 0.8 * 3 / 13 < share < 3 / 13
     assert PADDING not in cost().step(lengths, minibatches=1).parts
     assert PADDING not in cost("areal", pipeline_parallel=2).step(lengths, minibatches=1).parts
     assert PADDING not in cost(pipeline_parallel=2).step(LENGTHS, minibatches=1).parts

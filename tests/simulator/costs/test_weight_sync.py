@@ -98,6 +98,13 @@ def test_weights_on_disk_wait_half_a_polling_period_on_average() -> None:
     assert sync.load_s > 0
 
 
+def test_pipeline_stages_write_their_layers_at_the_same_time() -> None:
+    model = find_model(MODELS[1])
+    one, four = (weight_sync(WeightsConfig(), model, H100, writers=n) for n in (1, 4))
+    assert four.export_s == pytest.approx(one.export_s / 4)
+    assert (four.delay_s, four.load_s) == (one.delay_s, one.load_s)
+
+
 def test_other_backends_notify_engines_which_pause_for_the_whole_update() -> None:
     for backend in ("nccl", "delta"):
         sync = weight_sync(WeightsConfig(backend=backend), find_model(MODELS[1]), H100)
