@@ -12,8 +12,12 @@ _LEAST_HALF: Final = 1e-6
 
 
 def quantity(value: Mapping[str, Any], unit: str = "") -> str:
-    """A mean with its interval, such as `213.1 ± 1.2 s`."""
-    mean, low, high = value["mean"], value["low"], value["high"]
+    """A mean with its interval over the seeds, such as `213.1 ± 1.2 s`.
+
+    Of a number that also has the model's error, that is `seeds_low` to `seeds_high`.
+    """
+    mean = value["mean"]
+    low, high = (value.get(f"seeds_{end}", value[end]) for end in ("low", "high"))
     half = 0.0 if low is None else (high - low) / 2
     if half <= _LEAST_HALF * abs(mean):
         half = 0.0
@@ -21,6 +25,20 @@ def quantity(value: Mapping[str, Any], unit: str = "") -> str:
     if half:
         text += f" ± {number(half, half)}"
     return f"{text} {unit}".rstrip()
+
+
+def span(value: Mapping[str, Any], unit: str = "") -> str:
+    """The interval of a number, such as `150 to 310 s`; empty if it is unknown or a point.
+
+    Two digits of its half-width are significant.
+    """
+    low, high = value["low"], value["high"]
+    if low is None or not 0 < (half := (high - low) / 2) < math.inf:
+        return ""
+    places = 1 - math.floor(math.log10(half))
+    digits = max(places, 0)
+    ends = (f"{round(end, places) + 0.0:,.{digits}f}" for end in (low, high))
+    return f"{' to '.join(ends)} {unit}".rstrip()
 
 
 def number(value: float, half: float = 0.0) -> str:
