@@ -19,8 +19,8 @@ from simulator.report.measured_errors import (
     median_factor,
 )
 from simulator.stats.format import number
-from simulator.stats.model_error import SHARE, ModelError, prediction
-from simulator.stats.statistics import estimate
+from simulator.stats.model_error import SHARE, ModelError, Prediction, prediction
+from simulator.stats.statistics import Estimate, estimate
 
 PERCENT: Final = f"{100 * SHARE:.0f} %"
 """The share of measured numbers that an interval should contain, in words."""
@@ -38,27 +38,32 @@ _SIGNS: Final = {"step": "too long", "gain": "too low", "change": ""}
 
 
 def number_record(values: Sequence[float], error: ModelError) -> dict[str, float | None]:
-    """A number as JSON: `low` and `high` contain the model's error and the seeds' interval.
-
-    `seeds_low` and `seeds_high` are the 95 % interval over the seeds alone, null for one seed.
+    """A number as JSON, from that of each seed; see `record_of`.
 
     Args:
         values: of each seed. If one is 0, such as the cost of free GPUs, there is no relative
             error, and the interval is the seeds'.
     """
     seeds = estimate(values)
-    known = math.isfinite(seeds.low)
-    seeds_low, seeds_high = (seeds.low, seeds.high) if known else (None, None)
-    low, high = seeds_low, seeds_high
     if min(values) > 0:
-        found = prediction(values, error)
-        low, high = found.low, found.high
+        return record_of(prediction(values, error), seeds)
+    known = math.isfinite(seeds.low)
+    low, high = (seeds.low, seeds.high) if known else (seeds.mean, seeds.mean)
+    return record_of(Prediction(value=seeds.mean, low=low, high=high), seeds)
+
+
+def record_of(value: Prediction, seeds: Estimate) -> dict[str, float | None]:
+    """A number as JSON: `low` and `high` contain the model's error and the seeds' interval.
+
+    `seeds_low` and `seeds_high` are the 95 % interval over the seeds alone, null for one seed.
+    """
+    known = math.isfinite(seeds.low)
     return {
-        "mean": seeds.mean,
-        "low": low,
-        "high": high,
-        "seeds_low": seeds_low,
-        "seeds_high": seeds_high,
+        "mean": value.value,
+        "low": value.low,
+        "high": value.high,
+        "seeds_low": seeds.low if known else None,
+        "seeds_high": seeds.high if known else None,
     }
 
 
