@@ -563,10 +563,8 @@ def _(plan):
         f"| {part.name} | {_errors.get(part.error) or f'{part.error:.0%}'} | {part.source} |"
         for part in cost_parts(plan.best.candidate.config)
     ]
-    mo.md(
-        sentences(model_error_lines(plan))
-        + """
-
+    _parts = mo.md(
+        """
     These are the errors of the cost model, part by part. Two trainers that were measured differ by
     42 %, and yours may be a third one: time one training step of yours on one node, and set
     `base.trainer.mfu`. Not modeled: checkpoints that block, evaluation, lengths that change through
@@ -577,6 +575,7 @@ def _(plan):
     """
         + "\n    ".join(_rows)
     )
+    mo.vstack([mo.md(sentences(model_error_lines(plan))), _parts])
     return
 
 

@@ -51,7 +51,7 @@ def plan_report(plan: Plan) -> dict[str, Any]:
                 **{"hardware": one.synchronous.candidate.hardware, "pays": one.pays},
                 "undecided": one.pays is None,
                 "ratio": record_of(one.predicted_ratio, one.ratio),
-                "model_error": change_record("gain", one.asynchronous.known.gain, plan.errors),
+                "model_error": change_record("gain", one.asynchronous.known.gain),
                 "synchronous": _outcome(one.synchronous, plan),
                 "asynchronous": _outcome(one.asynchronous, plan),
                 "says": verdict(one),

@@ -73,11 +73,10 @@ def model_error_lines(plan: Plan) -> Iterator[str]:
     shown = plan.best or next(iter(plan.front), None)
     if shown is None:
         return
-    yield from known_lines("step", shown.known.step, plan.errors)
+    yield from known_lines("step", shown.known.step)
     if plan.comparisons:
-        # The kind's fits are those of the steps, which are told.
-        gain = plan.comparisons[0].asynchronous.known.gain
-        yield known_lines("gain", gain, plan.errors)[0]
+        # The fits are those of the steps, which are told.
+        yield known_lines("gain", plan.comparisons[0].asynchronous.known.gain)[0]
     configs = [one.config for one in plan.space.possible]
     gpus = dict.fromkeys(gpu for config in configs for gpu in gpus_of(config))
     yield from never_line(never_compared(list(gpus), plan.errors))
@@ -95,16 +94,16 @@ def recommendation_lines(plan: Plan) -> Iterator[str]:
             f"of {candidate.config.trainer.micro_batch_tokens:,} tokens), {hours(best)}, "
             f"{money(best)}; bottleneck: {best.limit}"
         )
-        late, dollars = best.predicted_hours, best.predicted_dollars
-        if late.high > limits.deadline_h:
-            yield (
-                f"its {PERCENT} interval exceeds the deadline of {limits.deadline_h:g} h: up to "
-                f"{number(late.high)} h"
-            )
+        dollars = best.predicted_dollars
+        over = []
+        if best.predicted_hours.high > limits.deadline_h:
+            over.append(f"the deadline of {limits.deadline_h:g} h")
         if dollars and dollars.high > limits.budget_dollars:
+            over.append(f"the budget of {limits.budget_dollars:,.0f} $")
+        if over:
             yield (
-                f"its {PERCENT} interval exceeds the budget of {limits.budget_dollars:,.0f} $: up "
-                f"to {number(dollars.high)} $"
+                f"its {PERCENT} interval exceeds {' and '.join(over)}; with rank_by=pessimistic "
+                "only candidates whose high ends are within the limits are recommended"
             )
         gentler = plan.gentler
         if gentler is not None:
@@ -199,7 +198,7 @@ def verdict(one: Comparison) -> str:
     """Whether asynchrony pays on these GPUs, in one line."""
     slow, fast, ratio = one.synchronous, one.asynchronous, one.predicted_ratio
     pair = (
-        f"x{ratio.value:.3g} [{ratio.low:.3g}, {ratio.high:.3g}]: {number(slow.hours.mean)} h "
+        f"x{ratio.value:.3g}{_around(ratio)}: {number(slow.hours.mean)} h "
         f"synchronous ({slow.candidate.split}), {number(fast.hours.mean)} h "
         f"{fast.candidate.schedule} ({fast.candidate.split})"
     )
@@ -258,8 +257,13 @@ def cost(one: Outcome) -> str:
 
 def predicted_text(value: Prediction, unit: str) -> str:
     """A number with its interval, as in `76.1 h (42 to 138)`."""
+    return f"{number(value.value)} {unit}{_around(value)}"
+
+
+def _around(value: Prediction) -> str:
+    """The interval in brackets, after a space; empty if it is a point."""
     around = span({"low": value.low, "high": value.high})
-    return f"{number(value.value)} {unit}" + (f" ({around})" if around else "")
+    return f" ({around})" if around else ""
 
 
 def money(one: Outcome) -> str:

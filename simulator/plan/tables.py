@@ -56,19 +56,19 @@ def _front_table(plan: Plan) -> Table:
 
     table = Table(
         title=(
-            "Pareto front of time, cost and GPUs  (* recommendation, ! over a limit)"
-            f"{ranked_by(plan)}"
+            "Pareto front of time, cost and GPUs  (* recommendation, ! over a limit; busy: "
+            f"engines, trainer){ranked_by(plan)}"
         ),
         title_justify="left",
         box=None,
         padding=(0, 1, 0, 0),
     )
     table.add_column("")
-    table.add_column("GPUs")
-    table.add_column("generate + train", no_wrap=True)
+    table.add_column("GPUs", no_wrap=True)
+    table.add_column("generate + train", min_width=16)
     table.add_column("schedule", no_wrap=True)
-    for name in ("hours", PERCENT, "dollars", PERCENT, "busy: engines, trainer"):
-        table.add_column(name, justify="right", no_wrap=not name.startswith("busy"))
+    for name in ("hours", PERCENT, "dollars", PERCENT, "busy"):
+        table.add_column(name, justify="right", no_wrap=True)
     table.add_column("bottleneck", no_wrap=True)
     for one in plan.front:
         mark = "*" if one is plan.best else "" if one.meets(plan.config.limits) else "!"

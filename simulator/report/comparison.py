@@ -40,21 +40,10 @@ def _comparison_table(
     first: Mapping[str, Any], second: Mapping[str, Any], ratio: Mapping[str, Any]
 ) -> Table:
     table = empty_table("", "A", "B", "B / A", f"B / A, {PERCENT}")
-    unit = {"step_s": "s", "tokens_per_s": "tokens/s", "tokens_per_s_per_gpu": "tokens/s"}
-    titles = {
-        "step_s": "step time",
-        "tokens_per_s": "effective throughput",
-        "tokens_per_s_per_gpu": "  per GPU",
-    }
-    for name, title in titles.items():
-        table.add_row(
-            title,
-            quantity(first[name], unit[name]),
-            quantity(second[name], unit[name]),
-            quantity(ratio[name]),
-            span(ratio[name]),
-        )
     for title, name, path in (
+        ("step time, s", "step_s", ("step_s",)),
+        ("throughput, tokens/s", "tokens_per_s", ("tokens_per_s",)),
+        ("  per GPU", "tokens_per_s_per_gpu", ("tokens_per_s_per_gpu",)),
         ("GPU-hours per step", "gpu_hours_per_step", ("cost", "gpu_hours_per_step")),
         ("dollars per step", "dollars_per_step", ("cost", "dollars_per_step", "typical")),
         ("kWh per step", "kwh_per_step", ("energy", "kwh_per_step")),
@@ -65,11 +54,11 @@ def _comparison_table(
             around = span(ratio[name]) if "seeds_low" in ratio[name] else ""
             table.add_row(title, *map(quantity, values), quantity(ratio[name]), around)
     for title, kind, which in (
-        ("lag of a trained token", "token", "mean"),
-        ("lag of the oldest token", "head", "max"),
+        ("mean lag, versions", "token", "mean"),
+        ("largest lag, versions", "head", "max"),
     ):
         lags = [told["lag"][kind][which] for told in (first, second)]
-        table.add_row(f"{title}, {which}", *(quantity(lag, "versions") for lag in lags), "", "")
+        table.add_row(title, *map(quantity, lags), "", "")
     return table
 
 

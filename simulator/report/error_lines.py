@@ -10,14 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Final
 
-from simulator.report.measured_errors import (
-    Kind,
-    Known,
-    MeasuredErrors,
-    flat,
-    largest_factor,
-    median_factor,
-)
+from simulator.report.measured_errors import Kind, Known, MeasuredErrors, Residuals
 from simulator.stats.format import number
 from simulator.stats.model_error import SHARE, ModelError, Prediction, prediction
 from simulator.stats.statistics import Estimate, estimate
@@ -33,7 +26,7 @@ _OFF_NAMES: Final = {
     "gain": "gains of asynchrony",
     "change": "ratios of two such runs",
 }
-_SIGNS: Final = {"step": "too long", "gain": "too low", "change": ""}
+_SIGNS: Final = {"step": "too long", "gain": "too low"}
 """The side of an error that is counted in words."""
 
 
@@ -76,13 +69,13 @@ def step_record(kind: Kind, gpus: Sequence[str], errors: MeasuredErrors) -> dict
     known, never = errors.step(kind), never_compared(gpus, errors)
     return {
         "share": SHARE,
-        **_record("step", known, errors),
+        **_record("step", known),
         "never_compared": never,
-        "says": [*known_lines("step", known, errors), *never_line(never)],
+        "says": [*known_lines("step", known), *never_line(never)],
     }
 
 
-def change_record(what: str, known: Known, errors: MeasuredErrors) -> dict[str, Any]:
+def change_record(what: str, known: Known) -> dict[str, Any]:
     """The error of the ratio of two runs, as JSON.
 
     Args:
@@ -90,50 +83,55 @@ def change_record(what: str, known: Known, errors: MeasuredErrors) -> dict[str, 
     """
     if what == "both":
         line = (
-            "No measured pair of runs differs in model or GPU: the interval of the ratio takes "
-            "the errors of A and B as independent."
+            "No measured pair of runs differs like A and B (in model, type of GPU, placement or "
+            f"turns): the {PERCENT} interval of the ratio takes their errors as independent."
         )
         return {"share": SHARE, "of": what, "spread": known.error.spread, "says": [line]}
-    return {
-        "share": SHARE,
-        **_record(what, known, errors),
-        "says": known_lines(what, known, errors),
-    }
+    return {"share": SHARE, **_record(what, known), "says": known_lines(what, known)}
 
 
-def known_lines(what: str, known: Known, errors: MeasuredErrors) -> list[str]:
+def known_lines(what: str, known: Known) -> list[str]:
     """How far predictions of this kind were off, in one or two sentences.
 
     Args:
         what: `step`, `gain` or `change`.
     """
-    off = f"{_OFF_NAMES[what]} were predicted"
+    used = known.used
+    off = f"{_OFF_NAMES[what]} were predicted {_off(what, known)}"
+    counted = f"the {PERCENT} interval has the model's error on {_counted(what, known)} of"
     if known.alike:
-        line = (
-            f"The {PERCENT} interval has the model's error on {_counted(what, known)} of this "
-            f"kind ({known.kind}): {off} {_off(what, known)}"
-        )
+        line = f"{counted[0].upper()}{counted[1:]} this kind ({known.kind}): {off}"
     else:
-        seen = len(flat(known.of_kind))
-        own = f"No {_row_name(what)} of this kind ({known.kind}) was ever compared"
-        if seen:
-            own = (
-                f"Only {seen} {_row_name(what, seen)} of this kind ({known.kind}) "
-                f"{'was' if seen == 1 else 'were'} compared, off by a factor of up to "
-                f"{number(_rounded(largest_factor(known.of_kind)))}"
-            )
-        line = (
-            f"{own}; the {PERCENT} interval has the model's error on {_counted(what, known)} of "
-            f"more kinds, and may be too narrow: {off} {_off(what, known)}"
-        )
-    lines = [f"{line}. Such intervals contained {known.contained} of the {len(flat(known.used))}."]
-    if fitted := errors.fitted(known):
-        names = " or ".join(_FITTED_NAMES.get(name, name) for name in fitted)
+        line = f"{_too_few(what, known)}; {counted} more kinds: {off}"
+    lines = [f"{line}. Such intervals contained {used.contained} of these {len(used)}."]
+    if used.fitted:
+        count = sum(bool(one.fitted) for one in used.each)
         lines.append(
-            f"Before, {names} was fitted to another run of the same system; where nothing is "
-            "fitted or measured, expect more."
+            f"For {'all' if count == len(used) else count} of them, {_fitted(used)} was fitted to "
+            "another run of the same system; where you fit or measure nothing, expect more."
         )
     return lines
+
+
+def _too_few(what: str, known: Known) -> str:
+    """Why the rows of this kind do not make the interval."""
+    own = known.of_kind
+    if not own:
+        return f"No {_row_name(what)} of this kind ({known.kind}) was ever compared"
+    factor = number(round(own.largest_factor, 2))
+    off = f"compared, off by a factor of {'up to ' if len(own) > 1 else ''}{factor}"
+    names = f"{_row_name(what, len(own))} of this kind ({known.kind})"
+    verb = "was" if len(own) == 1 else "were"
+    if all(one.fitted for one in own.each):
+        return (
+            f"{len(own)} {names} {verb} {off}, but after {_fitted(own)} had been fitted to another "
+            "run of the same system"
+        )
+    return f"Only {len(own)} {names} {verb} {off}"
+
+
+def _fitted(residuals: Residuals) -> str:
+    return " or ".join(_FITTED_NAMES.get(name, name) for name in residuals.fitted)
 
 
 def never_compared(gpus: Sequence[str], errors: MeasuredErrors) -> list[str]:
@@ -152,44 +150,42 @@ def undecided(low: float | None, high: float | None) -> bool:
     return low is not None and high is not None and low <= 1 <= high
 
 
-def _record(what: str, known: Known, errors: MeasuredErrors) -> dict[str, Any]:
+def _record(what: str, known: Known) -> dict[str, Any]:
     used, own = known.used, known.of_kind
     return {
         "of": what,
         "kind": str(known.kind),
-        "rows": len(flat(used)),
-        "groups": len(used),
-        "median_factor": median_factor(used),
-        "largest_factor": largest_factor(used),
+        "rows": len(used),
+        "groups": len(used.groups),
+        "median_factor": used.median_factor,
+        "largest_factor": used.largest_factor,
         "spread": known.error.spread,
-        "contained": known.contained,
-        "rows_of_kind": len(flat(own)),
-        "median_factor_of_kind": median_factor(own) if own else None,
-        "largest_factor_of_kind": largest_factor(own) if own else None,
-        "fitted_before": list(errors.fitted(known)),
+        "contained": used.contained,
+        "fitted_before": list(used.fitted),
+        "rows_of_kind": len(own),
+        "median_factor_of_kind": own.median_factor if own else None,
+        "largest_factor_of_kind": own.largest_factor if own else None,
     }
 
 
 def _counted(what: str, known: Known) -> str:
-    rows, groups = len(flat(known.used)), len(known.used)
+    rows, groups = len(known.used), len(known.used.groups)
     return f"{rows} {_row_name(what, rows)} ({groups} systems and models)"
 
 
 def _row_name(what: str, count: int = 1) -> str:
-    name = "measured pair" if what == "change" else "measured run"
-    return name if count == 1 else f"{name}s"
+    name = "pair of measured runs" if what == "change" else "measured run"
+    if count == 1:
+        return name
+    return name.replace("pair", "pairs") if what == "change" else f"{name}s"
 
 
 def _off(what: str, known: Known) -> str:
-    used = flat(known.used)
-    factors = (median_factor(known.used), largest_factor(known.used))
-    half, most = (number(_rounded(one)) for one in factors)
+    used = known.used
+    half, most = (number(round(one, 2)) for one in (used.median_factor, used.largest_factor))
     text = f"wrong by a factor of {half} in the median, {most} at most"
-    if what in ("step", "gain"):
-        wrong = sum(one > 0 if what == "step" else one < 0 for one in used)
-        text += f", {wrong} of {len(used)} {_SIGNS[what]}"
-    return text
-
-
-def _rounded(factor: float) -> float:
-    return round(factor, 2)
+    if what == "change":
+        return text
+    sign = 1 if what == "step" else -1
+    wrong = sum(sign * one.value > 0 for one in used.each)
+    return f"{text}, {wrong} of {len(used)} {_SIGNS[what]}"

@@ -13,12 +13,12 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from statistics import median
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 from simulator.catalogue.find_gpu import find_gpu
 from simulator.catalogue.models import find_model
@@ -27,8 +27,8 @@ from simulator.stats.model_error import ModelError, model_error, with_model_erro
 
 FILE: Final = Path(__file__).parent / "data" / "measured_errors.json"
 LEAST_GROUPS: Final = 3
-"""Systems that a kind must have before its own rows make its intervals; with fewer, they come from
-more kinds."""
+"""Groups in which nothing was fitted that a kind must have before its own rows make its intervals;
+with fewer, they come from more kinds. A prediction after a fit to the same kind is an easy one."""
 _WIDER: Final[tuple[tuple[str, ...], ...]] = (
     ("mixture", "colocated", "agent"),
     ("mixture", "colocated"),
@@ -36,9 +36,6 @@ _WIDER: Final[tuple[tuple[str, ...], ...]] = (
     (),
 )
 """What rows must have in common with a kind: all of it, then less and less."""
-
-Residuals: TypeAlias = dict[str, list[float]]
-"""ln(predicted / measured), by group."""
 
 
 class Kind(NamedTuple):
@@ -79,6 +76,67 @@ class MeasuredRow:
     """The same of the synchronous over this run's seconds; None of synchronous runs."""
 
 
+class Residual(NamedTuple):
+    """The error of one predicted number."""
+
+    kind: Kind
+    group: str
+    value: float
+    """ln(predicted / measured)."""
+    fitted: tuple[str, ...]
+    """Settings that were fitted to another run of the same system."""
+
+
+@dataclass(frozen=True, slots=True)
+class Residuals:
+    """Errors of one number of several runs."""
+
+    each: tuple[Residual, ...]
+
+    def __len__(self) -> int:
+        """How many."""
+        return len(self.each)
+
+    @property
+    def groups(self) -> dict[str, list[float]]:
+        """Their values, by group."""
+        found: dict[str, list[float]] = {}
+        for one in self.each:
+            found.setdefault(one.group, []).append(one.value)
+        return found
+
+    @property
+    def median_factor(self) -> float:
+        """The factor by which half of the predictions are off, either way."""
+        return math.exp(median(abs(one.value) for one in self.each))
+
+    @property
+    def largest_factor(self) -> float:
+        """The largest factor by which a prediction is off, either way."""
+        return math.exp(max(abs(one.value) for one in self.each))
+
+    @property
+    def contained(self) -> int:
+        """How many are within an interval that is made from the other groups, without seeds."""
+        groups, count = self.groups, 0
+        for group, own in groups.items():
+            others = [values for other, values in groups.items() if other != group]
+            if others:
+                around = with_model_error([1.0, 1.0], model_error(others))
+                count += sum(around.contains(math.exp(-value)) for value in own)
+        return count
+
+    @property
+    def enough(self) -> bool:
+        """Whether they have enough groups in which nothing was fitted."""
+        return len({one.group for one in self.each if not one.fitted}) >= LEAST_GROUPS
+
+    @property
+    def fitted(self) -> tuple[str, ...]:
+        """Settings that were fitted for some of them."""
+        return tuple(sorted({name for one in self.each for name in one.fitted}))
+
+
 class Known(NamedTuple):
     """What is known of the error of one number."""
 
@@ -86,24 +144,13 @@ class Known(NamedTuple):
     of_kind: Residuals
     """Of runs of this kind."""
     used: Residuals
-    """Those that make the interval: the same, or of more kinds if there are too few systems."""
+    """Those that make the interval: the same, or of more kinds if there are too few groups."""
     error: ModelError
 
     @property
     def alike(self) -> bool:
         """Whether the interval comes from runs of this kind only."""
         return self.used == self.of_kind
-
-    @property
-    def contained(self) -> int:
-        """Used rows within an interval that is made from the other groups, without seeds."""
-        count = 0
-        for group, own in self.used.items():
-            others = [some for other, some in self.used.items() if other != group]
-            if others:
-                around = with_model_error([1.0, 1.0], model_error(others))
-                count += sum(around.contains(math.exp(-one)) for one in own)
-        return count
 
 
 class MeasuredErrors:
@@ -121,12 +168,21 @@ class MeasuredErrors:
 
     def step(self, kind: Kind) -> Known:
         """Of seconds per step, and of numbers that are proportional to them or their inverse."""
-        return _known(kind, [(row.kind, row.group, row.step) for row in self.rows])
+        return _known(
+            kind, [Residual(row.kind, row.group, row.step, row.fitted) for row in self.rows]
+        )
 
     def gain(self, kind: Kind) -> Known:
-        """Of the gain of asynchrony over a synchronous run on the same kind of GPU."""
-        found = [(row.kind, row.group, row.gain) for row in self.rows if row.gain is not None]
-        return _known(kind, found)
+        """Of the gain of asynchrony over a synchronous run of the same system.
+
+        Without such a row, the errors of steps are those of a gain: the synchronous step is fitted.
+        """
+        found = [
+            Residual(row.kind, row.group, row.gain, row.fitted)
+            for row in self.rows
+            if row.gain is not None
+        ]
+        return _known(kind, found) if found else self.step(kind)
 
     def change(self, kind: Kind) -> Known:
         """Of the ratio of two runs of one kind: other GPUs, splits or staleness, the same system.
@@ -134,17 +190,12 @@ class MeasuredErrors:
         ln(ratio predicted / measured) is the difference of the rows' errors. Of three rows or more
         every pair counts, but each group counts once.
         """
-        pairs = [
-            (one.kind, one.group, one.step - other.step)
+        found = [
+            Residual(one.kind, one.group, one.step - other.step, one.fitted)
             for one, other in itertools.combinations(self.rows, 2)
             if one.family == other.family and one.kind == other.kind
         ]
-        return _known(kind, pairs) if pairs else self.step(kind)
-
-    def fitted(self, known: Known) -> tuple[str, ...]:
-        """Settings that were fitted to other runs of the systems behind `known`."""
-        found = (name for row in self.rows if row.group in known.used for name in row.fitted)
-        return tuple(sorted(set(found)))
+        return _known(kind, found) if found else self.step(kind)
 
     def never_compared(self) -> list[str]:
         """Kinds of runs without a row, in words."""
@@ -184,17 +235,18 @@ def change_of(
 ) -> tuple[str, Known]:
     """What the ratio of two runs is, and what is known of its error.
 
-    `gain` if one is synchronous and the other is not, `change` if both are or neither is. With
-    other models or GPUs it is `both`: no measured pair differs in these, so the errors of the two
-    are taken as independent.
+    `gain` if one is synchronous and the other is not, `change` if they are of one kind. Otherwise,
+    or with other models or types of GPU, it is `both`: no measured pair differs in these, so the
+    errors of the two are taken as independent.
     """
     kind, other = kind_of(second), kind_of(first)
-    if first.model != second.model or gpus_of(first) != gpus_of(second):
-        return "both", _independent(errors.step(other), errors.step(kind))
     stale = [one.schedule.versions_ahead > 0 for one in (first, second)]
-    if stale[0] != stale[1]:
+    alike = first.model == second.model and gpus_of(first) == gpus_of(second)
+    if alike and stale[0] != stale[1] and kind.agent == other.agent:
         return "gain", errors.gain(other if stale[0] else kind)
-    return "change", errors.change(kind)
+    if alike and kind == other:
+        return "change", errors.change(kind)
+    return "both", _independent(errors.step(other), errors.step(kind))
 
 
 @cache
@@ -209,31 +261,25 @@ def _row(record: Mapping[str, Any]) -> MeasuredRow:
     return MeasuredRow(**fields)
 
 
-def _known(kind: Kind, found: Sequence[tuple[Kind, str, float]]) -> Known:
-    def alike(names: Iterable[str]) -> Residuals:
-        return _by_group(
-            found, lambda other: all(getattr(other, name) == getattr(kind, name) for name in names)
+def _known(kind: Kind, found: Sequence[Residual]) -> Known:
+    def alike(names: Sequence[str]) -> Residuals:
+        return Residuals(
+            tuple(
+                one
+                for one in found
+                if all(getattr(one.kind, name) == getattr(kind, name) for name in names)
+            )
         )
 
     nearest = [alike(names) for names in _WIDER]
     of_kind = nearest[0]
-    used = next((some for some in nearest if len(some) >= LEAST_GROUPS), nearest[-1])
-    error = model_error(used.values())
-    if of_kind and model_error(of_kind.values()).spread > error.spread:
-        # Few systems of this kind are known, but they were predicted worse than the others.
-        spread = model_error(of_kind.values()).spread
-        error = ModelError(spread=spread, groups=error.groups)
+    used = next((some for some in nearest if some.enough), nearest[-1])
+    error = model_error(used.groups.values())
+    if of_kind:
+        # If few systems of this kind are known, but were predicted worse than the others.
+        own = model_error(of_kind.groups.values())
+        error = ModelError(spread=max(error.spread, own.spread), groups=error.groups)
     return Known(kind, of_kind, used, error)
-
-
-def _by_group(
-    found: Iterable[tuple[Kind, str, float]], wanted: Callable[[Kind], bool]
-) -> Residuals:
-    groups: Residuals = {}
-    for kind, group, residual in found:
-        if wanted(kind):
-            groups.setdefault(group, []).append(residual)
-    return groups
 
 
 def _independent(one: Known, other: Known) -> Known:
@@ -242,18 +288,3 @@ def _independent(one: Known, other: Known) -> Known:
         groups=min(one.error.groups, other.error.groups),
     )
     return other._replace(error=error)
-
-
-def median_factor(residuals: Residuals) -> float:
-    """The factor by which half of the predictions are off, either way."""
-    return math.exp(median(map(abs, flat(residuals))))
-
-
-def largest_factor(residuals: Residuals) -> float:
-    """The largest factor by which a prediction is off, either way."""
-    return math.exp(max(map(abs, flat(residuals))))
-
-
-def flat(residuals: Residuals) -> list[float]:
-    """All rows of all groups."""
-    return list(itertools.chain.from_iterable(residuals.values()))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from simulator.costs.training_timing import BUBBLE, SLOWEST_RANK
 from simulator.report.error_lines import PERCENT
 from simulator.report.notes import lag_note, limit_note, mean_of, setting_lines
-from simulator.stats.format import duration, number, quantity, shown_name, span
+from simulator.stats.format import duration, duration_span, number, quantity, shown_name, span
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -84,7 +84,7 @@ def _step_table(told: Mapping[str, Any]) -> Table:
     table.add_row(
         f"{steps} steps",
         duration(mean_of(step) * steps),
-        _durations(step, steps),
+        duration_span(step["low"] * steps, step["high"] * steps),
         "at the average step time",
     )
     gpu_h = told["cost"]["gpu_hours_per_step"]
@@ -99,13 +99,6 @@ def _step_table(told: Mapping[str, Any]) -> Table:
         f"{number(mean_of(energy) * steps)} kWh for all steps; GPUs only",
     )
     return table
-
-
-def _durations(step: Mapping[str, Any], steps: int) -> str:
-    """The interval of all steps; empty if that of a step is."""
-    if not span(step):
-        return ""
-    return f"{duration(step['low'] * steps)} to {duration(step['high'] * steps)}"
 
 
 def _dollars_row(dollars: Mapping[str, Any] | None, steps: int) -> tuple[str, str, str, str]:

@@ -108,7 +108,7 @@ def comparison(
     if told["undecided"]:
         by_seeds = undecided(speed["seeds_low"], speed["seeds_high"])
         told["undecided_by"] = "seeds" if by_seeds else "model"
-    return {**told, "model_error": change_record(what, known, errors)}
+    return {**told, "model_error": change_record(what, known)}
 
 
 def _headline(results: Sequence[SimulationResult], error: ModelError) -> dict[str, Any]:
