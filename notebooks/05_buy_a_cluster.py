@@ -27,7 +27,7 @@ with app.setup:
     from simulator.plan.cache import key
     from simulator.plan.points import TOOLTIPS, outcome_at, plan_points
     from simulator.plan.search import screening_job
-    from simulator.plan.summary import cost, hours, model_error_lines, verdict
+    from simulator.plan.summary import cost, hours, verdict
     from simulator.report.provenance import cost_parts
 
 
@@ -575,7 +575,7 @@ def _(plan):
     """
         + "\n    ".join(_rows)
     )
-    mo.vstack([mo.md(sentences(model_error_lines(plan))), _parts])
+    mo.vstack([mo.md(sentences(simulator.model_error_lines(plan))), _parts])
     return
 
 

@@ -112,7 +112,9 @@ def with_model_error(
     total = of_model + of_seeds
     if total == 0:
         return Prediction(value=mean, low=mean, high=mean)
-    degrees = total**2 / (of_model**2 / error.groups + of_seeds**2 / (count - 1))
+    # By shares of the total: the square of a small variance would be 0.
+    model_share, seeds_share = of_model / total, of_seeds / total
+    degrees = 1 / (model_share**2 / error.groups + seeds_share**2 / (count - 1))
     half = student_t(max(1, math.floor(degrees + 1e-9)), share) * math.sqrt(total)
     return Prediction(value=mean, low=mean * math.exp(-half), high=mean * math.exp(half))
 

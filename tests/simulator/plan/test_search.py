@@ -652,7 +652,7 @@ def test_a_plan_shows_the_intervals_and_how_far_predictions_were_off() -> None:
 
 
 def test_the_report_of_a_plan_has_both_intervals() -> None:
-    found = solved("candidates.gpus=[4]", errors=errors_of(0.5))
+    found = solved("candidates.gpus=[4]", "search.seeds=4", errors=errors_of(0.5))
     told = json.loads(json.dumps(plan_report(found), allow_nan=False))
     assert told["rank_by"] == "mean"
     hours = told["best"]["hours"]
