@@ -76,10 +76,10 @@ def _step_table(told: Mapping[str, Any]) -> Table:
         "effective throughput",
         quantity(throughput, "tokens/s"),
         span(throughput),
-        f"{number(mean_of(told['tokens_per_s_per_gpu']))} per GPU; trained tokens only",
+        f"{number(mean_of(told['tokens_per_s_per_gpu']))} per GPU; trained tokens",
     )
     if mean_of(parts["update_s"]) > 0:
-        note = "until all engines have the weights"
+        note = "until all engines have it"
         table.add_row("weight update", quantity(parts["update_s"], "s"), "", note)
     table.add_row(
         f"{steps} steps",
@@ -96,7 +96,7 @@ def _step_table(told: Mapping[str, Any]) -> Table:
         "energy",
         quantity(energy, "kWh"),
         "",
-        f"{number(mean_of(energy) * steps)} kWh for all steps; GPUs only",
+        f"{number(mean_of(energy) * steps)} kWh in all; GPUs only",
     )
     return table
 
