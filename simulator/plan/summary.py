@@ -206,11 +206,11 @@ def verdict(one: Comparison) -> str:
     if one.pays:
         return f"asynchrony pays {where}, {pair}"
     if one.pays is None:
-        seeds = len(slow.trials)
         told = f"whether asynchrony pays {where} is undecided, {pair}; the {PERCENT} interval"
         if one.needs_seeds:
-            return f"{told} contains 1, that of {seeds} seeds, too: search.seeds={4 * seeds}"
-        return f"{told} contains 1, because of the model's error on measured runs"
+            more = f"search.seeds={4 * len(slow.trials)}"
+            return f"{told} contains 1, and so does that of the seeds alone: {more}"
+        return f"{told} contains 1"
     why = "" if slow.limit == STALENESS_BOUND else f"; synchronous bottleneck: {slow.limit}"
     return f"asynchrony does not help {where}, {pair}{why}"
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from areal_lab.runlog.intervals import student_t
 from simulator.assembly.simulate import replicate
 from simulator.assembly.unused import ignored_overrides, ignored_settings
 from simulator.catalogue.find_gpu import find_gpu
@@ -26,7 +27,7 @@ from simulator.report.to_json import comparison, report
 from simulator.run.one_seed import IDLE_CAUSES
 from simulator.run.result import Replicated
 from simulator.stats.format import duration, duration_span, number, quantity, short_time, span
-from tests.simulator.report.known_errors import EXACT, errors_of
+from tests.simulator.report.known_errors import EXACT, errors_of, row
 from tools.pages.simulator import PAGE
 
 
@@ -457,6 +458,17 @@ def test_a_gain_within_the_model_s_error_is_undecided_and_says_by_how_much_it_is
     decided = ratios((), synchronous)
     assert not decided["undecided"]
     assert decided["undecided_by"] is None
+
+
+def test_a_gain_has_the_errors_of_gains_and_a_change_those_of_ratios() -> None:
+    steps = (0.5, 0.5, 0.5)
+    errors = MeasuredErrors([row(one, group=group, gain=1.0) for group in "abc" for one in steps])
+    gain = ratios((), ("schedule.name=synchronous",), errors)["step_s"]
+    half = student_t(3, 0.9) * 1.0
+    assert math.log(gain["high"] / gain["mean"]) == pytest.approx(half, rel=0.01)
+    change = ratios((), ("workload.steps=11",), errors)["step_s"]
+    assert change["low"] == min(change["seeds_low"], change["low"])
+    assert change["high"] < 1.5
 
 
 def test_a_comparison_with_itself_is_undecided_by_the_seeds() -> None:
