@@ -58,7 +58,7 @@ def plan_report(plan: Plan) -> dict[str, Any]:
             }
             for one in plan.comparisons
         ],
-        "model_error": list(model_error_lines(plan)),
+        "model_error": {"says": list(model_error_lines(plan))},
         "sensitivity": _sensitivity(plan),
         "warnings": plan_warnings(plan),
     }

@@ -668,7 +668,9 @@ def test_the_report_of_a_plan_has_both_intervals() -> None:
     low, high = ratio["ratio"]["low"], ratio["ratio"]["high"]
     assert ratio["undecided"] is (low <= 1 <= high)
     assert ratio["model_error"]["of"] == "gain"
-    assert told["model_error"][0].startswith("The 90 % interval has the model's error on 12")
+    assert told["model_error"]["says"][0].startswith(
+        "The 90 % interval has the model's error on 12"
+    )
 
 
 # --- the file -----------------------------------------------------------------------------------
