@@ -409,10 +409,11 @@ def _(cache, pick, plan):
             mo.md(
                 f"""
     Large points: the front, which no other candidate beats in time, cost and GPUs at once; the
-    number is its GPUs; bar and ± are a 95 % interval over {plan.config.search.seeds} seeds. Ring:
-    the recommendation (pale: before your last change). Circles are asynchronous, squares
-    synchronous. Hollow: {plan.bounded} of {len(plan.space.possible)} candidates that are excluded
-    by a lower bound, where they are drawn. The first question was simulated by {cache.made_by}.
+    number is its GPUs; bars and brackets are 90 % intervals, with the model's error on measured
+    runs and {plan.config.search.seeds} seeds. Ring: the recommendation (pale: before your last
+    change). Circles are asynchronous, squares synchronous. Hollow: {plan.bounded} of
+    {len(plan.space.possible)} candidates that are excluded by a lower bound, where they are drawn.
+    The first question was simulated by {cache.made_by}.
 
     **Click a point to see what its GPUs do,**
     """
@@ -562,18 +563,19 @@ def _(plan):
         f"| {part.name} | {_errors.get(part.error) or f'{part.error:.0%}'} | {part.source} |"
         for part in cost_parts(plan.best.candidate.config)
     ]
-    mo.md(
+    _parts = mo.md(
         """
-    The intervals cover chance only: other prompts, other lengths. These are the errors of the cost
-    model. Two trainers that were measured differ by 42 %, and yours may be a third one: time one
-    training step of yours on one node, and set `base.trainer.mfu`. Not modeled: checkpoints that
-    block, evaluation, lengths that change through learning, and what staleness costs in learning.
+    These are the errors of the cost model, part by part. Two trainers that were measured differ by
+    42 %, and yours may be a third one: time one training step of yours on one node, and set
+    `base.trainer.mfu`. Not modeled: checkpoints that block, evaluation, lengths that change through
+    learning, and what staleness costs in learning.
 
     | part | error | source |
     | :-- | --: | :-- |
     """
         + "\n    ".join(_rows)
     )
+    mo.vstack([mo.md(sentences(simulator.model_error_lines(plan))), _parts])
     return
 
 

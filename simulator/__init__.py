@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from simulator.plan.schema import plan_yaml as plan_yaml
     from simulator.plan.search import PlanSearch as PlanSearch
     from simulator.plan.search import find_plan as find_plan
+    from simulator.plan.summary import model_error_lines as model_error_lines
     from simulator.plan.summary import question_lines as question_lines
     from simulator.plan.summary import recommendation_lines as recommendation_lines
     from simulator.plan.summary import sensitivity_lines as sensitivity_lines
@@ -86,6 +87,7 @@ _HOMES = {
     "plan_rows": "simulator.plan.frame",
     "draw_front": "simulator.plan.plots",
     "draw_tornado": "simulator.plan.plots",
+    "model_error_lines": "simulator.plan.summary",
     "question_lines": "simulator.plan.summary",
     "recommendation_lines": "simulator.plan.summary",
     "sensitivity_lines": "simulator.plan.summary",

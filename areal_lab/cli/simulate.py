@@ -74,9 +74,9 @@ def run_command(options: Options) -> None:
     for result, (config, overrides) in zip(reports, loaded, strict=True):
         result["warnings"].extend(ignored_overrides(config, overrides))
     if options.as_json:
-        print(json.dumps(_json(runs, reports), indent=2, allow_nan=False))
+        print(json.dumps(_json(configs, runs, reports), indent=2, allow_nan=False))
     else:
-        _print(runs, reports)
+        _print(configs, runs, reports)
     for path in _write_files(options, configs, runs, notes):
         notes.print(f"written: {path}", highlight=False, soft_wrap=True)
 
@@ -176,13 +176,21 @@ def _marked(configs: Sequence[SimulationConfig]) -> Sequence[SimulationConfig]:
     ]
 
 
-def _json(runs: Sequence[Replicated], reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _json(
+    configs: Sequence[SimulationConfig],
+    runs: Sequence[Replicated],
+    reports: Sequence[dict[str, Any]],
+) -> dict[str, Any]:
     if len(runs) == 1:
         return reports[0]
-    return {"a": reports[0], "b": reports[1], "ratio": comparison(runs[0], runs[1])}
+    return {"a": reports[0], "b": reports[1], "ratio": _ratio(configs, runs)}
 
 
-def _print(runs: Sequence[Replicated], reports: Sequence[dict[str, Any]]) -> None:
+def _print(
+    configs: Sequence[SimulationConfig],
+    runs: Sequence[Replicated],
+    reports: Sequence[dict[str, Any]],
+) -> None:
     from simulator.report.comparison import show_comparison
     from simulator.report.tables import show_report
 
@@ -190,7 +198,11 @@ def _print(runs: Sequence[Replicated], reports: Sequence[dict[str, Any]]) -> Non
     if len(runs) == 1:
         show_report(console, reports[0])
     else:
-        show_comparison(console, reports[0], reports[1], comparison(runs[0], runs[1]))
+        show_comparison(console, reports[0], reports[1], _ratio(configs, runs))
+
+
+def _ratio(configs: Sequence[SimulationConfig], runs: Sequence[Replicated]) -> dict[str, Any]:
+    return comparison(runs[0], runs[1], (configs[0], configs[1]))
 
 
 def _write_files(

@@ -11,10 +11,11 @@ miss.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 
 from benchmarks.harness import Arguments
-from reproductions.measured_runs import tables
+from reproductions.measured_runs import residuals, tables
 from reproductions.measured_runs.chart import draw
 from reproductions.measured_runs.families import Bars, MeasuredRuns, load
 from reproductions.measured_runs.other_lengths import with_spikes
@@ -159,3 +160,5 @@ def _record(one: Scored, runs: MeasuredRuns) -> dict[str, object]:
 
 if __name__ == "__main__":
     main(reproduce, __doc__)
+    if "--save" in sys.argv:
+        print(residuals.save(), file=sys.stderr)

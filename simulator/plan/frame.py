@@ -2,7 +2,8 @@
 
 Names of columns end in their units: `_h` hours, `_dollars`, `_s` seconds, `_kwh`, `_share` from 0
 to 1. Times, money and energy are of the whole run, but `step_s` and `tokens_per_s`. `_low` and
-`_high` in a name are the ends of a 95 % interval over the seeds, None with a single seed.
+`_high` in a name are the ends of a 90 % interval with the model's error on measured runs,
+`_seeds_low` and `_seeds_high` those of the 95 % interval over the seeds, None with a single seed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from areal_lab.extras import require
 from simulator.plan.result import Outcome, Plan, hourly_cost
 from simulator.plan.space import Candidate
-from simulator.plan.summary import interval
+from simulator.report.error_lines import record_of
 from simulator.stats.statistics import estimate
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ _ORDER: Final = {
     "hours": ("duration_h", "least_duration_h"),
 }
 """Columns by which rows are sorted, by objective."""
+_HIGH_ENDS: Final = {"duration_h": "duration_high_h", "cost_dollars": "cost_high_dollars"}
+"""Columns in place of others if the pessimistic end ranks."""
 
 
 def plan_rows(plan: Plan) -> list[Row]:
@@ -42,7 +45,9 @@ def plan_rows(plan: Plan) -> list[Row]:
         _row(one, known.get(one.number), plan, on_front=one.number in front)
         for one in plan.space.possible
     ]
-    order = _ORDER[plan.config.objective]
+    order: tuple[str, ...] = _ORDER[plan.config.objective]
+    if plan.config.rank_by == "pessimistic":
+        order = tuple(_HIGH_ENDS.get(name, name) for name in order)
     return sorted(rows, key=lambda row: (not row["seeds"], *(_number(row[name]) for name in order)))
 
 
@@ -107,7 +112,9 @@ def _results(known: Outcome | None) -> Row:
     """Columns of what was simulated; None without a simulation."""
     columns = (
         *("seeds", "duration_h", "duration_low_h", "duration_high_h"),
+        *("duration_seeds_low_h", "duration_seeds_high_h"),
         *("cost_dollars", "cost_low_dollars", "cost_high_dollars"),
+        *("cost_seeds_low_dollars", "cost_seeds_high_dollars"),
         *("cost_at_low_price_dollars", "cost_at_high_price_dollars", "gpu_hours"),
         *("energy_kwh", "step_s", "tokens_per_s", "engines_busy_share", "trainer_busy_share"),
         "bottleneck",
@@ -115,11 +122,14 @@ def _results(known: Outcome | None) -> Row:
     if known is None:
         return {name: 0 if name == "seeds" else None for name in columns}
     hours, hourly, trials = known.hours, known.hourly, known.trials
-    dollars = None if known.dollars is None else interval(known.dollars)
     values = (
         len(trials),
-        *interval(hours).values(),
-        *((None,) * 3 if dollars is None else dollars.values()),
+        *record_of(known.predicted_hours, hours).values(),
+        *(
+            (None,) * 5
+            if known.predicted_dollars is None or known.dollars is None
+            else record_of(known.predicted_dollars, known.dollars).values()
+        ),
         *(None if price is None else price * hours.mean for price in (hourly.low, hourly.high)),
         known.gpu_hours.mean,
         estimate([trial.kwh for trial in trials]).mean * known.steps,

@@ -158,7 +158,7 @@ def _front(axes: Axes, plan: Plan) -> None:
     axes.set(
         xlabel="cost of all steps (dollars, typical price)" if priced else "GPU-hours of all steps",
         ylabel="duration of all steps (hours)",
-        title="Front (numbers: GPUs; bars: 95 % intervals)",
+        title="Front (numbers: GPUs; bars: 90 % intervals)",
     )
     _plain_ticks(axes)
     axes.legend(loc="best", fontsize=9, frameon=True, framealpha=0.9, edgecolor="none")
@@ -257,6 +257,6 @@ def _money(one: Outcome, *, priced: bool) -> float:
 
 
 def _reach(outcomes: Sequence[Outcome]) -> Any:
-    if not all(math.isfinite(one.hours.low) for one in outcomes):
-        return None
-    return [one.hours.half_width for one in outcomes]
+    """Distances to the ends of the intervals: below, above."""
+    found = [one.predicted_hours for one in outcomes]
+    return [[one.value - one.low for one in found], [one.high - one.value for one in found]]

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 
 from simulator.plan.result import Outcome, Plan, hourly_cost
 from simulator.plan.space import Candidate
-from simulator.plan.summary import hours, interval, money
+from simulator.plan.summary import hours, money
 
 Points: TypeAlias = list[dict[str, Any]]
 
@@ -42,7 +42,8 @@ def plan_points(plan: Plan, others: Mapping[str, Outcome] = MappingProxyType({})
 
     Returns:
         Mappings with `number` (of the candidate), `x` (dollars; GPU-hours if the front has a
-        candidate without a price), `y` (hours), their `_low` and `_high` ends, `level` (front,
+        candidate without a price), `y` (hours), the `_low` and `_high` ends of their
+        90 % intervals with the model's error, `level` (front,
         simulated or excluded), `group` (GPU), `kind` (asynchronous or synchronous), `label`,
         `named` (the place in `others` from 1, else 0), `best`, and the texts of `TOOLTIPS`.
     """
@@ -111,13 +112,13 @@ def _number_of(one: Outcome, plan: Plan) -> int:
 
 
 def _simulated(one: Outcome, *, priced: bool) -> dict[str, Any]:
-    span = interval(one.hours)
-    cost = one.dollars if priced else one.gpu_hours
-    money_span = {"mean": None, "low": None, "high": None} if cost is None else interval(cost)
+    duration = one.predicted_hours
+    cost = one.predicted_dollars if priced else one.predicted_gpu_hours
+    x, x_low, x_high = (None,) * 3 if cost is None else (cost.value, cost.low, cost.high)
     seeds = len(one.trials)
     return {
-        **{"x": money_span["mean"], "x_low": money_span["low"], "x_high": money_span["high"]},
-        **{"y": span["mean"], "y_low": span["low"], "y_high": span["high"]},
+        **{"x": x, "x_low": x_low, "x_high": x_high},
+        **{"y": duration.value, "y_low": duration.low, "y_high": duration.high},
         **{"told_hours": hours(one), "told_money": money(one), "bottleneck": one.limit},
         "busy": f"{one.engine_share:.0%}, {one.trainer_share:.0%}",
         "told_status": f"simulated with {seeds} seeds" if seeds > 1 else "simulated with one seed",

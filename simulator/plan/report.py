@@ -1,7 +1,8 @@
 """Report a plan as one JSON object.
 
-Numbers are `{mean, low, high}` with the bounds of a 95 % interval over the seeds, null for a single
-seed. Money is null if no price is known.
+Hours, dollars, GPU-hours and the ratio are `{mean, low, high, seeds_low, seeds_high}`: a 90 %
+interval that contains the model's error on measured runs, and the 95 % interval over the seeds
+alone, null for a single seed. Money is null if no price is known.
 """
 
 from __future__ import annotations
@@ -11,7 +12,15 @@ from typing import Any
 from areal_lab.runlog.records import finite_json
 from simulator.plan.result import Outcome, Plan
 from simulator.plan.sensitivity import at_end, measure
-from simulator.plan.summary import counted, interval, plan_warnings, recommendation_lines, verdict
+from simulator.plan.summary import (
+    counted,
+    model_error_lines,
+    plan_warnings,
+    recommendation_lines,
+    verdict,
+)
+from simulator.report.error_lines import change_record, record_of, step_record
+from simulator.report.measured_errors import gpus_of
 
 
 def plan_report(plan: Plan) -> dict[str, Any]:
@@ -19,6 +28,7 @@ def plan_report(plan: Plan) -> dict[str, Any]:
     return {
         "name": plan.config.name,
         "objective": plan.config.objective,
+        "rank_by": plan.config.rank_by,
         "steps": plan.config.steps,
         "limits": finite_json(plan.config.limits.model_dump()),
         "candidates": {
@@ -39,13 +49,16 @@ def plan_report(plan: Plan) -> dict[str, Any]:
         "asynchrony": [
             {
                 **{"hardware": one.synchronous.candidate.hardware, "pays": one.pays},
-                "ratio": interval(one.ratio),
+                "undecided": one.pays is None,
+                "ratio": record_of(one.predicted_ratio, one.ratio),
+                "model_error": change_record("gain", one.asynchronous.known.gain),
                 "synchronous": _outcome(one.synchronous, plan),
                 "asynchronous": _outcome(one.asynchronous, plan),
                 "says": verdict(one),
             }
             for one in plan.comparisons
         ],
+        "model_error": {"says": list(model_error_lines(plan))},
         "sensitivity": _sensitivity(plan),
         "warnings": plan_warnings(plan),
     }
@@ -79,16 +92,23 @@ def _outcome(one: Outcome, plan: Plan) -> dict[str, Any]:
     cheap, dear = one.hourly.low, one.hourly.high
     return {
         **_candidate(one),
-        "hours": interval(one.hours),
-        "dollars": None if one.dollars is None else interval(one.dollars),
+        "hours": record_of(one.predicted_hours, one.hours),
+        "dollars": _dollars(one),
         "dollars_at_low_price": None if cheap is None else cheap * one.hours.mean,
         "dollars_at_high_price": None if dear is None else dear * one.hours.mean,
-        "gpu_hours": interval(one.gpu_hours),
+        "gpu_hours": record_of(one.predicted_gpu_hours, one.gpu_hours),
         "limit": one.limit,
         "engine_share": one.engine_share,
         "trainer_share": one.trainer_share,
         "within_limits": one.meets(plan.config.limits),
+        "model_error": step_record(one.known.step.kind, gpus_of(one.candidate.config), plan.errors),
     }
+
+
+def _dollars(one: Outcome) -> dict[str, float | None] | None:
+    if one.predicted_dollars is None or one.dollars is None:
+        return None
+    return record_of(one.predicted_dollars, one.dollars)
 
 
 def _candidate(one: Outcome) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 """The result of a plan: outcomes of candidates, the front, the recommendation and comparisons.
 
-Hours and dollars are for all steps of the run: steps x the mean step after warm-up.
+Hours and dollars are for all steps of the run: steps x the mean step after warm-up. `Estimate`s
+have the 95 % interval over the seeds; `Prediction`s a 90 % interval that also contains the model's
+error on measured runs (`simulator.report.measured_errors`).
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from simulator.catalogue.find_gpu import find_gpu
 from simulator.catalogue.gpu import GPU, Price
@@ -17,9 +20,27 @@ from simulator.plan.schema import LimitsConfig, PlanConfig, PriceEntry
 from simulator.plan.space import Candidate, Space
 from simulator.plan.trial import Trial
 from simulator.report.bottleneck import GENERATING, bottleneck
+from simulator.report.error_lines import undecided
+from simulator.report.measured_errors import Known, MeasuredErrors, kind_of
 from simulator.run.pools import MOVING_WEIGHTS
+from simulator.stats.model_error import Prediction, prediction
 from simulator.stats.pareto import DOLLARS, Point
 from simulator.stats.statistics import Estimate, estimate
+
+
+class KnownErrors(NamedTuple):
+    """What is known of the model's error on runs of a candidate's kind."""
+
+    step: Known
+    """Of the seconds per step, and so of hours and dollars."""
+    gain: Known
+    """Of the gain of asynchrony."""
+
+
+def known_errors(candidate: Candidate, errors: MeasuredErrors) -> KnownErrors:
+    """What is known of the model's error on runs of a candidate's kind."""
+    kind = kind_of(candidate.config)
+    return KnownErrors(step=errors.step(kind), gain=errors.gain(kind))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -33,11 +54,40 @@ class Outcome:
     """Of the whole run."""
     hourly: Cost
     """Cost of one hour of the cluster."""
+    known: KnownErrors
+    """How far predictions of measured runs of its kind were off."""
+    pessimistic: bool = False
+    """Whether it is ranked, and held against limits, by the high end of its interval."""
 
     @property
     def hours(self) -> Estimate:
         """Of the whole run."""
-        return estimate([trial.step_s * self.steps / HOUR_S for trial in self.trials])
+        return estimate(self._hours)
+
+    @property
+    def predicted_hours(self) -> Prediction:
+        """Of the whole run; with one seed, the interval is that of the model's error alone."""
+        return prediction(self._hours, self.known.step.error)
+
+    @property
+    def predicted_gpu_hours(self) -> Prediction:
+        """Of the whole run."""
+        return self.predicted_hours.times(self.candidate.gpus)
+
+    @property
+    def predicted_dollars(self) -> Prediction | None:
+        """Of the whole run at typical prices; None if a price is unknown."""
+        dollars = self.hourly.dollars
+        return None if dollars is None else self.predicted_hours.times(dollars)
+
+    @property
+    def _hours(self) -> list[float]:
+        return [trial.step_s * self.steps / HOUR_S for trial in self.trials]
+
+    @property
+    def ranked_hours(self) -> float:
+        """By which it is ranked: the mean, or the high end of the interval."""
+        return self.predicted_hours.high if self.pessimistic else self.hours.mean
 
     @property
     def gpu_hours(self) -> Estimate:
@@ -51,8 +101,8 @@ class Outcome:
 
     @property
     def point(self) -> Point:
-        """Mean hours and money, for the front."""
-        return point_of(self.hours.mean, self.candidate, self.hourly)
+        """Hours and money by which it is ranked, for the front."""
+        return point_of(self.ranked_hours, self.candidate, self.hourly)
 
     @property
     def limit(self) -> str:
@@ -70,20 +120,25 @@ class Outcome:
         return engine_share(self.trials)
 
     def meets(self, limits: LimitsConfig) -> bool:
-        """Whether its means are within deadline and budget; unknown money exceeds any budget."""
-        return self.hours.mean <= limits.deadline_h and self._dollars <= limits.budget_dollars
+        """Whether it is within deadline and budget; unknown money exceeds any budget."""
+        dollars = self.rank("dollars")
+        return self.ranked_hours <= limits.deadline_h and dollars <= limits.budget_dollars
 
     def value(self, objective: str) -> float:
-        """The value to minimize; unknown money is infinite."""
+        """The mean of what is minimized; unknown money is infinite."""
+        return self._at(self.hours.mean, objective)
+
+    def rank(self, objective: str) -> float:
+        """The same, by which it is ranked: the mean, or the high end of the interval."""
+        return self._at(self.ranked_hours, objective)
+
+    def _at(self, hours: float, objective: str) -> float:
+        dollars = self.hourly.dollars
         return {
             "gpus": float(self.candidate.gpus),
-            "hours": self.hours.mean,
-            "dollars": self._dollars,
+            "hours": hours,
+            "dollars": math.inf if dollars is None else hours * dollars,
         }[objective]
-
-    @property
-    def _dollars(self) -> float:
-        return math.inf if self.dollars is None else self.dollars.mean
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -96,20 +151,34 @@ class Comparison:
     @property
     def ratio(self) -> Estimate:
         """Time of the synchronous one over the asynchronous one's, seed by seed."""
-        pairs = zip(self.synchronous.trials, self.asynchronous.trials, strict=True)
-        return estimate([slow.step_s / fast.step_s for slow, fast in pairs])
+        return estimate(self._ratios)
+
+    @property
+    def predicted_ratio(self) -> Prediction:
+        """The same with the model's error on measured gains of asynchrony."""
+        return prediction(self._ratios, self.asynchronous.known.gain.error)
 
     @property
     def pays(self) -> bool | None:
-        """Whether asynchrony is significantly faster, and by at least 2 %.
+        """Whether asynchrony is faster, and by at least 2 %.
 
-        None if the interval includes both such a gain and a loss: more seeds are needed.
+        None if the interval with the model's error contains 1: it is undecided.
         """
-        ratio = self.ratio
-        if math.isfinite(ratio.low) and ratio.low <= 1 < 1 + LEAST_GAIN <= ratio.high:
+        ratio = self.predicted_ratio
+        if undecided(ratio.low, ratio.high):
             return None
-        surely = ratio.low > 1 or not math.isfinite(ratio.low)
-        return surely and ratio.mean >= 1 + LEAST_GAIN
+        return ratio.value >= 1 + LEAST_GAIN
+
+    @property
+    def needs_seeds(self) -> bool:
+        """Whether the interval over the seeds alone contains a gain of 2 % and a loss."""
+        ratio = self.ratio
+        return math.isfinite(ratio.low) and ratio.low <= 1 < 1 + LEAST_GAIN <= ratio.high
+
+    @property
+    def _ratios(self) -> list[float]:
+        pairs = zip(self.synchronous.trials, self.asynchronous.trials, strict=True)
+        return [slow.step_s / fast.step_s for slow, fast in pairs]
 
 
 LEAST_GAIN = 0.02
@@ -172,6 +241,8 @@ class Plan:
     simulations: int = 0
     least_hours: Mapping[int, float] = field(default_factory=dict)
     """Lower bound of each candidate's hours by its number, in closed form."""
+    errors: MeasuredErrors
+    """Of predictions of measured runs, which the intervals contain."""
     waiting: frozenset[int] = frozenset()
     """Numbers of the candidates that the search had not reached when it was stopped."""
     stopped_in: str = ""
@@ -222,12 +293,12 @@ def point_of(hours: float, candidate: Candidate, hourly: Cost) -> Point:
 
 def best_of(outcomes: Sequence[Outcome], objective: str, limits: LimitsConfig) -> Outcome | None:
     """The best outcome by the objective within the limits; among equals, the fastest."""
-    kept = [one for one in outcomes if one.meets(limits) and math.isfinite(one.value(objective))]
+    kept = [one for one in outcomes if one.meets(limits) and math.isfinite(one.rank(objective))]
     return min(
         kept,
         key=lambda one: (
-            one.value(objective),
-            one.hours.mean,
+            one.rank(objective),
+            one.ranked_hours,
             one.candidate.gpus,
             one.candidate.eta,
         ),

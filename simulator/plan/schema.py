@@ -129,6 +129,9 @@ class PlanConfig(Record):
     """Title of results and pictures."""
     objective: Literal["gpus", "dollars", "hours"] = "hours"
     """What to minimize."""
+    rank_by: Literal["mean", "pessimistic"] = "mean"
+    """Hours and dollars by which candidates are ranked and held against the limits: the `mean`, or
+    the `pessimistic` (high) end of the 90 % interval with the model's error."""
     steps: Count = 250
     """Training steps of the whole run."""
     limits: LimitsConfig = Field(default_factory=LimitsConfig)

@@ -23,17 +23,21 @@ from simulator.plan.bound import least_step_s
 from simulator.plan.measured import check_measured
 from simulator.plan.result import (
     Comparison,
+    KnownErrors,
     Outcome,
     Plan,
     Sensitivity,
     best_of,
     hourly_cost,
+    known_errors,
     point_of,
 )
 from simulator.plan.schema import PlanConfig
 from simulator.plan.sensitivity import sensitivity
 from simulator.plan.space import Candidate, Space, expand
 from simulator.plan.trial import Job, Progress, Run, Silent, Trial, run_here, shortened
+from simulator.report.measured_errors import MeasuredErrors, measured_errors
+from simulator.stats.model_error import prediction
 from simulator.stats.pareto import dominates, front, most_promising_first
 
 _ROUND: Final = 24
@@ -72,6 +76,7 @@ def find_plan(
     *,
     progress: Progress | None = None,
     bound: Bound = _least_s,
+    errors: MeasuredErrors | None = None,
 ) -> Plan:
     """Search the candidates of a plan file, to the end; `PlanSearch` can be stopped.
 
@@ -79,12 +84,13 @@ def find_plan(
         run: performs simulations; `simulator.plan.trial.workers` makes one that uses several
             processes.
         bound: least seconds of a candidate's training step.
+        errors: of measured runs; None takes the packaged ones.
 
     Raises:
         ValueError: the plan needs a price that is unknown, or candidates differ in something that a
             measured number of the base depends on.
     """
-    search = PlanSearch(config, run, bound=bound)
+    search = PlanSearch(config, run, bound=bound, errors=errors)
     progress = progress or Silent()
     done = 0
     for step in search:
@@ -127,12 +133,20 @@ class PlanSearch:
         step: the latest one; None before the first.
     """
 
-    def __init__(self, config: PlanConfig, run: Run = run_here, *, bound: Bound = _least_s) -> None:
+    def __init__(
+        self,
+        config: PlanConfig,
+        run: Run = run_here,
+        *,
+        bound: Bound = _least_s,
+        errors: MeasuredErrors | None = None,
+    ) -> None:
         """List and check the candidates, a millisecond each; nothing is simulated yet.
 
         Args:
             run: performs simulations.
             bound: least seconds of a candidate's training step.
+            errors: of measured runs; None takes the packaged ones.
 
         Raises:
             ValueError: as `find_plan`.
@@ -140,6 +154,8 @@ class PlanSearch:
         self._config = config
         self._run = run
         self._bound = bound
+        self._errors = errors or measured_errors()
+        self._known: dict[int, KnownErrors] = {}
         self._hourly: dict[int, Cost] = {}
         self._least_h: dict[int, float] = {}
         self._space = expand(config)
@@ -202,6 +218,7 @@ class PlanSearch:
             sensitivity=self._so_far(),
             simulations=self._simulations,
             least_hours=dict(self._least_h),
+            errors=self._errors,
             waiting=frozenset(self._waiting),
             stopped_in="" if self._complete else "bounds" if self.step is None else self.step.stage,
         )
@@ -236,12 +253,29 @@ class PlanSearch:
             self._least_h[candidate.number] = seconds / HOUR_S
         return self._least_h[candidate.number]
 
+    def _known_errors(self, candidate: Candidate) -> KnownErrors:
+        """What is known of the model's error on runs of a candidate's kind."""
+        if candidate.number not in self._known:
+            self._known[candidate.number] = known_errors(candidate, self._errors)
+        return self._known[candidate.number]
+
+    def _least_ranked_hours(self, candidate: Candidate) -> float:
+        """Lower bound of the hours by which a candidate is ranked, as screened with one seed."""
+        least_h = self._least_hours(candidate)
+        if not self._pessimistic:
+            return least_h
+        return prediction([least_h], self._known_errors(candidate).step.error).high
+
+    @property
+    def _pessimistic(self) -> bool:
+        return self._config.rank_by == "pessimistic"
+
     def _screen(self, candidates: Sequence[Candidate]) -> Generator[Step]:
         """Simulate one seed and few steps of all candidates that may be on the front."""
         yield Step("bounds", 0, len(candidates))
         points = []
         for one in candidates:
-            points.append((one, point_of(self._least_hours(one), one, self._cost(one))))
+            points.append((one, point_of(self._least_ranked_hours(one), one, self._cost(one))))
             yield Step("bounds", len(points), len(candidates))
         least = {one.number: point for one, point in points}
         left = most_promising_first(points)
@@ -361,7 +395,12 @@ class PlanSearch:
             one = left.pop()
             self._waiting.discard(one.number)
             self._screened[one.number] = Outcome(
-                candidate=one, trials=(trial,), steps=self._config.steps, hourly=self._cost(one)
+                candidate=one,
+                trials=(trial,),
+                steps=self._config.steps,
+                hourly=self._cost(one),
+                known=self._known_errors(one),
+                pessimistic=self._pessimistic,
             )
             yield 1
 
@@ -387,7 +426,7 @@ def evaluation_jobs(plan: PlanConfig, candidate: Candidate) -> list[Job]:
 
 
 def _fewest_gpus(one: Outcome) -> tuple[int, float, int]:
-    return (one.candidate.gpus, one.hours.mean, one.candidate.number)
+    return (one.candidate.gpus, one.ranked_hours, one.candidate.number)
 
 
 def _worth_evaluating(outcomes: Iterable[Outcome], config: PlanConfig) -> list[Outcome]:
@@ -403,7 +442,7 @@ def _worth_evaluating(outcomes: Iterable[Outcome], config: PlanConfig) -> list[O
         by_kind.setdefault((*one.candidate.cluster, one.candidate.stale), []).append(one)
     chosen = set(on_front)
     for alike in by_kind.values():
-        alike.sort(key=lambda one: (one.hours.mean, one.candidate.number))
+        alike.sort(key=lambda one: (one.ranked_hours, one.candidate.number))
         chosen.update(one.candidate.number for one in alike[:_ALIKE])
     return [one for one, _ in points if one.candidate.number in chosen]
 

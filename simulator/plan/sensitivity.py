@@ -128,7 +128,7 @@ def _best_then(outcomes: Sequence[Outcome], own: Outcome, plan: PlanConfig) -> O
     stays = next((one for one in outcomes if one.candidate is own.candidate), None)
     if best is None or stays is None or not stays.meets(plan.limits):
         return best
-    clearly = best.value(plan.objective) < stays.value(plan.objective) * (1 - CLEARLY)
+    clearly = best.rank(plan.objective) < stays.rank(plan.objective) * (1 - CLEARLY)
     return best if clearly else stays
 
 

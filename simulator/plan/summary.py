@@ -13,9 +13,11 @@ from simulator.plan.result import Comparison, End, Outcome, Plan
 from simulator.plan.sensitivity import at_end, measure
 from simulator.plan.space import Refusal
 from simulator.report.bottleneck import STALENESS_BOUND
+from simulator.report.error_lines import PERCENT, known_lines, never_compared, never_line
+from simulator.report.measured_errors import gpus_of
 from simulator.report.provenance import price_warnings, warnings
-from simulator.stats.format import number, quantity
-from simulator.stats.statistics import Estimate
+from simulator.stats.format import number, span
+from simulator.stats.model_error import Prediction
 
 AIMS: Final = {"gpus": "fewest GPUs", "dollars": "lowest cost", "hours": "shortest time"}
 """What is searched for, by objective."""
@@ -37,7 +39,7 @@ def question_lines(plan: Plan) -> Iterator[str]:
     within = f" with {', '.join(bounds)}" if bounds else ""
     yield (
         f"{AIMS[plan.config.objective]} for {plan.config.steps:,} steps of "
-        f"{plan.config.base.model}{within}"
+        f"{plan.config.base.model}{within}{ranked_by(plan)}"
     )
     space = plan.space
     yield (
@@ -59,6 +61,27 @@ def question_lines(plan: Plan) -> Iterator[str]:
         yield f"stopped during {plan.stopped_in}{waits}"
 
 
+def ranked_by(plan: Plan) -> str:
+    """How candidates are ranked, if not by their means; begins with a comma."""
+    if plan.config.rank_by == "mean":
+        return ""
+    return f", ranked by the pessimistic end of the {PERCENT} interval"
+
+
+def model_error_lines(plan: Plan) -> Iterator[str]:
+    """How far predictions like the recommendation, and gains, were off on measured runs."""
+    shown = plan.best or next(iter(plan.front), None)
+    if shown is None:
+        return
+    yield from known_lines("step", shown.known.step)
+    if plan.comparisons:
+        # The fits are those of the steps, which are told.
+        yield known_lines("gain", plan.comparisons[0].asynchronous.known.gain)[0]
+    configs = [one.config for one in plan.space.possible]
+    gpus = dict.fromkeys(gpu for config in configs for gpu in gpus_of(config))
+    yield from never_line(never_compared(list(gpus), plan.errors))
+
+
 def recommendation_lines(plan: Plan) -> Iterator[str]:
     """The recommendation in words; if there is none, the limits to raise."""
     best, limits = plan.best, plan.config.limits
@@ -71,11 +94,17 @@ def recommendation_lines(plan: Plan) -> Iterator[str]:
             f"of {candidate.config.trainer.micro_batch_tokens:,} tokens), {hours(best)}, "
             f"{money(best)}; bottleneck: {best.limit}"
         )
-        if best.hours.high > limits.deadline_h and math.isfinite(best.hours.high):
-            yield f"its confidence interval exceeds the deadline of {limits.deadline_h:g} h"
-        dollars = best.dollars
-        if dollars and dollars.high > limits.budget_dollars and math.isfinite(dollars.high):
-            yield f"its confidence interval exceeds the budget of {limits.budget_dollars:,.0f} $"
+        dollars = best.predicted_dollars
+        over = []
+        if best.predicted_hours.high > limits.deadline_h:
+            over.append(f"the deadline of {limits.deadline_h:g} h")
+        if dollars and dollars.high > limits.budget_dollars:
+            over.append(f"the budget of {limits.budget_dollars:,.0f} $")
+        if over:
+            yield (
+                f"its {PERCENT} interval exceeds {' and '.join(over)}; with rank_by=pessimistic "
+                "only candidates whose high ends are within the limits are recommended"
+            )
         gentler = plan.gentler
         if gentler is not None:
             yield (
@@ -167,23 +196,21 @@ def nothing_possible(plan: Plan) -> str:
 
 def verdict(one: Comparison) -> str:
     """Whether asynchrony pays on these GPUs, in one line."""
-    slow, fast, ratio = one.synchronous, one.asynchronous, one.ratio
-    interval = ""
-    if math.isfinite(ratio.low):
-        interval = f" [{ratio.low:.3g}, {ratio.high:.3g}]"
+    slow, fast, ratio = one.synchronous, one.asynchronous, one.predicted_ratio
     pair = (
-        f"x{ratio.mean:.3g}{interval}: {hours(slow)} synchronous ({slow.candidate.split}), "
-        f"{hours(fast)} {fast.candidate.schedule} ({fast.candidate.split})"
+        f"x{ratio.value:.3g}{_around(ratio)}: {number(slow.hours.mean)} h "
+        f"synchronous ({slow.candidate.split}), {number(fast.hours.mean)} h "
+        f"{fast.candidate.schedule} ({fast.candidate.split})"
     )
     where = f"on {slow.candidate.hardware}"
     if one.pays:
         return f"asynchrony pays {where}, {pair}"
     if one.pays is None:
-        seeds = len(slow.trials)
-        return (
-            f"whether asynchrony pays {where} is undecided with {seeds} seeds, {pair}; use more: "
-            f"search.seeds={4 * seeds}"
-        )
+        told = f"whether asynchrony pays {where} is undecided, {pair}; the {PERCENT} interval"
+        if one.needs_seeds:
+            more = f"search.seeds={4 * len(slow.trials)}"
+            return f"{told} contains 1, and so does that of the seeds alone: {more}"
+        return f"{told} contains 1"
     why = "" if slow.limit == STALENESS_BOUND else f"; synchronous bottleneck: {slow.limit}"
     return f"asynchrony does not help {where}, {pair}{why}"
 
@@ -217,15 +244,26 @@ def no_comparison(plan: Plan) -> str:
 
 
 def hours(one: Outcome) -> str:
-    """Of the whole run."""
-    return quantity(interval(one.hours), "h")
+    """Of the whole run, with the interval."""
+    return predicted_text(one.predicted_hours, "h")
 
 
 def cost(one: Outcome) -> str:
-    """Dollars of the whole run at typical prices; GPU-hours if no price is known."""
-    if one.dollars is None:
-        return f"money unknown ({quantity(interval(one.gpu_hours))} GPU-hours)"
-    return quantity(interval(one.dollars), "$")
+    """Dollars of the whole run at typical prices, with the interval; GPU-hours without a price."""
+    if one.predicted_dollars is None:
+        return f"money unknown ({predicted_text(one.predicted_gpu_hours, 'GPU-hours')})"
+    return predicted_text(one.predicted_dollars, "$")
+
+
+def predicted_text(value: Prediction, unit: str) -> str:
+    """A number with its interval, as in `76.1 h (42 to 138)`."""
+    return f"{number(value.value)} {unit}{_around(value)}"
+
+
+def _around(value: Prediction) -> str:
+    """The interval in brackets, after a space; empty if it is a point."""
+    around = span({"low": value.low, "high": value.high})
+    return f" ({around})" if around else ""
 
 
 def money(one: Outcome) -> str:
@@ -251,10 +289,3 @@ def counted(refusals: Sequence[Refusal]) -> list[dict[str, Any]]:
         }
         for kind, count in kinds.most_common()
     ]
-
-
-def interval(value: Estimate) -> dict[str, float | None]:
-    """Mean and bounds, which are null with a single seed."""
-    if not math.isfinite(value.low):
-        return {"mean": value.mean, "low": None, "high": None}
-    return {"mean": value.mean, "low": value.low, "high": value.high}

@@ -7,14 +7,17 @@ from typing import TYPE_CHECKING
 from simulator.plan.result import End, Plan
 from simulator.plan.sensitivity import at_end, measure
 from simulator.plan.summary import (
-    interval,
+    model_error_lines,
     no_comparison,
     plan_warnings,
     question_lines,
+    ranked_by,
     recommendation_lines,
     verdict,
 )
-from simulator.stats.format import quantity
+from simulator.report.error_lines import PERCENT
+from simulator.stats.format import number, span
+from simulator.stats.model_error import Prediction
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,6 +42,8 @@ def show_plan(console: Console, plan: Plan) -> None:
         console.print(verdict(one), highlight=False)
     if plan.space.possible and not plan.comparisons:
         console.print(no_comparison(plan), highlight=False)
+    for line in model_error_lines(plan):
+        console.print(line, highlight=False)
     if plan.sensitivity is not None:
         console.print()
         console.print(_sensitivity_table(plan))
@@ -50,16 +55,19 @@ def _front_table(plan: Plan) -> Table:
     from rich.table import Table
 
     table = Table(
-        title="Pareto front of time, cost and GPUs  (* recommendation, ! over a limit)",
+        title=(
+            "Pareto front of time, cost and GPUs  (* recommendation, ! over a limit; busy: "
+            f"engines, trainer){ranked_by(plan)}"
+        ),
         title_justify="left",
         box=None,
         padding=(0, 1, 0, 0),
     )
     table.add_column("")
-    table.add_column("GPUs")
-    table.add_column("generate + train", no_wrap=True)
+    table.add_column("GPUs", no_wrap=True)
+    table.add_column("generate + train", min_width=16)
     table.add_column("schedule", no_wrap=True)
-    for name in ("hours", "dollars", "engines busy", "trainer busy"):
+    for name in ("hours", PERCENT, "dollars", PERCENT, "busy"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("bottleneck", no_wrap=True)
     for one in plan.front:
@@ -70,13 +78,19 @@ def _front_table(plan: Plan) -> Table:
             candidate.hardware,
             candidate.split,
             candidate.schedule.replace("asynchronous, ", ""),
-            quantity(interval(one.hours)),
-            "unknown" if one.dollars is None else quantity(interval(one.dollars)),
-            f"{one.engine_share:.0%}",
-            f"{one.trainer_share:.0%}",
+            *_cells(one.predicted_hours),
+            *_cells(one.predicted_dollars),
+            f"{one.engine_share:.0%}, {one.trainer_share:.0%}",
             one.limit,
         )
     return table
+
+
+def _cells(value: Prediction | None) -> tuple[str, str]:
+    """A number and its interval."""
+    if value is None:
+        return "unknown", ""
+    return number(value.value), span({"low": value.low, "high": value.high})
 
 
 def _sensitivity_table(plan: Plan) -> Table:

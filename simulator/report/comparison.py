@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from simulator.report.error_lines import PERCENT
 from simulator.report.notes import setting_lines
 from simulator.report.tables import empty_table, escaped, show_warnings, time_table
-from simulator.stats.format import quantity
+from simulator.stats.format import quantity, span
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,63 +31,70 @@ def show_comparison(
     console.print()
     console.print(time_table([first, second]))
     console.print()
-    console.print(_verdict(ratio), highlight=False)
+    for line in (verdict(ratio), *ratio["model_error"]["says"]):
+        console.print(line, highlight=False)
     show_warnings(console, dict.fromkeys([*first["warnings"], *second["warnings"]]))
 
 
 def _comparison_table(
     first: Mapping[str, Any], second: Mapping[str, Any], ratio: Mapping[str, Any]
 ) -> Table:
-    table = empty_table("", "A", "B", "B / A")
-    unit = {"step_s": "s", "tokens_per_s": "tokens/s", "tokens_per_s_per_gpu": "tokens/s"}
-    titles = {
-        "step_s": "step time",
-        "tokens_per_s": "effective throughput",
-        "tokens_per_s_per_gpu": "  per GPU",
-    }
-    for name, title in titles.items():
-        table.add_row(
-            title,
-            quantity(first[name], unit[name]),
-            quantity(second[name], unit[name]),
-            quantity(ratio[name]),
-        )
+    table = empty_table("", "A", "B", "B / A", f"B / A, {PERCENT}")
     for title, name, path in (
+        ("step time, s", "step_s", ("step_s",)),
+        ("throughput, tokens/s", "tokens_per_s", ("tokens_per_s",)),
+        ("  per GPU", "tokens_per_s_per_gpu", ("tokens_per_s_per_gpu",)),
         ("GPU-hours per step", "gpu_hours_per_step", ("cost", "gpu_hours_per_step")),
         ("dollars per step", "dollars_per_step", ("cost", "dollars_per_step", "typical")),
         ("kWh per step", "kwh_per_step", ("energy", "kwh_per_step")),
     ):
         if ratio[name] is not None:
             values = (_at(told, path) for told in (first, second))
-            table.add_row(title, *map(quantity, values), quantity(ratio[name]))
+            # Energy was never compared with a measured run: its interval is that of the seeds.
+            around = span(ratio[name]) if "seeds_low" in ratio[name] else ""
+            table.add_row(title, *map(quantity, values), quantity(ratio[name]), around)
     for title, kind, which in (
-        ("lag of a trained token", "token", "mean"),
-        ("lag of the oldest token", "head", "max"),
+        ("mean lag, versions", "token", "mean"),
+        ("largest lag, versions", "head", "max"),
     ):
         lags = [told["lag"][kind][which] for told in (first, second)]
-        table.add_row(f"{title}, {which}", *(quantity(lag, "versions") for lag in lags), "")
+        table.add_row(title, *map(quantity, lags), "", "")
     return table
 
 
-def _verdict(ratio: Mapping[str, Any]) -> str:
-    """Which one trains faster, and which one needs fewer GPU-hours."""
-    mean, low, high = (ratio["tokens_per_s"][name] for name in ("mean", "low", "high"))
-    if (low is not None and low <= 1 <= high) or mean == 1:
-        speed = "With these seeds, there is no significant difference in speed between A and B."
-    else:
-        better, other, times = ("B", "A", mean) if mean >= 1 else ("A", "B", 1 / mean)
-        bounds = ""
-        if low is not None:
-            least, most = (low, high) if mean >= 1 else (1 / high, 1 / low)
-            bounds = f" ({least:.3g} to {most:.3g})"
-        speed = (
-            f"{better} trains [bold]{times:.3g} times[/] as fast as {other}{bounds}, "
-            "in tokens per second."
+def verdict(ratio: Mapping[str, Any]) -> str:
+    """Which one trains faster, if that is decided, and which one needs fewer GPU-hours."""
+    speed, per_gpu = ratio["tokens_per_s"], ratio["tokens_per_s_per_gpu"]
+    mean = speed["mean"]
+    better, other, times = ("B", "A", mean) if mean >= 1 else ("A", "B", 1 / mean)
+    if ratio["undecided_by"] == "seeds":
+        said = "With these seeds, there is no significant difference in speed between A and B."
+    elif ratio["undecided"]:
+        said = (
+            f"[bold]Undecided:[/] {better} is simulated {times:.3g} times as fast as {other}, in "
+            f"tokens per second, but the {PERCENT} interval{_around(speed, mean < 1)} contains 1."
         )
-    per_gpu = ratio["tokens_per_s_per_gpu"]["mean"]
-    if abs(per_gpu / mean - 1) < 0.001:  # the same GPUs: nothing to add
-        return speed
-    return f"{speed} For the same tokens, B takes [bold]{1 / per_gpu:.3g} times[/] the GPU-hours."
+    else:
+        said = (
+            f"{better} trains [bold]{times:.3g} times[/] as fast as {other}"
+            f"{_around(speed, mean < 1)}, in tokens per second."
+        )
+    if abs(per_gpu["mean"] / mean - 1) < 0.001:  # the same GPUs: nothing to add
+        return said
+    hours = 1 / per_gpu["mean"]
+    return (
+        f"{said} For the same tokens, B takes [bold]{hours:.3g} times[/] the GPU-hours"
+        f"{_around(per_gpu, True)}."
+    )
+
+
+def _around(ratio: Mapping[str, Any], inverse: bool) -> str:
+    """The interval of a ratio, or of its inverse, in brackets; empty if there is none."""
+    low, high = ratio["low"], ratio["high"]
+    if low is None or (inverse and low == 0):
+        return ""
+    around = span({"low": 1 / high, "high": 1 / low} if inverse else ratio)
+    return f" ({around})" if around else ""
 
 
 def _at(told: Mapping[str, Any], path: Sequence[str]) -> Any:

@@ -81,7 +81,7 @@ def setting_lines(told: Mapping[str, Any]) -> Iterator[str]:
     seeds = len(told["seeds"])
     yield (
         f"{told['steps']} steps, averages without the first {told['warmup_steps']}; "
-        + (f"{seeds} seeds, with 95 % intervals (±)" if seeds > 1 else "one seed, no intervals")
+        + (f"{seeds} seeds, with 95 % intervals (±)" if seeds > 1 else "one seed, so no ±")
     )
 
 

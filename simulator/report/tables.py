@@ -1,6 +1,6 @@
 """Tables of a simulation for a terminal, made from the object of `simulator.report.to_json`.
 
-`±` is half of the 95 % interval over the seeds.
+`±` is half of the 95 % interval over the seeds; a 90 % interval contains the model's error, too.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from simulator.costs.training_timing import BUBBLE, SLOWEST_RANK
+from simulator.report.error_lines import PERCENT
 from simulator.report.notes import lag_note, limit_note, mean_of, setting_lines
-from simulator.stats.format import duration, number, quantity, shown_name
+from simulator.stats.format import duration, duration_span, number, quantity, shown_name, span
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,8 +34,11 @@ def show_report(console: Console, told: Mapping[str, Any]) -> None:
     console.print(f"[bold]{escaped(told['name'])}[/]")
     for line in setting_lines(told):
         console.print(line, highlight=False)
-    tables = (_step_table(told), time_table([told], width=console.width), _lag_table(told))
-    for table in tables:
+    console.print()
+    console.print(_step_table(told))
+    for line in told["model_error"]["says"]:
+        console.print(line, highlight=False)
+    for table in (time_table([told], width=console.width), _lag_table(told)):
         console.print()
         console.print(table)
     for note in (lag_note(told), limit_note(told)):
@@ -56,50 +60,55 @@ def show_warnings(console: Console, lines: Iterable[str]) -> None:
 
 
 def _step_table(told: Mapping[str, Any]) -> Table:
-    table = empty_table("training step", "", "")
-    parts, steps = told["parts"], told["steps"]
-    table.add_row("step time", quantity(told["step_s"], "s"))
+    table = empty_table("training step", "", f"{PERCENT} interval", "")
+    parts, steps, step = told["parts"], told["steps"], told["step_s"]
+    table.add_row("step time", quantity(step, "s"), span(step, "s"), "")
     for name, title in (
         ("train_s", "training"),
         ("export_s", "exporting weights, switching"),
         ("outside_s", "data, logs, validation, checkpoints"),
         ("wait_s", "trainer waits"),
     ):
-        if mean_of(parts[name]) > _LEAST_SHARE * mean_of(told["step_s"]):
-            table.add_row(f"  {title}", quantity(parts[name], "s"))
+        if mean_of(parts[name]) > _LEAST_SHARE * mean_of(step):
+            table.add_row(f"  {title}", quantity(parts[name], "s"), "", "")
+    throughput = told["tokens_per_s"]
     table.add_row(
         "effective throughput",
-        quantity(told["tokens_per_s"], "tokens/s"),
-        f"{number(mean_of(told['tokens_per_s_per_gpu']))} per GPU; trained tokens only",
+        quantity(throughput, "tokens/s"),
+        span(throughput),
+        f"{number(mean_of(told['tokens_per_s_per_gpu']))} per GPU; trained tokens",
     )
     if mean_of(parts["update_s"]) > 0:
-        note = "until all engines have the weights"
-        table.add_row("weight update", quantity(parts["update_s"], "s"), note)
+        note = "until all engines have it"
+        table.add_row("weight update", quantity(parts["update_s"], "s"), "", note)
     table.add_row(
         f"{steps} steps",
-        duration(mean_of(told["step_s"]) * steps),
+        duration(mean_of(step) * steps),
+        duration_span(step["low"] * steps, step["high"] * steps),
         "at the average step time",
     )
     gpu_h = told["cost"]["gpu_hours_per_step"]
-    table.add_row("GPU-hours", quantity(gpu_h), f"{number(mean_of(gpu_h) * steps)} for all steps")
+    note = f"{number(mean_of(gpu_h) * steps)} for all steps"
+    table.add_row("GPU-hours", quantity(gpu_h), span(gpu_h), note)
     table.add_row(*_dollars_row(told["cost"]["dollars_per_step"], steps))
     energy = told["energy"]["kwh_per_step"]
     table.add_row(
         "energy",
         quantity(energy, "kWh"),
-        f"{number(mean_of(energy) * steps)} kWh for all steps; GPUs only",
+        "",
+        f"{number(mean_of(energy) * steps)} kWh in all; GPUs only",
     )
     return table
 
 
-def _dollars_row(dollars: Mapping[str, Any] | None, steps: int) -> tuple[str, str, str]:
+def _dollars_row(dollars: Mapping[str, Any] | None, steps: int) -> tuple[str, str, str, str]:
     if dollars is None:
-        return "cost", "unknown price", ""
+        return "cost", "unknown price", "", ""
     typical, low, high = (dollars[name] for name in ("typical", "low", "high"))
     note = f"${number(mean_of(typical) * steps)} for all steps"
     if mean_of(low) < mean_of(high):
         note += f"; ${number(mean_of(low))} to ${number(mean_of(high))} per step, by price"
-    return "cost", f"${quantity(typical)}", note
+    return "cost", f"${quantity(typical)}", span(typical), note
 
 
 def time_table(reports: Sequence[Mapping[str, Any]], *, width: int = 0) -> Table:

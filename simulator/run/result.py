@@ -146,11 +146,19 @@ class Replicated:
         Raises:
             ValueError: if the seeds are not the same.
         """
+        return estimate(self.ratios(other, value))
+
+    def ratios(self, other: Replicated, value: Callable[[SimulationResult], float]) -> list[float]:
+        """The quotients of `ratio`, one per seed.
+
+        Raises:
+            ValueError: if the seeds are not the same.
+        """
         seeds, others = ([r.seed for r in both.results] for both in (self, other))
         if seeds != others:
             raise ValueError(f"seeds {seeds} and {others} differ; compare runs of the same seeds")
         pairs = zip(self.results, other.results, strict=True)
-        return estimate([value(mine) / value(theirs) for mine, theirs in pairs])
+        return [value(mine) / value(theirs) for mine, theirs in pairs]
 
     @property
     def step_s(self) -> Estimate:

@@ -12,8 +12,12 @@ _LEAST_HALF: Final = 1e-6
 
 
 def quantity(value: Mapping[str, Any], unit: str = "") -> str:
-    """A mean with its interval, such as `213.1 ± 1.2 s`."""
-    mean, low, high = value["mean"], value["low"], value["high"]
+    """A mean with its interval over the seeds, such as `213.1 ± 1.2 s`.
+
+    Of a number that also has the model's error, that is `seeds_low` to `seeds_high`.
+    """
+    mean = value["mean"]
+    low, high = (value.get(f"seeds_{end}", value[end]) for end in ("low", "high"))
     half = 0.0 if low is None else (high - low) / 2
     if half <= _LEAST_HALF * abs(mean):
         half = 0.0
@@ -21,6 +25,23 @@ def quantity(value: Mapping[str, Any], unit: str = "") -> str:
     if half:
         text += f" ± {number(half, half)}"
     return f"{text} {unit}".rstrip()
+
+
+def span(value: Mapping[str, Any], unit: str = "") -> str:
+    """The interval of a number, such as `150 to 310 s`; empty if it is unknown or a point.
+
+    Each end has two significant digits, or those of the half-width if it is smaller.
+    """
+    low, high = value["low"], value["high"]
+    if low is None or not 0 < (half := (high - low) / 2) < math.inf:
+        return ""
+    return f"{_end(low, half)} to {_end(high, half)} {unit}".rstrip()
+
+
+def _end(value: float, half: float) -> str:
+    """One end of an interval."""
+    places = 1 - math.floor(math.log10(min(abs(value), half) or half))
+    return f"{round(value, places):,.{max(places, 0)}f}"
 
 
 def number(value: float, half: float = 0.0) -> str:
@@ -40,10 +61,22 @@ def number(value: float, half: float = 0.0) -> str:
 
 def duration(seconds: float) -> str:
     """A duration in a readable unit."""
+    unit, length = _unit_of(seconds)
+    return f"{number(seconds / length)} {unit}"
+
+
+def duration_span(low_s: float, high_s: float) -> str:
+    """The interval of a duration in a readable unit, as `span`."""
+    unit, length = _unit_of(high_s)
+    return span({"low": low_s / length, "high": high_s / length}, unit)
+
+
+def _unit_of(seconds: float) -> tuple[str, float]:
+    """The unit in which a duration is readable, with its seconds."""
     for unit, length, most in (("s", 1.0, 180.0), ("min", 60.0, 180.0), ("h", 3600.0, 96.0)):
         if seconds < most * length:
-            return f"{number(seconds / length)} {unit}"
-    return f"{number(seconds / 86400)} days"
+            return unit, length
+    return "days", 86400.0
 
 
 def short_time(seconds: float) -> str:

@@ -2,6 +2,7 @@ r"""Intervals that contain the model's own error, besides the randomness of the 
 
     ln(predicted / measured) of other systems --model_error--> spread, groups
     one prediction, a value per seed          --with_model_error--> value, low, high
+                                              --prediction--> the same, as it is shown to people
 
 An interval over seeds says how well the simulated mean is known, and nothing of the difference
 between a simulation and a cluster. That difference is estimated from predictions of other systems
@@ -15,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from areal_lab.runlog.intervals import student_t
+from simulator.stats.statistics import estimate
 
 SHARE = 0.9
 """Share of measured values that an interval should contain."""
@@ -47,6 +49,10 @@ class Prediction:
     def contains(self, measured: float) -> bool:
         """Whether a measured value is within the interval."""
         return self.low <= measured <= self.high
+
+    def times(self, factor: float) -> Prediction:
+        """A multiple, of a factor >= 0."""
+        return Prediction(value=self.value * factor, low=self.low * factor, high=self.high * factor)
 
 
 def model_error(residuals: Iterable[Sequence[float]]) -> ModelError:
@@ -106,6 +112,31 @@ def with_model_error(
     total = of_model + of_seeds
     if total == 0:
         return Prediction(value=mean, low=mean, high=mean)
-    degrees = total**2 / (of_model**2 / error.groups + of_seeds**2 / (count - 1))
+    # By shares of the total: the square of a small variance would be 0.
+    model_share, seeds_share = of_model / total, of_seeds / total
+    degrees = 1 / (model_share**2 / error.groups + seeds_share**2 / (count - 1))
     half = student_t(max(1, math.floor(degrees + 1e-9)), share) * math.sqrt(total)
     return Prediction(value=mean, low=mean * math.exp(-half), high=mean * math.exp(half))
+
+
+def prediction(values: Sequence[float], error: ModelError, *, share: float = SHARE) -> Prediction:
+    """The mean of `values` with the interval that is shown: never narrower than that of the seeds.
+
+    It contains `with_model_error` and the positive part of the 95 % interval over the seeds
+    (`estimate`): few noisy seeds can have the wider one. One value has the interval of the model's
+    error alone, for the seeds' is unknown.
+
+    Args:
+        values: the predicted number of each seed, all > 0.
+        error: of the model, from other systems.
+        share: of measured values that the interval should contain.
+
+    Raises:
+        ValueError: no value, or one that is not > 0.
+    """
+    if len(values) == 1:
+        return with_model_error([values[0], values[0]], error, share=share)
+    found, seeds = with_model_error(values, error, share=share), estimate(values)
+    return Prediction(
+        value=found.value, low=max(0.0, min(found.low, seeds.low)), high=max(found.high, seeds.high)
+    )

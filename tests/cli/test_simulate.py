@@ -15,6 +15,7 @@ from areal_lab.cli import app as cli
 from areal_lab.config.load import settings
 from areal_lab.runlog.records import Log
 from simulator.config.schema import SimulationConfig
+from simulator.report.measured_errors import Kind, measured_errors
 from tools.pages.simulator import PAGE, own_file, page
 
 
@@ -33,6 +34,8 @@ def test_json_is_one_object_and_nothing_else() -> None:
     result = call("--preset", "small", "--json", "--seeds", "2", "eta=2")
     found = json.loads(result.stdout)
     assert {"step_s", "tokens_per_s", "utilisation", "idle", "lag", "cost"} <= found.keys()
+    assert found["model_error"]["kind"] == "dense, disaggregated"
+    assert found["step_s"]["low"] <= found["step_s"]["seeds_low"]
     assert found["seeds"] == [1, 2]
     assert found["config"]["schedule"]["eta"] == 2
 
@@ -69,9 +72,23 @@ def test_two_are_compared_side_by_side() -> None:
     found = json.loads(result.stdout)
     assert found["a"]["name"] == "small"
     assert found["b"]["name"] == "small schedule.name=synchronous"
-    assert found["ratio"]["tokens_per_s"]["high"] < 1
-    shown = call("--compare", "small", "small schedule.name=synchronous")
-    assert "times as fast as B" in shown.stdout
+    speed = found["ratio"]["tokens_per_s"]
+    assert speed["low"] < speed["seeds_low"] < speed["seeds_high"] < 1
+    assert found["ratio"]["undecided"] is (speed["low"] <= 1 <= speed["high"])
+    assert found["ratio"]["model_error"]["of"] == "gain"
+    shown = " ".join(call("--compare", "small", "small schedule.name=synchronous").stdout.split())
+    assert "times as fast as B" in shown
+    assert ("Undecided:" in shown) is found["ratio"]["undecided"]
+    assert " ".join(found["ratio"]["model_error"]["says"]) in shown
+
+
+def test_a_kind_that_was_never_compared_is_said_to_be() -> None:
+    text = " ".join(call("--preset", "small", "workload.turns=3", "seeds=2").stdout.split())
+    errors = measured_errors()
+    agents = errors.step(Kind(mixture=False, colocated=False, agent=True)).of_kind
+    never = "No measured run of this kind (dense, disaggregated, agent) was ever compared"
+    assert (never in text) is (len(agents) == 0)
+    assert all(one in text for one in errors.never_compared())
 
 
 def test_trace_gantt_and_plots_are_written(tmp_path: Path) -> None:

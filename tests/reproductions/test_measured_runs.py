@@ -12,17 +12,19 @@ import pytest
 
 from areal_lab.plots.style import save_picture
 from areal_lab.runlog.intervals import student_t
-from reproductions.measured_runs.__main__ import findings, rows
+from reproductions.measured_runs.__main__ import data, findings, rows
 from reproductions.measured_runs.chart import draw
 from reproductions.measured_runs.families import Bars, Family, Fit, Measured, MeasuredRuns, load
 from reproductions.measured_runs.other_lengths import Spiked, with_spikes
 from reproductions.measured_runs.parts import PARTS_OF_A_STEP, seconds_of
 from reproductions.measured_runs.predict import Context, Sizes, configured, predict
+from reproductions.measured_runs.residuals import records, saved_records, to_text
 from reproductions.measured_runs.score import Number, score, summary
 from reproductions.measured_runs.tables import families, numbers, parts, reasons
 from reproductions.report.harness import expected
 from simulator.assembly.check import problems
 from simulator.assembly.simulate import replicate
+from simulator.report.measured_errors import FILE, measured_errors
 from simulator.stats.model_error import Prediction
 
 SIZES = Sizes(seeds=2, overrides={})
@@ -300,3 +302,27 @@ def test_other_lengths_are_simulated_for_every_row() -> None:
     records = with_spikes(runs_of(one, family("other")), SIZES)
     assert [record["row"] for record in records] == ["synchronous", "asynchronous"]
     assert all("1.0% at the cap" in record["lengths instead"] for record in records)
+
+
+def test_the_packaged_errors_are_those_of_the_saved_rows() -> None:
+    """If not, run `python -m reproductions.measured_runs --save`."""
+    assert FILE.read_text(encoding="utf-8") == to_text(saved_records())
+    assert [one.row for one in measured_errors().rows] == [one["row"] for one in saved_records()]
+
+
+def test_predicted_rows_are_exported_and_fitted_ones_are_not() -> None:
+    runs = runs_of(*(slowed(family(name, fits=[SPEED]), 1.2) for name in "ab"))
+    scored = score([row for one in runs.families for row in predict(one, runs, SIZES)], runs)
+    exported = records(data(scored, runs), runs)
+    assert [(one["family"], one["row"]) for one in exported] == [
+        ("a", "asynchronous"),
+        ("b", "asynchronous"),
+    ]
+    for one, found in zip(exported, (one for one in scored if one.gain is not None), strict=True):
+        assert found.gain is not None
+        assert one["step"] == pytest.approx(found.step_s.log_error, abs=1e-4)
+        assert one["gain"] == pytest.approx(found.gain.log_error, abs=1e-4)
+        assert one["kind"] == {"mixture": False, "colocated": False, "agent": False}
+        assert one["gpu"] == "H100"
+        assert one["fitted"] == ["trainer.mfu"]
+        assert one["step"] == pytest.approx(-math.log(1.2), abs=0.03)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from areal_lab.runlog.intervals import student_t
 from simulator.assembly.simulate import replicate
 from simulator.assembly.unused import ignored_overrides, ignored_settings
 from simulator.catalogue.find_gpu import find_gpu
@@ -19,12 +20,14 @@ from simulator.config.load import load_simulation, presets
 from simulator.config.schema import SimulationConfig
 from simulator.costs.trainer_speeds import speed_error
 from simulator.report.comparison import show_comparison
+from simulator.report.measured_errors import MeasuredErrors
 from simulator.report.provenance import cost_parts, warnings
 from simulator.report.tables import show_report
 from simulator.report.to_json import comparison, report
 from simulator.run.one_seed import IDLE_CAUSES
 from simulator.run.result import Replicated
-from simulator.stats.format import duration, number, quantity, short_time
+from simulator.stats.format import duration, duration_span, number, quantity, short_time, span
+from tests.simulator.report.known_errors import EXACT, errors_of, row
 from tools.pages.simulator import PAGE
 
 
@@ -45,9 +48,18 @@ def printed(*overrides: str) -> str:
     return text.getvalue()
 
 
-def compared(first: tuple[str, ...], second: tuple[str, ...]) -> str:
+def ratios(
+    first: tuple[str, ...], second: tuple[str, ...], errors: MeasuredErrors = EXACT
+) -> dict[str, Any]:
+    (one, runs), (other, others) = small(*first), small(*second)
+    return comparison(runs, others, (one, other), errors)
+
+
+def compared(
+    first: tuple[str, ...], second: tuple[str, ...], errors: MeasuredErrors = EXACT
+) -> str:
     text = StringIO()
-    ratio = comparison(small(*first)[1], small(*second)[1])
+    ratio = ratios(first, second, errors)
     console = Console(file=text, width=100)
     show_comparison(console, told(*first), told(*second), ratio)
     return text.getvalue()
@@ -57,7 +69,7 @@ def intervals(value: Any) -> list[dict[str, Any]]:
     """Every `{mean, low, high}` in an object."""
     if not isinstance(value, dict):
         return []
-    if value.keys() == {"mean", "low", "high"}:
+    if {"mean", "low", "high"} <= value.keys():
         return [value]
     return [found for inner in value.values() for found in intervals(inner)]
 
@@ -110,7 +122,12 @@ def test_throughput_per_gpu_times_the_gpus_is_the_throughput() -> None:
 def test_a_single_seed_has_no_interval_and_says_so() -> None:
     config = load_simulation("small", ["seeds=1"])
     found = json.loads(json.dumps(report(replicate(config), config), allow_nan=False))
-    assert all(one["low"] is one["high"] is None for one in intervals(found))
+    for one in intervals(found):
+        if "seeds_low" in one:  # the model's error is known, with any number of seeds
+            assert one["seeds_low"] is one["seeds_high"] is None
+            assert one["low"] < one["mean"] < one["high"]
+        else:
+            assert one["low"] is one["high"] is None
     assert found["warnings"][-1].startswith("1 seed: no confidence intervals")
 
 
@@ -121,7 +138,7 @@ def test_infinite_eta_is_valid_json() -> None:
 
 def test_a_comparison_divides_seed_by_seed() -> None:
     first, second = small(), small("schedule.name=synchronous")
-    ratio = comparison(first[1], second[1])
+    ratio = ratios((), ("schedule.name=synchronous",))
     quotients = [
         b.tokens_per_s / a.tokens_per_s
         for a, b in zip(first[1].results, second[1].results, strict=True)
@@ -131,8 +148,7 @@ def test_a_comparison_divides_seed_by_seed() -> None:
 
 
 def test_cost_and_energy_are_compared_seed_by_seed_with_an_interval() -> None:
-    first, second = small(), small("schedule.name=synchronous")
-    ratio = comparison(first[1], second[1])
+    ratio = ratios((), ("schedule.name=synchronous",))
     assert ratio["gpu_hours_per_step"] == pytest.approx(ratio["step_s"])
     for name in ("gpu_hours_per_step", "dollars_per_step", "kwh_per_step"):
         one = ratio[name]
@@ -143,7 +159,7 @@ def test_cost_and_energy_are_compared_seed_by_seed_with_an_interval() -> None:
 
 
 def test_costs_are_not_compared_without_a_price() -> None:
-    ratio = comparison(small()[1], small("cluster.gpu=H800")[1])
+    ratio = ratios((), ("cluster.gpu=H800",))
     assert ratio["dollars_per_step"] is None
     assert ratio["gpu_hours_per_step"]["mean"] == pytest.approx(1)
     assert "dollars per step" not in compared((), ("cluster.gpu=H800",))
@@ -428,6 +444,96 @@ def test_a_comparison_shows_that_fewer_gpus_at_the_same_speed_are_cheaper() -> N
     assert "B takes 0.667 times the GPU-hours" in text
 
 
+def test_a_gain_within_the_model_s_error_is_undecided_and_says_by_how_much_it_is_off() -> None:
+    synchronous = ("schedule.name=synchronous",)
+    ratio = ratios((), synchronous, errors_of(1.0))
+    assert ratio["undecided"]
+    assert ratio["undecided_by"] == "model"
+    assert ratio["model_error"]["of"] == "gain"
+    text = " ".join(compared((), synchronous, errors_of(1.0)).split())
+    assert "Undecided: A is simulated" in text
+    assert "interval (0.37 to" not in text  # of the better one over the other
+    assert "contains 1" in text
+    assert "gains of asynchrony were predicted wrong by a factor of 2.72 in the median" in text
+    decided = ratios((), synchronous)
+    assert not decided["undecided"]
+    assert decided["undecided_by"] is None
+
+
+def test_a_gain_has_the_errors_of_gains_and_a_change_those_of_ratios() -> None:
+    steps = (0.5, 0.5, 0.5)
+    errors = MeasuredErrors([row(one, group=group, gain=1.0) for group in "abc" for one in steps])
+    gain = ratios((), ("schedule.name=synchronous",), errors)["step_s"]
+    half = student_t(3, 0.9) * 1.0
+    assert math.log(gain["high"] / gain["mean"]) == pytest.approx(half, rel=0.01)
+    change = ratios((), ("workload.steps=11",), errors)["step_s"]
+    assert change["low"] == min(change["seeds_low"], change["low"])
+    assert change["high"] < 1.5
+
+
+def test_a_comparison_with_itself_is_undecided_by_the_seeds() -> None:
+    for errors in (EXACT, errors_of(0.3)):
+        assert ratios((), (), errors)["undecided_by"] == "seeds"
+
+
+def test_what_no_measured_pair_has_makes_the_errors_independent() -> None:
+    alike = ratios((), ("workload.steps=11",), errors_of(0.2))
+    other = ratios((), ("cluster.gpu=H200",), errors_of(0.2))
+    assert alike["model_error"]["of"] == "change"
+    assert other["model_error"]["of"] == "both"
+    assert other["model_error"]["spread"] == pytest.approx(math.sqrt(2) * 0.2)
+    assert "No measured pair of runs differs like A and B" in other["model_error"]["says"][0]
+
+
+def test_headline_numbers_have_both_intervals() -> None:
+    config, results = small()
+    found = report(results, config, errors_of(0.5))
+    exact = report(results, config, EXACT)
+    for path in (
+        ("step_s",),
+        ("tokens_per_s",),
+        ("tokens_per_s_per_gpu",),
+        ("cost", "gpu_hours_per_step"),
+        ("cost", "dollars_per_step", "typical"),
+        ("cost", "dollars_per_million_tokens", "high"),
+    ):
+        one, sure = found, exact
+        for name in path:
+            one, sure = one[name], sure[name]
+        assert one["low"] < one["seeds_low"] < one["mean"] < one["seeds_high"] < one["high"], path
+        assert {name: one[name] for name in ("mean", "seeds_low", "seeds_high")} == {
+            name: sure[name] for name in ("mean", "seeds_low", "seeds_high")
+        }
+        assert sure["low"] <= sure["seeds_low"]
+        assert sure["high"] >= sure["seeds_high"]
+    step, cost = found["step_s"], found["cost"]["gpu_hours_per_step"]
+    assert cost["high"] / cost["mean"] == pytest.approx(step["high"] / step["mean"])
+
+
+def test_free_gpus_cost_nothing_with_any_error() -> None:
+    config, results = small("cluster.price_per_gpu_h=0")
+    typical = report(results, config, errors_of(0.5))["cost"]["dollars_per_step"]["typical"]
+    assert set(typical.values()) == {0.0}
+
+
+def test_the_report_shows_the_interval_and_how_far_predictions_were_off() -> None:
+    config, results = small()
+    text = StringIO()
+    show_report(Console(file=text, width=100), report(results, config, errors_of(0.5)))
+    lines = text.getvalue().splitlines()
+    step = next(line for line in lines if line.startswith("step time"))
+    found = report(results, config, errors_of(0.5))["step_s"]
+    assert span(found, "s") in step
+    flat = " ".join(" ".join(lines).split())
+    assert (
+        "The 90 % interval has the model's error on 12 measured runs (6 systems and models)" in flat
+    )
+    assert "wrong by a factor of 1.65 in the median, 1.65 at most, 6 of 12 too long" in flat
+    assert "Such intervals contained 12 of these 12." in flat
+    assert "Never compared with a measured run: agents" in flat
+    assert max(map(len, lines)) <= 100
+
+
 # --- numbers -------------------------------------------------------------------------------------
 
 
@@ -476,6 +582,31 @@ def test_durations_have_a_readable_unit(seconds: float, shown: str) -> None:
 )
 def test_short_times_have_a_readable_unit(seconds: float, shown: str) -> None:
     assert short_time(seconds) == shown
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "shown"),
+    [
+        (1.42, 7.93, "1.4 to 7.9 s"),
+        (0.751, 4.68, "0.75 to 4.7 s"),
+        (4905.0, 15811.0, "4,900 to 15,800 s"),
+        (0.005, 0.0261, "0.0050 to 0.026 s"),
+        (100.0, 105.0, "100.0 to 105.0 s"),
+        (0.0, 3.0, "0.0 to 3.0 s"),
+        (2.0, 2.0, ""),
+        (None, None, ""),
+        (1.0, math.inf, ""),
+    ],
+)
+def test_an_interval_has_the_digits_of_its_width(
+    low: float | None, high: float | None, shown: str
+) -> None:
+    assert span({"low": low, "high": high}, "s") == shown
+
+
+def test_an_interval_of_a_duration_has_the_unit_of_its_high_end() -> None:
+    assert duration_span(60, 170) == "60 to 170 s"
+    assert duration_span(60, 600) == "1.0 to 10.0 min"
 
 
 def test_infinity_is_shown_as_inf() -> None:

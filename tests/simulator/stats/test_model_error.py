@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from areal_lab.runlog.intervals import student_t
-from simulator.stats.model_error import ModelError, model_error, with_model_error
+from simulator.stats.model_error import ModelError, model_error, prediction, with_model_error
 from simulator.stats.statistics import estimate
 
 NONE = ModelError(spread=0.0, groups=5)
@@ -86,6 +86,43 @@ def test_units_do_not_matter_and_the_value_is_inside(
     wider = with_model_error(values, error, share=0.99)
     assert wider.low <= found.low
     assert wider.high >= found.high
+
+
+SEEDS = st.lists(st.floats(0.5, 2), min_size=2, max_size=6)
+
+
+@given(SEEDS, st.floats(0, 1), st.integers(1, 30))
+def test_a_shown_interval_contains_that_of_the_seeds_and_of_the_model(
+    values: list[float], spread: float, groups: int
+) -> None:
+    error = ModelError(spread=spread, groups=groups)
+    found, seeds = prediction(values, error), estimate(values)
+    assert found.low <= max(0.0, seeds.low)
+    assert found.high >= seeds.high
+    both = with_model_error(values, error)
+    assert found.low <= both.low <= both.high <= found.high
+    assert found.value == pytest.approx(seeds.mean)
+    assert 0 <= found.low <= found.value <= found.high
+
+
+@given(st.floats(0.5, 2), st.floats(0, 1), st.floats(0.01, 1), st.integers(1, 30))
+def test_a_shown_interval_grows_with_the_error(
+    value: float, spread: float, more: float, groups: int
+) -> None:
+    for values in ([value], [value, value]):
+        small, large = (
+            prediction(values, ModelError(spread=one, groups=groups))
+            for one in (spread, spread + more)
+        )
+        assert large.low < small.low
+        assert large.high > small.high
+
+
+def test_one_seed_has_the_interval_of_the_model_alone() -> None:
+    error = ModelError(spread=0.2, groups=6)
+    assert prediction([7.0], error) == prediction([7.0, 7.0], error)
+    assert prediction([7.0], NONE) == prediction([7.0, 7.0, 7.0], NONE)
+    assert prediction([7.0], error).times(2).high == pytest.approx(prediction([14.0], error).high)
 
 
 @pytest.mark.parametrize(("spread", "noise"), [(0.3, 0.0), (0.3, 0.01), (0.1, 0.2), (0.02, 0.2)])
