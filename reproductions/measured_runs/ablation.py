@@ -1,0 +1,139 @@
+"""What each term of the cost model does to the errors: all rows again without it.
+
+Numbers are fitted anew without the term. Families that do not have it keep their prediction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from reproductions.measured_runs.families import Family, Fit, Measured, MeasuredRuns, Settings
+from reproductions.measured_runs.predict import Predicted, Sizes, predict
+from reproductions.measured_runs.score import Scores, score, summary
+
+REST: Final = "colocation.other_s"
+_SPEED: Final = Fit(setting="trainer.time_factor", low=0.1, high=30.0, part="step")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Term:
+    """A term, and the settings that switch it off."""
+
+    name: str
+    off: Settings
+    """Replace those of families and rows that have one of the first names."""
+    only_if: Sequence[str] = ()
+    """Settings of which a family or row must have one; empty takes the names of `off`."""
+
+
+TERMS: Final = (
+    Term(
+        name="named trainers (AReaL's for all)",
+        off={"trainer.kind": "areal", "trainer.shard_group": 0},
+        only_if=("trainer.kind",),
+    ),
+    Term(
+        name="seconds of colocation: sleep, offload, refit, data",
+        off={
+            "colocation.sleep": "none",
+            "colocation.offload": "none",
+            "colocation.refit_s": 0.0,
+            "outside.batch_s": 0.0,
+        },
+        only_if=("cluster.placement",),
+    ),
+    Term(name="long tail of base models", off={"workload.answers.tail": ""}),
+    Term(name="ranks share the whole batch", off={"trainer.balance": "minibatch"}),
+    Term(name="engines by version", off={"rollout.engine": "default"}),
+    Term(name="decoding without CUDA graphs", off={"rollout.cuda_graphs": True}),
+    Term(
+        name="uneven experts",
+        off={"trainer.expert_imbalance": 1.0},
+        only_if=("trainer.expert_parallel",),
+    ),
+)
+
+
+def ablation(
+    predicted: Sequence[Predicted], runs: MeasuredRuns, sizes: Sizes
+) -> list[dict[str, Any]]:
+    """The scores with everything, and without each term.
+
+    Args:
+        predicted: all rows, with everything.
+        runs: what they were predicted from.
+        sizes: of the other predictions.
+    """
+    rows = [_record("everything", summary(score(predicted, runs)))]
+    for term in TERMS:
+        changed = [without(one, term) for one in runs.families]
+        rows.append(_record(f"without: {term.name}", _scores(changed, predicted, runs, sizes)))
+    rest = [_refitted(one, ()) for one in runs.families]
+    rows.append(
+        _record(
+            "without: the fitted rest of a colocated step", _scores(rest, predicted, runs, sizes)
+        )
+    )
+    speed = [_refitted(one, (_SPEED,)) for one in runs.families]
+    rows.append(
+        _record("the trainer's speed fitted instead", _scores(speed, predicted, runs, sizes))
+    )
+    return rows
+
+
+def without(family: Family, term: Term) -> Family:
+    """The family without a term; the same object if it has none."""
+    names = term.only_if or tuple(term.off)
+    if any(name in family.settings for name in names):
+        settings = {**family.settings, **_known(term.off, family.settings)}
+        return replace(family, settings=settings)
+    rows = [
+        replace(row, settings={**row.settings, **term.off})
+        if any(name in row.settings for name in names)
+        else row
+        for row in family.rows
+    ]
+    return family if _same(rows, family.rows) else replace(family, rows=rows)
+
+
+def _known(off: Settings, settings: Settings) -> Mapping[str, Any]:
+    """A shard group is only replaced where there is one."""
+    return {
+        name: value
+        for name, value in off.items()
+        if name in settings or name != "trainer.shard_group"
+    }
+
+
+def _same(rows: Sequence[Measured], before: Sequence[Measured]) -> bool:
+    return all(one is other for one, other in zip(rows, before, strict=True))
+
+
+def _refitted(family: Family, instead: Sequence[Fit]) -> Family:
+    """With other fits in place of the rest of a colocated step."""
+    fits = [fit for fit in family.fits if fit.setting != REST]
+    return family if len(fits) == len(family.fits) else replace(family, fits=[*fits, *instead])
+
+
+def _scores(
+    families: Sequence[Family], before: Sequence[Predicted], runs: MeasuredRuns, sizes: Sizes
+) -> Scores:
+    changed = replace(runs, families=families)
+    found: list[Predicted] = []
+    for one in families:
+        known = [row for row in before if row.family is one]
+        found += known or predict(one, changed, sizes)
+    return summary(score(found, changed))
+
+
+def _record(name: str, scores: Scores) -> dict[str, Any]:
+    return {
+        "terms": name,
+        "gain: median |ln|": f"{scores.gain_median:.2f}",
+        "largest": f"{scores.gain_largest:.2f}",
+        "right signs": f"{scores.signs_right} of {scores.signs}",
+        "step: median error": f"{scores.step_median:.0%}",
+        "largest ": f"{scores.step_largest:.0%}",
+    }
