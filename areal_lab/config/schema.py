@@ -132,7 +132,7 @@ class RolloutConfig(Record):
     """Inference engine: `embedded` (included), `sglang` or `vllm` (`areal-lab engine install`).
     Sizes may follow, as in `sglang:d2t1`: 2 servers of 1 GPU each."""
     engine_args: list[str] = Field(default_factory=list)
-    """Extra command-line arguments for each SGLang or vLLM server. No keys: each server gets a
+    """Extra command-line arguments for each server. No keys: each server gets a
     random one, which is not in its command line."""
     schedule: ScheduleName = "asynchronous"
     """How generation and training interleave."""

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 from benchmarks.harness import Arguments
 from reproductions.measured_runs import residuals, tables
+from reproductions.measured_runs.ablation import ablation
 from reproductions.measured_runs.chart import draw
 from reproductions.measured_runs.families import Bars, MeasuredRuns, load
 from reproductions.measured_runs.parts import detail_of
