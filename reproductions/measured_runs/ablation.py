@@ -26,6 +26,8 @@ class Term:
     """Replace those of families and rows that have one of the first names."""
     only_if: Sequence[str] = ()
     """Settings of which a family or row must have one; empty takes the names of `off`."""
+    in_rows: bool = True
+    """Whether rows may have it, and not only whole families."""
 
 
 TERMS: Final = (
@@ -33,6 +35,7 @@ TERMS: Final = (
         name="named trainers (AReaL's for all)",
         off={"trainer.kind": "areal", "trainer.shard_group": 0},
         only_if=("trainer.kind",),
+        in_rows=False,  # AReaL's does not shard: verl's of Figure 4 would not fit into memory
     ),
     Term(
         name="seconds of colocation: sleep, offload, refit, data",
@@ -89,6 +92,8 @@ def without(family: Family, term: Term) -> Family:
     if any(name in family.settings for name in names):
         settings = {**family.settings, **_known(term.off, family.settings)}
         return replace(family, settings=settings)
+    if not term.in_rows:
+        return family
     rows = [
         replace(row, settings={**row.settings, **term.off})
         if any(name in row.settings for name in names)

@@ -40,5 +40,5 @@ def test_two_presets_stand_side_by_side() -> None:
     names = ["table_1_7b_synchronous", "table_1_7b_asynchronous"]
     shown = CliRunner().invoke(cli.app, ["simulate", "--compare", *names, *BRIEF])
     assert shown.exit_code == 0, shown.stderr
-    for said in (*names, "step time", "trained"):
+    for said in (*names, "step time", "throughput"):
         assert said in shown.stdout

@@ -9,6 +9,7 @@ from simulator.catalogue.find_gpu import find_gpu
 from simulator.catalogue.models import find_model
 from simulator.config.schema import WeightsConfig
 from simulator.costs.weight_sync import (
+    OTHER_NETWORK,
     WeightSync,
     fit_speed,
     measurements,
@@ -83,6 +84,16 @@ def test_a_fit_finds_start_and_rate() -> None:
     assert speed.error == pytest.approx(0, abs=1e-9)
     assert fit_speed(rows[:1]).start_s == 0
     assert fit_speed(rows[:2]).error is None
+
+
+def test_the_error_of_a_broadcast_contains_updates_on_other_servers() -> None:
+    """Two mixtures of one system are fitted exactly; elsewhere they take a half and a quarter."""
+    found = sync_speed("nccl", mixture=True)
+    elsewhere = [row for row in measurements() if OTHER_NETWORK in row.why_not and row.mixture]
+    quotients = [found.seconds(row.weight_bytes) / row.seconds for row in elsewhere]
+    assert [round(one, 1) for one in quotients] == [2.1, 4.3]
+    assert found.error > 0.5
+    assert sync_speed("delta", mixture=False).error < 0.2
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
