@@ -98,6 +98,16 @@ def system_of(config: CosimConfig) -> System:
                 "has one turn; use simulator.settings=[workload.turns=1]",
             )
         )
+    if system.limits.batch_parts > 1:
+        raise ConfigError(
+            Problem(
+                Kind.SETTINGS,
+                "simulator.settings",
+                f"simulator.preset trains on a batch in {system.limits.batch_parts} parts "
+                "(schedule.require_batches), but a co-simulated step trains on a whole batch; use "
+                "simulator.settings=[schedule.require_batches=0]",
+            )
+        )
     limits = limits_of(config)
     if config.mode == "along":  # its schedule is made before there are rewards
         limits = replace(limits, sampling=None)

@@ -2,6 +2,7 @@
 
     engines    idle --StartGroup--> running --Interrupt--> paused --Resume--> running
     trainer    free --Train--> training --TrainStepDone--> free --Save--> copying --> free
+               a batch in parts: free --Train(rest)--> training --TrainPartDone--> free
     checkpoint             Save --> written --CheckpointDone--> complete; one at a time
     weights    trained version >= pushed version; PushWeights always takes the newest
     run        runs --PauseRequested--> paused --ResumeRequested, StopRequested--> runs, ends
@@ -51,6 +52,7 @@ from areal_lab.control.events import (
     StartGroup,
     StopRequested,
     Train,
+    TrainPartDone,
     TrainStepDone,
     Version,
     WeightsPushed,
@@ -66,6 +68,8 @@ NO_ENGINE_LEFT = "no engine left"
 """`Finish.reason` of a run whose engines were all lost for good."""
 TOO_FEW_GROUPS = "too few groups to train on"
 """`Finish.reason` of a run whose dynamic sampling found too few groups (`Coordinator.failure`)."""
+_STOPPED = "stopped"
+"""The same of a run that was asked to stop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +113,9 @@ class Coordinator:
         self._max_in_flight = limits.max_in_flight
         self._carry_over = limits.schedule.carry_over
         self._last_version = math.inf if limits.train_steps is None else limits.train_steps
-        self._batches = 0
+        self._places = 0  # of the groups given to the trainer; eq. 3 counts whole batches
+        self._part_groups = limits.part_groups
+        self._batch_rest = limits.batch_groups  # groups that this batch, or the next one, lacks
         self._unfilled = 0
         self._filtered = 0
         self._filtered_since: Counter[str] = Counter()  # the last batch, by reason
@@ -145,6 +151,8 @@ class Coordinator:
                 self._group_finished(event)
             case GroupFiltered():
                 self._group_filtered(event)
+            case TrainPartDone():
+                self._train_part_done(event)
             case TrainStepDone():
                 return self._train_step_done(event)
             case WeightsPushed():
@@ -167,12 +175,11 @@ class Coordinator:
     def counts(self) -> Counts:
         """A snapshot, O(1)."""
         in_flight = len(self._in_flight) + len(self._orphans)
-        places = self._batches * self.limits.batch_groups
         return Counts(
             started=self._started,
             in_flight=in_flight,
-            finished=self._started - in_flight - places,
-            trained=places - self._unfilled,
+            finished=self._started - in_flight - self._places,
+            trained=self._places - self._unfilled,
             unfilled=self._unfilled,
             filtered=self._filtered,
             dropped=self._dropped,
@@ -186,7 +193,7 @@ class Coordinator:
         Raises:
             ValueError: during a training step, whose groups are neither trained nor open.
         """
-        if self._training:
+        if self._training or self._between_parts:
             raise ValueError(f"step {self._trained + 1} is running; its groups cannot be saved")
         began = {group: start.version for group, start in self._in_flight.items()}
         for group, version in self._orphans.items():
@@ -266,7 +273,7 @@ class Coordinator:
 
     def _waiting_for_groups(self) -> str:
         if not self._refills_exhausted():
-            return self._backlog.waiting_for(self._trained)
+            return self._backlog.waiting_for(self._trained, *self._next_part)
         groups = len(self._in_flight) + len(self._orphans)
         filtered = self._filtered_since.total()
         return f"{groups} running groups to end: {filtered} were filtered for this batch"
@@ -309,8 +316,8 @@ class Coordinator:
         for engine in event.engines:
             self._router.add(engine)
         self._next_group = event.next_group
-        self._trained = self._saved = self._batches = event.version
-        self._started = event.version * self.limits.batch_groups
+        self._trained = self._saved = event.version
+        self._started = self._places = event.version * self.limits.batch_groups
         if event.train_steps:
             self.limits = replace(self.limits, train_steps=event.train_steps)
             self._last_version = event.train_steps
@@ -363,11 +370,25 @@ class Coordinator:
             raise ValueError(f"{event}: group {group} is not running; a running group was expected")
         self._dropped_running.remove(group)
 
-    def _train_step_done(self, event: TrainStepDone) -> tuple[Action, ...]:
+    def _train_part_done(self, event: TrainPartDone) -> None:
+        self._check_training(event)
+        if not self._between_parts:
+            raise ValueError(f"{event}: this was the last part; TrainStepDone was expected")
+        self._training = False
+
+    def _check_training(self, event: TrainPartDone | TrainStepDone) -> None:
         if not self._training:
             raise ValueError(f"{event}: no step is running; none was expected")
         if event.version != self._trained + 1:
             raise ValueError(f"{event}: version {self._trained + 1} was expected")
+
+    def _train_step_done(self, event: TrainStepDone) -> tuple[Action, ...]:
+        self._check_training(event)
+        if self._between_parts:
+            raise ValueError(
+                f"{event}: {self._batch_rest} groups of the batch are not trained on yet; "
+                "TrainPartDone was expected"
+            )
         self._training = False
         self._trained = event.version
         every = self.limits.save_every_steps
@@ -488,17 +509,18 @@ class Coordinator:
         self._held = False
         # A run whose last step is done ends by itself, as complete.
         if self._ending is None and (self._training or self._trained < self._last_version):
-            self._ending = "stopped"
+            self._ending = _STOPPED
 
     # --- decisions -------------------------------------------------------------------------------
 
     def _decide(self) -> tuple[Action, ...]:
-        if self._ending is not None:
+        # A run that is stopped ends its step first; one that cannot go on ends in the middle of it.
+        if self._ending is not None and not (self._ending == _STOPPED and self._between_parts):
             return self._wind_up(self._ending)
         push = self._trained > self._pushed and self._pushing is None and self._may_push()
         trainer_free = not (self._training or self._copying)
         may_train = trainer_free and not self._save_due and not self._held
-        train = may_train and self._backlog.ready(self._trained)
+        train = may_train and self._backlog.ready(self._trained, *self._next_part)
         # Running groups may fill the batch; none starts any more, so that they end soon.
         waits = train or self._in_flight or self._orphans
         if may_train and not waits and self._refills_exhausted():
@@ -515,8 +537,9 @@ class Coordinator:
             actions.append(self._save())
         if train:
             self._training = True
-            self._batches += 1
-            actions.append(Train(self._trained, self._take_batch()))
+            groups = self._take_part()
+            rest = self._batch_rest if self._between_parts else 0
+            actions.append(Train(self._trained, groups, rest))
         if push:
             self._pushing = self._trained
             actions.append(PushWeights(self._trained))
@@ -536,13 +559,23 @@ class Coordinator:
             actions.append(self._finish("complete"))
         return tuple(actions)
 
+    @property
+    def _next_part(self) -> tuple[int, int]:
+        """Groups that the trainer takes next, and those of the same batch after them."""
+        return self._part_groups, self._batch_rest - self._part_groups
+
+    @property
+    def _between_parts(self) -> bool:
+        """Whether a part of a batch was given to the trainer, and another one not yet."""
+        return self._batch_rest < self.limits.batch_groups
+
     def _refills_exhausted(self) -> bool:
         """Whether the filtered groups of this batch have used up its refills: no more start."""
         sampling = self.limits.sampling
         return (
             sampling is not None
             and self._filtered_since.total() >= sampling.max_filtered
-            and len(self._finished) < self.limits.batch_groups
+            and len(self._finished) < self._batch_rest
         )
 
     def _too_few_groups(self) -> bool:
@@ -555,15 +588,19 @@ class Coordinator:
             sampling,
             trained=self._trained,
             batch_groups=self.limits.batch_groups,
-            finished=finished,
+            finished=self.limits.batch_groups - self._batch_rest + finished,
             filtered=self._filtered_since,
         )
         return True
 
-    def _take_batch(self) -> tuple[GroupId, ...]:
-        finished, size = self._finished, self.limits.batch_groups
+    def _take_part(self) -> tuple[GroupId, ...]:
+        finished, size = self._finished, self._part_groups
         groups = self._backlog.take(min(size, len(finished)))
-        self._filtered_since.clear()
+        self._places += size
+        self._batch_rest -= size
+        if self._batch_rest == 0:
+            self._batch_rest = self.limits.batch_groups
+            self._filtered_since.clear()
         unfilled = size - len(groups)
         self._unfilled += unfilled
         self._started += unfilled  # eq. 3 counts whole batches
@@ -664,7 +701,8 @@ class Coordinator:
         """Once the trainer is free: save, drop all groups, and finish."""
         if self._training or self._saving:
             return ()
-        if self._trained > self._saved:
+        # In the middle of a step, the trainer's weights are not those of a version any more.
+        if self._trained > self._saved and not self._between_parts:
             return (self._save(),)
         if self._pushing is not None:
             return ()

@@ -22,6 +22,9 @@ class Limits:
     """B: groups per training batch."""
     max_in_flight: int
     """Groups the engines may generate at once."""
+    batch_parts: int = 1
+    """Equal parts of a batch, each of which is trained on as soon as enough groups finished; new
+    weights follow the last one. 1 waits for the whole batch."""
     train_steps: int | None = None
     """Version at which the run is complete; None runs until stopped."""
     save_every_steps: int = 0
@@ -34,7 +37,7 @@ class Limits:
     groups."""
 
     def __post_init__(self) -> None:
-        for name in ("batch_groups", "max_in_flight", "train_steps"):
+        for name in ("batch_groups", "max_in_flight", "batch_parts", "train_steps"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} is {value}, but must be >= 1")
@@ -42,6 +45,7 @@ class Limits:
             raise ValueError(
                 f"save_every_steps is {self.save_every_steps}, but must be >= 0 (0: at the end)"
             )
+        self._check_parts()
         smallest = 0 if self.sampling is None else self.sampling.smallest_batch or 0
         if smallest > self.batch_groups:
             raise ValueError(
@@ -59,3 +63,26 @@ class Limits:
                 f"starts groups up to {ahead:g} versions ahead, which waiting cannot undo; "
                 f"raise max_lag to {ahead:g}, lower eta, or set drop_late"
             )
+
+    def _check_parts(self) -> None:
+        parts, groups = self.batch_parts, self.batch_groups
+        if groups % parts:
+            raise ValueError(
+                f"batch_parts is {parts}, but must divide batch_groups ({groups}), so that all "
+                "parts of a batch have the same number of groups"
+            )
+        if parts > 1 and self.schedule.carry_over:
+            raise ValueError(
+                f"batch_parts is {parts}, but schedule {self.schedule.name!r} pauses generation "
+                "while it trains, so that no group would finish meanwhile; set it to 1"
+            )
+        if parts > 1 and self.sampling is not None and self.sampling.smallest_batch is not None:
+            raise ValueError(
+                f"batch_parts is {parts}, but smallest_batch needs all groups of a batch before "
+                "any is trained on; set batch_parts to 1, or smallest_batch to None"
+            )
+
+    @property
+    def part_groups(self) -> int:
+        """Groups that the trainer takes at once."""
+        return self.batch_groups // self.batch_parts

@@ -13,6 +13,7 @@ from areal_lab.config.problem import ConfigError, Kind, Problem, problems_of
 from areal_lab.config.record import value_of
 from simulator.assembly.engines import engine_decode, running_sequences
 from simulator.assembly.limits import limits_of, schedule_of
+from simulator.assembly.parts import part_trainer
 from simulator.catalogue.find_gpu import find_gpu
 from simulator.catalogue.gpu import GPU
 from simulator.catalogue.models import ModelShape, find_model
@@ -179,6 +180,11 @@ def _placement(config: SimulationConfig, rollout_gpu: GPU) -> Iterator[Problem]:
 
 def _schedule(config: SimulationConfig) -> Iterator[Problem]:
     schedule = config.schedule
+    if schedule.require_batches:
+        found = list(_parts(config))
+        yield from found
+        if found:
+            return
     if config.cluster.colocated and schedule_of(schedule).overlaps:
         yield _wrong(
             "schedule.name",
@@ -190,6 +196,44 @@ def _schedule(config: SimulationConfig) -> Iterator[Problem]:
         limits_of(config)
     except ValueError as error:
         yield _wrong("schedule.max_lag", f"schedule.{error}")
+
+
+def _parts(config: SimulationConfig) -> Iterator[Problem]:
+    """Batches that cannot be trained on in parts."""
+    workload, taken = config.workload, config.schedule.require_batches
+    if workload.minibatches % taken:
+        yield _wrong(
+            "schedule.require_batches",
+            f"is {taken}, but must divide workload.minibatches ({workload.minibatches}), so that "
+            "the trainer takes as many minibatches each time; 0 waits for the whole batch",
+            Kind.DIVISIBILITY,
+        )
+        return
+    parts = config.batch_parts
+    if parts == 1:
+        return
+    if workload.prompts_per_batch % parts:
+        lower = workload.prompts_per_batch // parts * parts
+        yield _wrong(
+            "workload.prompts_per_batch",
+            f"is {workload.prompts_per_batch}, but must be a multiple of {parts}, the parts in "
+            f"which the trainer takes a batch (workload.minibatches {workload.minibatches} / "
+            f"schedule.require_batches {taken}); use {lower or parts} or {lower + parts}",
+            Kind.DIVISIBILITY,
+        )
+    if config.cluster.colocated:
+        yield _wrong(
+            "schedule.require_batches",
+            f"is {taken}, which generates while it trains, but colocated GPUs do one or the other; "
+            "use placement: disaggregated, or 0",
+            Kind.PLACEMENT,
+        )
+    elif config.schedule.name == "partial_rollout":
+        yield _wrong(
+            "schedule.require_batches",
+            f"is {taken}, but schedule partial_rollout pauses generation while it trains, so that "
+            "no prompt would finish meanwhile; use schedule asynchronous, or 0",
+        )
 
 
 def _at_once(config: SimulationConfig, model: ModelShape, rollout_gpu: GPU) -> Iterator[Problem]:
@@ -253,10 +297,12 @@ def _failures(
     mean_tokens = lengths_from(workload.answers).mean_tokens()
     gpus = config.cluster.training_gpus
     nodes = math.ceil(gpus / gpu.node_gpus)
-    sequences = workload.prompts_per_batch * workload.samples_per_prompt
+    parts = config.batch_parts
+    sequences = workload.prompts_per_batch * workload.samples_per_prompt // parts
     lengths = [workload.prompt_tokens + round(mean_tokens)] * sequences
-    training = training_cost(config.trainer, model, gpu, gpus)
-    step_s = training.step(lengths, minibatches=workload.minibatches).seconds
+    training = training_cost(part_trainer(config.trainer, parts), model, gpu, gpus)
+    # A failure during a part of a batch undoes the parts before it, too.
+    step_s = parts * training.step(lengths, minibatches=workload.minibatches // parts).seconds
     yield from _fails(f"a training step of {step_s:,.0f} s", step_s, nodes, mtbf_h)
     decode = engine_decode(config, model, rollout_gpu)
     tokens = round(min(workload.answers.max_tokens, _LONG_ANSWER * mean_tokens))

@@ -13,7 +13,7 @@ def ignored_settings(config: SimulationConfig) -> Iterator[str]:
     """One line per setting that differs from its default but has no effect, with a fix."""
     rollout, trainer, weights = config.rollout, config.trainer, config.weights
     outside = config.outside
-    schedule = config.schedule
+    schedule, minibatches = config.schedule, config.workload.minibatches
     bound = "schedule.batch_order=bounded_lag"
     for name, value, excluded, why in (
         (
@@ -27,6 +27,13 @@ def ignored_settings(config: SimulationConfig) -> Iterator[str]:
             schedule.drop_late or None,
             schedule.batch_order != "bounded_lag",
             f"schedule.batch_order is {schedule.batch_order}; use {bound}",
+        ),
+        (
+            "schedule.require_batches",
+            schedule.require_batches or None,
+            schedule.require_batches == minibatches,
+            f"a batch has {minibatches} minibatch{'es' * (minibatches > 1)} "
+            "(workload.minibatches), so the trainer waits for all of it; lower it, or leave it out",
         ),
         (
             "weights.switch_s",

@@ -369,6 +369,11 @@ class ScheduleConfig(Record):
     """With `bounded_lag`: drop prompts that would exceed the bound instead of waiting for them."""
     max_concurrent_prompts: Whole = 0
     """Maximum prompts in flight; 0 takes what the engines can run, at least a batch."""
+    require_batches: Whole = 0
+    """Minibatches that the trainer takes at once, as soon as their prompts have finished, while the
+    others of the batch are generated (verl's fully asynchronous recipe). Its
+    `trigger_parameter_sync_step` is `workload.minibatches` divided by this: new weights follow the
+    last minibatch. 0 waits for the whole batch."""
 
     @property
     def versions_ahead(self) -> float:
@@ -428,3 +433,9 @@ class SimulationConfig(Record):
     """Repetitions with different seeds, for confidence intervals."""
     seed: Whole = 1
     """First seed. Two configurations with the same seeds get the same random numbers."""
+
+    @property
+    def batch_parts(self) -> int:
+        """Parts of a batch, each trained on as soon as enough prompts finished; 1 is all of it."""
+        taken = self.schedule.require_batches
+        return max(1, self.workload.minibatches // taken) if taken else 1

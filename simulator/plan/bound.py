@@ -8,9 +8,15 @@
     synchronous         max(t_work, t_long) + t_train + update
     partial rollout     t_work + t_train + update
     asynchronous        max(t_train, t_work, (latency + t_train) / (eta + 1))
+    minibatches that are streamed to the trainer, in k parts of which t_part is the shortest
+      synchronous       max(max(t_work, t_long) + t_part, t_first + t_train) + update
+      asynchronous      max(t_train, t_work, (latency + t_part) / (eta + 1))
+    t_first    the longest response of the first part, if that is the part of the shortest groups
 
-The last term is Little's law under the staleness rule (arXiv:2505.24298, eq. 3), which lets at most
-eta + 1 batches be in progress. Prompts, preemptions, interruptions and waiting add to all of these.
+The last terms are Little's law under the staleness rule (arXiv:2505.24298, eq. 3), which lets at
+most eta + 1 batches be in progress. A part can be trained on no earlier than its groups finish, and
+the last part no earlier than the longest response. Prompts, preemptions, interruptions and waiting
+add to all of these.
 """
 
 from __future__ import annotations
@@ -22,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.assembly.engines import engine_decode, running_sequences
+from simulator.assembly.parts import part_trainer
 from simulator.catalogue.find_gpu import find_gpu
 from simulator.catalogue.models import find_model
 from simulator.config.schema import LengthConfig, SimulationConfig, TrainerConfig
@@ -45,7 +52,7 @@ def least_step_s(config: SimulationConfig) -> float:
     rollout_gpu = find_gpu(cluster.generating_gpu)
     model = find_model(config.model)
     lengths = _drawn(config)
-    train_s = _train_s(config)
+    train_s, part_s = _train_s(config)
     decode = engine_decode(config, model, rollout_gpu)
     engines = cluster.generating_gpus // rollout.tensor_parallel
     running = running_sequences(config, model, rollout_gpu)
@@ -60,12 +67,19 @@ def least_step_s(config: SimulationConfig) -> float:
         longest_s = float(
             np.mean([_alone_s(decode, workload.prompt_tokens, int(one.max())) for one in lengths])
         )
-        return max(work_s, longest_s) + train_s + update_s
+        if config.batch_parts == 1:
+            return max(work_s, longest_s) + train_s + update_s
+        first = workload.prompts_per_batch // config.batch_parts - 1
+        ends = np.sort(lengths.max(axis=2), axis=1)[:, first]
+        first_s = float(
+            np.mean([_alone_s(decode, workload.prompt_tokens, int(one)) for one in ends])
+        )
+        return max(max(work_s, longest_s) + part_s, first_s + train_s) + update_s
     if config.schedule.name == "partial_rollout":
         return work_s + train_s + update_s
     slowest = float(lengths.max(axis=2).mean())
     latency_s = _alone_s(decode, workload.prompt_tokens, int(slowest))
-    return max(train_s, work_s, (latency_s + train_s) / (eta + 1))
+    return max(train_s, work_s, (latency_s + part_s) / (eta + 1))
 
 
 def _drawn(config: SimulationConfig) -> NDArray[np.int64]:
@@ -106,7 +120,8 @@ def _alone_s(decode: DecodeCost, prompt_tokens: int, tokens: int) -> float:
     return decode.steps_s(1, prompt_tokens, tokens)
 
 
-def _train_s(config: SimulationConfig) -> float:
+def _train_s(config: SimulationConfig) -> tuple[float, float]:
+    """Seconds to train on a batch, and on the shortest of its parts, which may be all of it."""
     workload, cluster = config.workload, config.cluster
     return _step_s(
         tuple(config.trainer),
@@ -115,7 +130,7 @@ def _train_s(config: SimulationConfig) -> float:
         cluster.training_gpus,
         tuple(workload.answers),
         (workload.prompts_per_batch, workload.samples_per_prompt, config.seed),
-        (workload.prompt_tokens, workload.minibatches),
+        (workload.prompt_tokens, workload.minibatches, config.batch_parts),
     )
 
 
@@ -127,11 +142,21 @@ def _step_s(  # noqa: PLR0917 - a key of the cache
     gpus: int,
     answers: _Fields,
     batch: tuple[int, int, int],
-    rest: tuple[int, int],
-) -> float:
+    rest: tuple[int, int, int],
+) -> tuple[float, float]:
     """Seconds to train on the first batch; many candidates share a trainer."""
     layout = TrainerConfig(**dict(trainer))
     cost = training_cost(layout, find_model(model), find_gpu(gpu), gpus)
-    prompt_tokens, minibatches = rest
-    lengths = _draw(answers, *batch)[0].ravel() + prompt_tokens
-    return cost.step(lengths.tolist(), minibatches=minibatches).seconds
+    prompt_tokens, minibatches, parts = rest
+    groups = _draw(answers, *batch)[0] + prompt_tokens
+    whole_s = cost.step(groups.ravel().tolist(), minibatches=minibatches).seconds
+    if parts == 1:
+        return whole_s, whole_s
+    # Groups may come in any order. In that of their lengths, parts are as unequal as they can be.
+    ordered = np.split(groups[np.argsort(groups.sum(axis=1), kind="stable")], parts)
+    part_cost = training_cost(part_trainer(layout, parts), find_model(model), find_gpu(gpu), gpus)
+    parts_s = [
+        part_cost.step(part.ravel().tolist(), minibatches=minibatches // parts).seconds
+        for part in ordered
+    ]
+    return min(whole_s, sum(parts_s)), min(parts_s)

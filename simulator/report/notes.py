@@ -74,6 +74,8 @@ def setting_lines(told: Mapping[str, Any]) -> Iterator[str]:
         name += f", eta {schedule['eta']}".removesuffix(".0")
     if schedule["name"] == "asynchronous" and not schedule["interruptible"]:
         name += ", not interruptible"
+    if 0 < (taken := schedule["require_batches"]) < workload["minibatches"]:
+        name += f", trains on {taken} of {workload['minibatches']} minibatches as they finish"
     yield (
         f"{name}; {workload['prompts_per_batch']} x {workload['samples_per_prompt']} responses per "
         f"step, {answers['kind']}, at most {answers['max_tokens']:,} tokens"

@@ -16,6 +16,7 @@ from areal_lab.control.events import (
     PauseRequested,
     ResumeRequested,
     StopRequested,
+    TrainPartDone,
     TrainStepDone,
     Version,
     WeightsPushed,
@@ -91,6 +92,43 @@ class Moment:
         )
 
 
+@dataclass(slots=True)
+class StepLags:
+    """Lags of the samples and tokens of one training step, in versions."""
+
+    heads: Counter[int] = field(default_factory=Counter)
+    tails: Counter[int] = field(default_factory=Counter)
+    tokens: Counter[int] = field(default_factory=Counter)
+    several: int = 0
+    """Samples with tokens of two or more versions."""
+
+    def add(
+        self,
+        heads: Mapping[int, int],
+        tails: Mapping[int, int],
+        tokens: Mapping[int, int],
+        several: int,
+    ) -> None:
+        """Count a part of the batch, or all of it."""
+        self.heads.update(heads)
+        self.tails.update(tails)
+        self.tokens.update(tokens)
+        self.several += several
+
+    def columns(self) -> dict[str, float]:
+        """The columns of the table of steps that follow from them."""
+        samples = self.heads.total()
+        return {
+            "tokens": self.tokens.total(),
+            "sequences": samples,
+            "head_lag": _mean(self.heads),
+            "tail_lag": _mean(self.tails),
+            "token_lag": _mean(self.tokens),
+            "max_lag": max(self.tokens, default=0),
+            "several_versions": self.several / samples,
+        }
+
+
 class Accounting:
     """Follows what every process is doing; the event loop reports every change."""
 
@@ -114,6 +152,7 @@ class Accounting:
         # Steps.
         self.columns = {name: array("d") for name in COLUMNS}
         self._row = dict.fromkeys(COLUMNS, 0.0)
+        self._step = StepLags()
         self._update_s = 0.0
         self._export_s = 0.0
         self._outside_s = 0.0
@@ -129,6 +168,9 @@ class Accounting:
     def event(self, now_s: float, event: Event) -> None:
         """Count an event, before the coordinator handles it."""
         match event:
+            case TrainPartDone():
+                self._training = False
+                self._trainer_waits(now_s)
             case TrainStepDone(version):
                 self._behind = True
                 self._step_done(now_s, version)
@@ -219,38 +261,35 @@ class Accounting:
     # --- steps -----------------------------------------------------------------------------------
 
     def batch(self, now_s: float, version: Version, responses: Iterable[Decoded]) -> None:
-        """The trainer, at `version`, starts on a batch, which fixes the lags of its tokens."""
+        """The trainer, at `version`, starts on a batch, which fixes the lags of its tokens.
+
+        A batch in parts comes part by part.
+        """
         self._training = True
         self.trainer_clock.set(now_s, UNCOUNTED)
         heads, tails, tokens, several = tally(responses)
-        samples = sum(heads.values())
         head_lags, tail_lags, token_lags = (
             {version - of: count for of, count in counts.items()}
             for counts in (heads, tails, tokens)
         )
-        row = self._row
-        row["tokens"] = sum(token_lags.values())
-        row["sequences"] = samples
-        row["head_lag"] = _mean(head_lags)
-        row["tail_lag"] = _mean(tail_lags)
-        row["token_lag"] = _mean(token_lags)
-        row["max_lag"] = max(token_lags, default=0)
-        row["several_versions"] = several / samples
+        self._step.add(head_lags, tail_lags, token_lags, several)
         if version >= self._system.warmup_steps:
             self.head_lags.update(head_lags)
             self.tail_lags.update(tail_lags)
             self.token_lags.update(token_lags)
 
     def trained(self, timing: Timing) -> None:
-        """The work on the batch is done."""
-        self._row["train_s"] = timing.seconds
-        self._row["micro_batches"] = getattr(timing, "micro_batches", math.nan)
-        self._row["train_flops"] = getattr(timing, "flops", math.nan)
+        """The work on the batch, or a part of it, is done."""
+        self._row["train_s"] += timing.seconds
+        self._row["micro_batches"] += getattr(timing, "micro_batches", math.nan)
+        self._row["train_flops"] += getattr(timing, "flops", math.nan)
 
     def _step_done(self, now_s: float, version: Version) -> None:
         row = self._row
         row["step_s"] = now_s - row["end_s"]
         row["end_s"] = now_s
+        row |= self._step.columns()
+        self._step = StepLags()
         seconds = self.trainer_clock.seconds
         export_s = sum(seconds.get(name, 0.0) for name in (EXPORT, *TO_TRAINING))
         row["export_s"], self._export_s = export_s - self._export_s, export_s
@@ -263,6 +302,7 @@ class Accounting:
         row["generate_s"], self._generate_s = generate_s - self._generate_s, generate_s
         for name, column in self.columns.items():
             column.append(row[name])
+        row["train_s"] = row["micro_batches"] = row["train_flops"] = 0.0
         if version == self._system.warmup_steps:
             self.begin = self._moment(now_s)
         if version == self._system.steps:

@@ -5,7 +5,8 @@
     process           produces                      waits for               unblocked by
     tell              actions                       nothing                 -
     timer of engine   GroupFinished, GroupFiltered  the engine's next change  time
-    train step        TrainStepDone, CheckpointDone Train, Save             time, engines that load
+    train step        TrainPartDone, TrainStepDone, Train, Save             time, engines that load
+                      CheckpointDone
     push              WeightsPushed                 PushWeights             time
     node              EngineLost, EngineJoined      a failure               time
     requests          PauseRequested, ...           their time              time
@@ -41,6 +42,7 @@ from areal_lab.control.events import (
     StartGroup,
     StopRequested,
     Train,
+    TrainPartDone,
     TrainStepDone,
     Version,
     WeightsPushed,
@@ -402,6 +404,10 @@ class EventLoop:
             yield self.loaded
 
     # --- the trainer's side ----------------------------------------------------------------------
+
+    def part_done(self, version: Version) -> None:
+        """Report that the trainer has finished a part of the batch that leads to `version`."""
+        self.tell(TrainPartDone(version))
 
     def step_done(self, version: Version) -> None:
         """Report the trainer's new version."""

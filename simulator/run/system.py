@@ -292,16 +292,18 @@ class System:
     make_engine: MakeEngine
     gpus_per_engine: int = 1
     training: Training
+    """Its step is one part of a batch (`limits.batch_parts`)."""
     training_gpus: int = 1
     """Ignored when colocated."""
     minibatches: int = 1
+    """Of a batch, in all of its parts."""
     weights: Weights = field(default_factory=UpdateSeconds)
     push_holds_trainer: bool = False
     """The trainer takes part in the transfer and continues only when all engines have loaded."""
     switch: Switch | None = None
     """Cost of switching if the engines' GPUs also train (colocated); None if they do not."""
     outside: Outside | None = None
-    """Data, logs, validation, checkpoints; None takes no time."""
+    """Data, logs, validation, checkpoints; None takes no time. `before_training` is of a part."""
     reward: Latency | None = None
     """Time to score one sample; None means no time."""
     reward_workers: int = 0
@@ -360,10 +362,15 @@ class System:
             value = getattr(self.weights, name)
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"weights.{name} is {value}, but must be finite and >= 0")
+        if self.minibatches % self.limits.batch_parts:
+            raise ValueError(
+                f"limits.batch_parts is {self.limits.batch_parts}, but must divide minibatches "
+                f"({self.minibatches})"
+            )
         if self.switch is not None and not generates_or_trains(self.limits):
             raise ValueError(
                 f"schedule {self.limits.schedule.name!r} generates while it trains, but colocated "
-                "GPUs do one at a time; use synchronous or partial_rollout"
+                "GPUs do one at a time; use synchronous or partial_rollout, with batch_parts 1"
             )
         self._check_requests()
 
@@ -399,4 +406,5 @@ class System:
 
 def generates_or_trains(limits: Limits) -> bool:
     """Whether the schedule never generates while it trains."""
-    return limits.schedule.eta == 0 or limits.schedule.carry_over
+    alternates = limits.schedule.eta == 0 or limits.schedule.carry_over
+    return alternates and limits.batch_parts == 1
