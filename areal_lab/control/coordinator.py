@@ -642,6 +642,8 @@ class Coordinator:
         limit = self._start_limit
         if self._refills_exhausted():
             return 0
+        if self._ending is not None:  # only what the step that runs still lacks
+            limit = min(limit, self._places + (self._batch_rest if self._between_parts else 0))
         if self._trained > self._pushed:
             # Newer weights wait until no group is running.
             if self.limits.schedule.on_new_weights is not OnNewWeights.FINISH_BATCH:

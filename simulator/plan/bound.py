@@ -10,13 +10,13 @@
     asynchronous        max(t_train, t_work, (latency + t_train) / (eta + 1))
     minibatches that are streamed to the trainer, in k parts of which t_part is the shortest
       synchronous       max(max(t_work, t_long) + t_part, t_first + t_train) + update
-      asynchronous      max(t_train, t_work, (latency + t_part) / (eta + 1))
+      asynchronous      max(t_train, t_work, (latency + t_train / k) / (eta + 1))
     t_first    the longest response of the first part, if that is the part of the shortest groups
 
 The last terms are Little's law under the staleness rule (arXiv:2505.24298, eq. 3), which lets at
-most eta + 1 batches be in progress. A part can be trained on no earlier than its groups finish, and
-the last part no earlier than the longest response. Prompts, preemptions, interruptions and waiting
-add to all of these.
+most eta + 1 batches be in progress; a group of a batch in parts is in training for its own part at
+least. A part cannot be trained on before its groups finish, nor the last one before the longest
+response. Prompts, preemptions, interruptions and waiting add to all of these.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def least_step_s(config: SimulationConfig) -> float:
         return work_s + train_s + update_s
     slowest = float(lengths.max(axis=2).mean())
     latency_s = _alone_s(decode, workload.prompt_tokens, int(slowest))
-    return max(train_s, work_s, (latency_s + part_s) / (eta + 1))
+    return max(train_s, work_s, (latency_s + train_s / config.batch_parts) / (eta + 1))
 
 
 def _drawn(config: SimulationConfig) -> NDArray[np.int64]:

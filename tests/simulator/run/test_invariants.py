@@ -96,10 +96,12 @@ def systems(draw: st.DrawFn) -> System:
     schedule = draw(st.sampled_from(list(dict.fromkeys(BY_NAME))))
     seconds = st.sampled_from([0.0, 0.5, 3.0, 40.0])
     slow = Latencies(lambda generator, size: generator.exponential(20.0, size))
-    batch = draw(st.integers(1, 5))
+    parts = 1 if schedule.carry_over else draw(st.sampled_from([1, 1, 2, 3]))
     return toy_system(
         schedule,
-        batch=batch,
+        batch=parts * draw(st.integers(1, 5 if parts == 1 else 2)),
+        parts=parts,
+        minibatches=parts,
         in_flight=draw(st.integers(1, 12)),
         steps=draw(st.integers(1, 9)),
         complete=draw(st.booleans()),
@@ -268,6 +270,7 @@ def test_writing_a_log_changes_nothing(system: System) -> None:
     assert read_log(map(encode, [log.header, *log.records])) == log
 
 
+@pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("asked", [False, True])
 @pytest.mark.parametrize("complete", [False, True])
 @pytest.mark.parametrize(
@@ -282,11 +285,13 @@ def test_writing_a_log_changes_nothing(system: System) -> None:
     ids=lambda schedule: f"{schedule.name}-{schedule.on_new_weights}",
 )
 def test_idle_causes_equal_those_read_from_the_log(
-    schedule: Schedule, *, complete: bool, asked: bool
+    schedule: Schedule, *, complete: bool, asked: bool, parts: int
 ) -> None:
     """Counted without a log, and computed from it by the code that reads a real run's log."""
     system = toy_system(
         schedule,
+        parts=1 if schedule.carry_over else parts,
+        minibatches=parts,
         in_flight=6,
         slots=3,
         complete=complete,
