@@ -312,6 +312,26 @@ def test_the_closed_form_is_never_slower_than_the_simulation() -> None:
         assert 0.9 * least_step_s(config) <= run_job(Job(config=config, seed=1)).step_s
 
 
+@pytest.mark.parametrize("require_batches", [1, 2])
+def test_the_closed_form_of_streamed_minibatches_is_never_slower(require_batches: int) -> None:
+    plan = small_plan(
+        f"base.schedule.require_batches={require_batches}",
+        *("base.workload.minibatches=4", "base.workload.prompts_per_batch=16"),
+        *("candidates.schedule=[asynchronous, one_step_overlap]", "candidates.eta=[0, 0.5, 2]"),
+    )
+    bounds = {}
+    for one in expand(plan).possible:
+        assert one.config.batch_parts == 4 // require_batches
+        config = shortened(one.config, 24, 8)
+        bounds[one.number] = least_step_s(config)
+        whole_s = least_step_s(config.with_settings({"schedule.require_batches": 0}))
+        assert bounds[one.number] <= whole_s
+        if one.config.schedule.versions_ahead == 0:  # at most half of the training is hidden
+            assert bounds[one.number] < whole_s
+        assert 0.9 * bounds[one.number] <= run_job(Job(config=config, seed=1)).step_s
+    assert any(one.eta == 0 for one in expand(plan).possible)
+
+
 def test_the_same_seed_gives_the_same_plan() -> None:
     assert plan_report(solved("seed=3")) == plan_report(solved("seed=3"))
     assert plan_report(solved("seed=3")) != plan_report(solved("seed=4"))

@@ -19,6 +19,7 @@ from simulator.config.load import load_simulation, presets
 from simulator.config.schema import SimulationConfig
 from simulator.costs.trainer_speeds import speed_error
 from simulator.report.comparison import show_comparison
+from simulator.report.notes import setting_lines
 from simulator.report.provenance import cost_parts, warnings
 from simulator.report.tables import show_report
 from simulator.report.to_json import comparison, report
@@ -238,7 +239,7 @@ def test_lags_without_a_warning_are_stationary() -> None:
     [
         *("schedule.max_lag=3", "schedule.drop_late=true", "weights.switch_s=2"),
         *("rollout.engine_overhead_s=0.1", "trainer.mfu=0.3", "weights.load_s=2"),
-        *("weights.export_s=2", "workload.tool.mean_s=3"),
+        *("weights.export_s=2", "workload.tool.mean_s=3", "schedule.require_batches=1"),
     ],
 )
 def test_a_setting_without_effect_has_a_warning(override: str) -> None:
@@ -249,6 +250,14 @@ def test_a_setting_without_effect_has_a_warning(override: str) -> None:
     ]
     assert len(found) == 1
     assert found[0].startswith(override.replace("=", " is "))
+
+
+def test_minibatches_that_are_streamed_are_named_with_the_schedule() -> None:
+    streamed = ["workload.minibatches=4", "schedule.require_batches=2"]
+    lines = setting_lines(told(*streamed))
+    assert any("eta 1, trains on 2 of 4 minibatches as they finish" in line for line in lines)
+    assert not list(ignored_settings(load_simulation("small", streamed)))
+    assert not any("as they finish" in line for line in setting_lines(told()))
 
 
 def test_a_setting_with_an_effect_has_no_warning() -> None:
