@@ -365,7 +365,7 @@ def _encode_typed(kind: str, t_s: float, value: Event | Action) -> dict[str, Any
     line = {"kind": kind, "t_s": t_s, "type": cls.__name__}
     for name in _FIELDS[cls]:
         line[name] = getattr(value, name)
-    if cls is Train and not value.rest:
+    if isinstance(value, Train) and not value.rest:
         del line["rest"]  # only of batches in parts
     return line
 
