@@ -315,11 +315,12 @@ def test_parts_of_equal_sequences_cost_what_the_batch_does(kind: str) -> None:
 
 
 def test_a_trainer_that_fails_does_the_parts_before_it_again() -> None:
-    """It fails at 230 s, in the second part, and is back 20 s later: 50 s of work are lost."""
+    """At 230 s it fails in the second part, at 480 s in the first one of the next batch; each time
+    it is back 20 s later."""
 
     class Fails:
         detection_s, restart_s = 7.0, 13.0
-        uptimes = iter([230.0])
+        uptimes = iter([230.0, 230.0])
 
         def uptime_s(self, generator: np.random.Generator, /) -> float:
             entropy: Any = generator.bit_generator.seed_seq.entropy  # type: ignore[attr-defined]
@@ -333,7 +334,8 @@ def test_a_trainer_that_fails_does_the_parts_before_it_again() -> None:
     # The second part began at 200 s; from 250 s on the first one is done again, then the second.
     assert result.columns["end_s"].tolist() == [350, 350 + 250]
     assert result.columns["train_s"].tolist() == [100, 100]
-    assert result.pools["training"].idle[LOST] == pytest.approx(100 / 600)
+    # From 200 s to 300 s, and from 450 s to 500 s.
+    assert result.pools["training"].idle[LOST] == pytest.approx(150 / 600)
 
 
 # --- conservation --------------------------------------------------------------------------------
