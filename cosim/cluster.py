@@ -50,6 +50,16 @@ def cluster_of(config: CosimConfig) -> SimulationConfig:
         ConfigError: one line per problem.
     """
     preset = _preset(config.simulator)
+    if preset.cluster.hybrid_gpus:
+        raise ConfigError(
+            Problem(
+                Kind.SETTINGS,
+                "simulator.settings",
+                f"simulator.preset has cluster.hybrid_gpus={preset.cluster.hybrid_gpus}, but "
+                "engines of a run do not join its training; use "
+                "simulator.settings=[cluster.hybrid_gpus=0]",
+            )
+        )
     workload = preset.workload
     batch = config.dataset.batch_size * config.gconfig.n_samples
     share = batch / (workload.prompts_per_batch * workload.samples_per_prompt)

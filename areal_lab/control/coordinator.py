@@ -3,6 +3,7 @@
     engines    idle --StartGroup--> running --Interrupt--> paused --Resume--> running
     trainer    free --Train--> training --TrainStepDone--> free --Save--> copying --> free
                a batch in parts: free --Train(rest)--> training --TrainPartDone--> free
+    hybrid engines  --Train--> paused, their devices train --WeightsPushed--> as the others
     checkpoint             Save --> written --CheckpointDone--> complete; one at a time
     weights    trained version >= pushed version; PushWeights always takes the newest
     run        runs --PauseRequested--> paused --ResumeRequested, StopRequested--> runs, ends
@@ -112,6 +113,8 @@ class Coordinator:
         self._started = 0
         self._max_in_flight = limits.max_in_flight
         self._carry_over = limits.schedule.carry_over
+        self._hybrid = limits.hybrid_engines
+        self._away: set[EngineId] = set()  # hybrid engines whose devices train
         self._last_version = math.inf if limits.train_steps is None else limits.train_steps
         self._places = 0  # of the groups given to the trainer; eq. 3 counts whole batches
         self._part_groups = limits.part_groups
@@ -251,14 +254,14 @@ class Coordinator:
 
     @property
     def engine_loads(self) -> dict[int, int]:
-        """Running groups of each engine."""
+        """Running groups of each engine, but for hybrid engines while their devices train."""
         return self._router.loads()
 
     def waiting_for(self) -> str:
         """What the run is waiting for, in a few words for a progress display."""
         if not self._running:
             return "the run to start" if self._over is None else f"nothing ({self._over})"
-        if not len(self._router) and self._awaited:
+        if not len(self._router) and not self._away and self._awaited:
             return "an engine to restart; none is left"
         begun = self._begun()
         if self._held:
@@ -406,10 +409,26 @@ class Coordinator:
             expected = "no push" if self._pushing is None else f"version {self._pushing}"
             raise ValueError(f"{event}: {expected} was expected")
         self._pushing = None
+        self._hybrid_engines_return()
         for group, began in self._orphans.items():
             if began is None:
                 self._backlog.restarted(group, self._pushed, event.version)
         self._engines_hold(event.version)
+
+    def _hybrid_engines_leave(self) -> None:
+        """Their groups stay, paused; no other starts there."""
+        self._away = {engine for engine in self._router.loads() if engine < self._hybrid}
+        for engine in self._away:
+            self._router.remove(engine)
+
+    def _hybrid_engines_return(self) -> None:
+        for engine in sorted(self._away):
+            self._router.add(engine)
+        if self._away:
+            for start in self._in_flight.values():
+                if start.engine in self._away:
+                    self._router.take(start.engine)
+        self._away.clear()
 
     def _engines_hold(self, version: Version) -> None:
         self._pushed = version
@@ -433,7 +452,7 @@ class Coordinator:
         self._saving = not done
 
     def _engine_lost(self, event: EngineLost) -> tuple[Action, ...]:
-        if event.engine in self._router:
+        if event.engine in self._router or event.engine in self._away:
             self._orphan_groups_of(event)
         elif event.returns or event.engine not in self._awaited:
             self._refuse_engine(event)
@@ -441,7 +460,7 @@ class Coordinator:
             self._awaited.add(event.engine)
         else:
             self._awaited.discard(event.engine)
-        if not len(self._router) and not self._awaited:
+        if not len(self._router) and not self._away and not self._awaited:
             # No engine is left to finish a push or to resume.
             self._pushing, self._interrupted, self._held = None, False, False
             if self._ending is None:
@@ -449,7 +468,10 @@ class Coordinator:
         return self._decide()
 
     def _orphan_groups_of(self, event: EngineLost) -> None:
-        self._router.remove(event.engine)
+        if event.engine in self._away:
+            self._away.remove(event.engine)
+        else:
+            self._router.remove(event.engine)
         lost = [g for g, start in self._in_flight.items() if start.engine == event.engine]
         for group in lost:
             began = self._in_flight.pop(group).version
@@ -460,13 +482,16 @@ class Coordinator:
                 self._restarted += 1
 
     def _engine_joined(self, event: EngineJoined) -> None:
-        if event.engine in self._router:
+        if event.engine in self._router or event.engine in self._away:
             self._refuse_engine(event)
         self._awaited.discard(event.engine)
-        self._router.add(event.engine)
+        if event.engine < self._hybrid and (self._training or self._trained > self._pushed):
+            self._away.add(event.engine)
+        else:
+            self._router.add(event.engine)
 
     def _refuse_engine(self, event: EngineLost | EngineJoined) -> NoReturn:
-        engines = sorted(self._router.loads())
+        engines = sorted({*self._router.loads(), *self._away})
         raise ValueError(f"{event} changes nothing: the engines are {engines}")
 
     def _requested(self, request: Request) -> None:
@@ -520,6 +545,8 @@ class Coordinator:
         push = self._trained > self._pushed and self._pushing is None and self._may_push()
         trainer_free = not (self._training or self._copying)
         may_train = trainer_free and not self._save_due and not self._held
+        if self._hybrid and self._trained > self._pushed:
+            may_train = False  # the devices of hybrid engines load weights
         train = may_train and self._backlog.ready(self._trained, *self._next_part)
         # Running groups may fill the batch; none starts any more, so that they end soon.
         waits = train or self._in_flight or self._orphans
@@ -537,6 +564,8 @@ class Coordinator:
             actions.append(self._save())
         if train:
             self._training = True
+            if self._hybrid:
+                self._hybrid_engines_leave()
             groups = self._take_part()
             rest = self._batch_rest if self._between_parts else 0
             actions.append(Train(self._trained, groups, rest))
@@ -668,7 +697,7 @@ class Coordinator:
         start = self._in_flight.pop(group, None)
         if start is None:
             del self._orphans[group]
-        else:
+        elif start.engine not in self._away:
             self._router.release(start.engine)
         self._router.forget(group)
 

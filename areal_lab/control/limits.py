@@ -25,6 +25,9 @@ class Limits:
     batch_parts: int = 1
     """Equal parts of a batch, each of which is trained on as soon as enough groups finished; new
     weights follow the last one. 1 waits for the whole batch."""
+    hybrid_engines: int = 0
+    """Engines 0 to n - 1, whose devices also train: they are paused, with their responses, from
+    `Train` until the weights of that step are loaded, and no step begins before."""
     train_steps: int | None = None
     """Version at which the run is complete; None runs until stopped."""
     save_every_steps: int = 0
@@ -46,6 +49,7 @@ class Limits:
                 f"save_every_steps is {self.save_every_steps}, but must be >= 0 (0: at the end)"
             )
         self._check_parts()
+        self._check_hybrid()
         smallest = 0 if self.sampling is None else self.sampling.smallest_batch or 0
         if smallest > self.batch_groups:
             raise ValueError(
@@ -80,6 +84,23 @@ class Limits:
             raise ValueError(
                 f"batch_parts is {parts}, but smallest_batch needs all groups of a batch before "
                 "any is trained on; set batch_parts to 1, or smallest_batch to None"
+            )
+
+    def _check_hybrid(self) -> None:
+        engines, schedule = self.hybrid_engines, self.schedule
+        if engines < 0:
+            raise ValueError(f"hybrid_engines is {engines}, but must be >= 0")
+        if engines and schedule.on_new_weights is not OnNewWeights.INTERRUPT:
+            raise ValueError(
+                f"hybrid_engines is {engines}, but schedule {schedule.name!r} waits for responses "
+                "to end before an update, and those of hybrid engines are paused until it is "
+                "over; use OnNewWeights.INTERRUPT"
+            )
+        if engines and self.batch_parts > 1:
+            raise ValueError(
+                f"hybrid_engines is {engines}, but batch_parts is {self.batch_parts}: hybrid "
+                "engines would be paused from the first part to the last, whose responses they "
+                "generate; set one of them to its default"
             )
 
     @property

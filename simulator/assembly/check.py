@@ -11,6 +11,7 @@ from typing import Final
 
 from areal_lab.config.problem import ConfigError, Kind, Problem, problems_of
 from areal_lab.config.record import value_of
+from areal_lab.control.schedule import OnNewWeights
 from simulator.assembly.engines import engine_decode, running_sequences
 from simulator.assembly.limits import limits_of, schedule_of
 from simulator.assembly.parts import part_trainer
@@ -169,6 +170,8 @@ def _placement(config: SimulationConfig, rollout_gpu: GPU) -> Iterator[Problem]:
             "or use placement: disaggregated",
             Kind.PLACEMENT,
         )
+    if cluster.hybrid_gpus and not cluster.colocated:
+        yield from _hybrid(config)
     if split > rollout_gpu.node_gpus:
         yield _wrong(
             "rollout.tensor_parallel",
@@ -178,13 +181,65 @@ def _placement(config: SimulationConfig, rollout_gpu: GPU) -> Iterator[Problem]:
         )
 
 
+def _hybrid(config: SimulationConfig) -> Iterator[Problem]:
+    """GPUs that cannot join the training of a step."""
+    cluster, hybrid = config.cluster, config.cluster.hybrid_gpus
+    setting, split = "cluster.hybrid_gpus", config.rollout.tensor_parallel
+    if hybrid > cluster.rollout_gpus:
+        yield _wrong(
+            setting,
+            f"is {hybrid}, but must be at most cluster.rollout_gpus ({cluster.rollout_gpus}), of "
+            "which they are a part",
+            Kind.PLACEMENT,
+        )
+    elif hybrid % split:
+        lower = hybrid // split * split
+        yield _wrong(
+            setting,
+            f"is {hybrid}, but must be a multiple of rollout.tensor_parallel ({split}); use "
+            f"{lower or split} or {lower + split}",
+            Kind.DIVISIBILITY,
+        )
+    if cluster.rollout_gpu not in ("", cluster.gpu):
+        yield _wrong(
+            "cluster.rollout_gpu",
+            f"is {cluster.rollout_gpu!r}, but hybrid GPUs (cluster.hybrid_gpus) generate and train "
+            "with the others: leave it empty, or set cluster.hybrid_gpus to 0",
+            Kind.PLACEMENT,
+        )
+    if config.faults.node_mtbf_h:
+        yield _wrong(
+            "faults.node_mtbf_h",
+            f"is {config.faults.node_mtbf_h:g}, but failures of hybrid GPUs are not simulated: "
+            "set it or cluster.hybrid_gpus to 0",
+        )
+
+
+def _hybrid_schedule(config: SimulationConfig) -> Iterator[Problem]:
+    """Schedules under which GPUs cannot join the training of a step."""
+    if schedule_of(config.schedule).on_new_weights is not OnNewWeights.INTERRUPT:
+        yield _wrong(
+            "cluster.hybrid_gpus",
+            f"is {config.cluster.hybrid_gpus}, but this schedule waits for responses to end before "
+            "an update, and hybrid GPUs pause theirs until it is over; use schedule asynchronous "
+            "with interruptible: true, or 0",
+        )
+    if config.batch_parts > 1:
+        yield _wrong(
+            "schedule.require_batches",
+            f"is {config.schedule.require_batches}, but hybrid GPUs generate the responses of all "
+            "minibatches before they train: set it or cluster.hybrid_gpus to 0",
+        )
+
+
 def _schedule(config: SimulationConfig) -> Iterator[Problem]:
     schedule = config.schedule
-    if schedule.require_batches:
-        found = list(_parts(config))
-        yield from found
-        if found:
-            return
+    found = list(_parts(config)) if schedule.require_batches else []
+    if config.cluster.hybrid_gpus and not config.cluster.colocated:
+        found += _hybrid_schedule(config)
+    yield from found
+    if found:
+        return
     if config.cluster.colocated and schedule_of(schedule).overlaps:
         yield _wrong(
             "schedule.name",
@@ -272,7 +327,7 @@ def _costs(
         ),
     )
     sequences = workload.prompts_per_batch * workload.samples_per_prompt
-    yield from _refused(
+    trainer = _refused(
         "trainer",
         lambda: training_cost(
             config.trainer,
@@ -283,9 +338,10 @@ def _costs(
             fewest_sequences=sequences // workload.minibatches,
         ),
     )
-    if cluster.colocated:
+    yield from trainer
+    if cluster.switches and not trainer:  # whose layout it moves
         yield from _refused("weights", lambda: switch_cost(config, model, gpu))
-    else:
+    if not cluster.colocated:
         yield from _refused("weights", lambda: weight_sync(config.weights, model, gpu))
 
 

@@ -145,12 +145,13 @@ def build(config: SimulationConfig) -> System:
         training=training_cost(
             part_trainer(config.trainer, config.batch_parts), model, gpu, training_gpus
         ),
-        training_gpus=training_gpus,
+        # Ignored when colocated, but at least 1.
+        training_gpus=cluster.only_training_gpus or training_gpus,
         minibatches=workload.minibatches,
         weights=UpdateSeconds() if colocated else weight_sync(config.weights, model, gpu),
         # The trainer takes part in a broadcast, but not in loading from disk.
         push_holds_trainer=config.weights.backend != "disk",
-        switch=switch_cost(config, model, gpu) if colocated else None,
+        switch=switch_cost(config, model, gpu) if cluster.switches else None,
         outside=outside_from(part_outside(config.outside, config.batch_parts), colocated=colocated),
         reward=_latency(workload.reward),
         reward_workers=workload.reward_workers,

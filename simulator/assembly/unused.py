@@ -38,8 +38,14 @@ def ignored_settings(config: SimulationConfig) -> Iterator[str]:
         (
             "weights.switch_s",
             weights.switch_s,
-            not config.cluster.colocated,
-            "only colocated GPUs switch; use weights.update_s instead",
+            not config.cluster.switches,
+            "only colocated and hybrid GPUs switch; use weights.update_s instead",
+        ),
+        (
+            "cluster.hybrid_gpus",
+            config.cluster.hybrid_gpus or None,
+            config.cluster.colocated,
+            "all GPUs are colocated and train; use cluster.placement=disaggregated",
         ),
         (
             "outside.validation_s",
@@ -156,15 +162,18 @@ def _ignored_spread(answers: LengthConfig) -> Iterator[str]:
 
 
 def _ignored_colocation(config: SimulationConfig) -> Iterator[str]:
-    """Settings of colocated GPUs that change nothing, or only proportions."""
+    """Settings of colocated and hybrid GPUs that change nothing, or only proportions."""
     switch_s = config.weights.switch_s
-    if config.cluster.colocated and switch_s is None:
+    if config.cluster.switches and switch_s is None:
         return
     for name, value in config.colocation.model_dump(exclude_defaults=True).items():
         shown = str(value).lower() if isinstance(value, bool) else value
         said = f"colocation.{name} is {shown}, but"
-        if not config.cluster.colocated:
-            yield f"{said} has no effect: GPUs are not colocated; use cluster.placement=colocated"
+        if not config.cluster.switches:
+            yield (
+                f"{said} has no effect: GPUs are not colocated; use cluster.placement=colocated or "
+                "cluster.hybrid_gpus"
+            )
         else:
             yield (
                 f"{said} weights.switch_s ({switch_s:g}) gives the whole switch, so that it only "

@@ -13,9 +13,10 @@
       asynchronous      max(t_train, t_work, (latency + t_train / k) / (eta + 1))
     t_first    the longest response of the first part, if that is the part of the shortest groups
 
-The last terms are Little's law under the staleness rule (arXiv:2505.24298, eq. 3), which lets at
-most eta + 1 batches be in progress; a group of a batch in parts is in training for its own part at
-least. A part cannot be trained on before its groups finish, nor the last one before the longest
+GPUs that switch (hybrid) add their switch to t_train and the update, and the next step begins after
+both. The last terms are Little's law under the staleness rule (arXiv:2505.24298, eq. 3), which lets
+at most eta + 1 batches be in progress; a group of a batch in parts is in training for its own part
+at least. A part cannot be trained on before its groups finish, nor the last one before the longest
 response. Prompts, preemptions, interruptions and waiting add to all of these.
 """
 
@@ -57,11 +58,17 @@ def least_step_s(config: SimulationConfig) -> float:
     engines = cluster.generating_gpus // rollout.tensor_parallel
     running = running_sequences(config, model, rollout_gpu)
     work_s = _work_s(decode, lengths, workload.prompt_tokens, running) / engines
-    if cluster.colocated:
-        update_s = switch_cost(config, model, gpu).seconds
+    switch = switch_cost(config, model, gpu) if cluster.switches else None
+    if cluster.colocated and switch is not None:
+        update_s = switch.seconds
     else:
         sync = weight_sync(config.weights, model, gpu)
-        update_s = sync.export_s + sync.load_s
+        load_s = sync.load_s
+        if switch is not None:
+            others = cluster.rollout_gpus > cluster.hybrid_gpus
+            load_s = max(load_s if others else 0.0, switch.to_generation_s)
+            train_s += switch.to_training_s
+        update_s = sync.export_s + load_s
     eta = config.schedule.versions_ahead
     if eta == 0:
         longest_s = float(
@@ -79,7 +86,9 @@ def least_step_s(config: SimulationConfig) -> float:
         return work_s + train_s + update_s
     slowest = float(lengths.max(axis=2).mean())
     latency_s = _alone_s(decode, workload.prompt_tokens, int(slowest))
-    return max(train_s, work_s, (latency_s + train_s / config.batch_parts) / (eta + 1))
+    # Hybrid GPUs load weights before the next step begins.
+    turn_s = train_s if switch is None else train_s + update_s
+    return max(turn_s, work_s, (latency_s + train_s / config.batch_parts) / (eta + 1))
 
 
 def _drawn(config: SimulationConfig) -> NDArray[np.int64]:

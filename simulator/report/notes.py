@@ -25,6 +25,7 @@ from simulator.report.bottleneck import (
     WAITING,
     WEIGHT_UPDATES,
     bottleneck,
+    engines_of,
     largest_parts,
     updating,
     working,
@@ -68,7 +69,9 @@ def setting_lines(told: Mapping[str, Any]) -> Iterator[str]:
         yield f"{place}, which generate ({engines}) and train ({split})"
     else:
         other = f" {find_gpu(cluster['rollout_gpu']).name}" if cluster["rollout_gpu"] else ""
-        yield f"{place}: {generates}{other} generate ({engines}), {trains} train ({split})"
+        joins = split_up.hybrid_gpus
+        hybrid = f", {joins} of which join training" if joins else ""
+        yield f"{place}: {generates}{other} generate ({engines}){hybrid}, {trains} train ({split})"
     name = schedule["name"].replace("_", " ")
     if schedule["name"] in ("asynchronous", "partial_rollout"):
         name += f", eta {schedule['eta']}".removesuffix(".0")
@@ -100,7 +103,7 @@ def limit_note(told: Mapping[str, Any]) -> str:
             f"[bold]{_NAMES[limit]}[/] takes the largest share of the time of these GPUs, which "
             f"alternate between generation and training: {_percent(part)}."
         )
-    workload, engines, trainer = told["config"]["workload"], shares["rollout"], shares["training"]
+    workload, engines, trainer = told["config"]["workload"], engines_of(shares), shares["training"]
     says = {
         TRAIN_BOUND: _training_limits(engines, trainer),
         WEIGHT_UPDATES: _updates_limit(engines, trainer),

@@ -28,6 +28,7 @@ from areal_lab.runlog.activity import (
     PAUSED,
     PAUSED_BY_HAND,
     PAUSED_FOR_TRAINING,
+    TRAINERS_TURN,
     WAIT_BATCH,
     WAIT_REWARDS,
     WAIT_WEIGHTS,
@@ -72,6 +73,9 @@ class Moment:
     """Seconds by state, over all engines."""
     work: dict[str, float] = field(default_factory=dict)
     """Seconds of decode, prefill and recomputation, as engines count them."""
+    hybrid: dict[str, float] = field(default_factory=dict)
+    """Of `engines`, those whose GPUs also train."""
+    hybrid_work: dict[str, float] = field(default_factory=dict)
     trainer: dict[str, float] = field(default_factory=dict)
     generated_tokens: int = 0
     recomputed_tokens: int = 0
@@ -84,6 +88,8 @@ class Moment:
             self.at_s - before.at_s,
             _difference(self.engines, before.engines),
             _difference(self.work, before.work),
+            _difference(self.hybrid, before.hybrid),
+            _difference(self.hybrid_work, before.hybrid_work),
             _difference(self.trainer, before.trainer),
             self.generated_tokens - before.generated_tokens,
             self.recomputed_tokens - before.recomputed_tokens,
@@ -140,7 +146,7 @@ class Accounting:
         self.trainer_clock = Clock(WAIT_BATCH)
         # The state of the run, as `areal_lab.runlog.activity` reads it from a log.
         self._behind = self._pushing = self._interrupted = False
-        self._loading = ""
+        self._loading = [""] * len(slots)
         self._all_started = self._all_trained = self._training = self._held = False
         self._push_began_s = 0.0
         # Counters.
@@ -181,7 +187,7 @@ class Accounting:
             case WeightsPushed():
                 self._update_s += now_s - self._push_began_s
                 self._behind = self._pushing = False
-                self._loading = ""
+                self._loading = [""] * len(self._slots)
                 self._trainer_waits(now_s)
                 self._update_all(now_s)
             case PauseRequested() | ResumeRequested() | StopRequested():
@@ -205,10 +211,11 @@ class Accounting:
         """Engines have paused."""
         self._update_all(now_s)
 
-    def loading(self, now_s: float, name: str) -> None:
-        """All engines load new weights, or do what `name` says for it."""
-        self._loading = name
-        self._update_all(now_s)
+    def loading(self, now_s: float, name: str, slots: Sequence[Slot]) -> None:
+        """These engines load new weights, or do what `name` says for it; "" is that they have."""
+        for slot in slots:
+            self._loading[slot.number] = name
+            self.engine_changed(now_s, slot)
 
     def resumed(self, now_s: float) -> None:
         """Engines continue."""
@@ -244,8 +251,10 @@ class Accounting:
     def _state(self, slot: Slot) -> str:  # noqa: PLR0911 - one per state
         if slot.dead:
             return LOST
-        if self._loading:
-            return self._loading
+        if loading := self._loading[slot.number]:
+            return loading
+        if slot.trains:
+            return TRAINERS_TURN
         if slot.flights and not slot.paused:
             return GENERATE
         if self._held:
@@ -311,13 +320,20 @@ class Accounting:
     def _moment(self, now_s: float) -> Moment:
         engines: dict[str, float] = {}
         work: dict[str, float] = {}
+        hybrid: dict[str, float] = {}
+        hybrid_work: dict[str, float] = {}
         generated = recomputed = preemptions = 0
         for clock, slot in zip(self._clocks, self._slots, strict=True):
             engine = slot.engine
             if engine.next_s() > now_s:
                 engine.advance(now_s)  # so that its counters are up to date
-            add_up(engines, clock.read(now_s))
-            add_up(work, {n: s for n, s in engine.activity_s.items() if n not in NOT_WORK})
+            states = clock.read(now_s)
+            done = {n: s for n, s in engine.activity_s.items() if n not in NOT_WORK}
+            add_up(engines, states)
+            add_up(work, done)
+            if slot.number < self._system.limits.hybrid_engines:
+                add_up(hybrid, states)
+                add_up(hybrid_work, done)
             generated += engine.generated_tokens
             recomputed += engine.recomputed_tokens
             preemptions += engine.preemptions
@@ -325,6 +341,8 @@ class Accounting:
             at_s=now_s,
             engines=engines,
             work=work,
+            hybrid=hybrid,
+            hybrid_work=hybrid_work,
             trainer=self.trainer_clock.read(now_s),
             generated_tokens=generated,
             recomputed_tokens=recomputed,

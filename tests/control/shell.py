@@ -95,6 +95,8 @@ class Shell:
         self.first_group = self.next_group = next_group
         self.first_version = self.trained = self.pushed = version
         self.training = self.copying = self.paused = False
+        self.away: set[EngineId] = set()
+        """Hybrid engines whose devices train, or load weights after it."""
         self.saving: Version | None = None
         self.pushing: Version | None = None
         self.stopping = self.asked = self.held = self.eta_fell = False
@@ -177,7 +179,8 @@ class Shell:
         if not self.paused:
             events += [
                 GroupFiltered(g, "unfit") if self.unfit(g) else GroupFinished(g, v, self.pushed)
-                for g, (_, v) in self.running.items()
+                for g, (engine, v) in self.running.items()
+                if engine not in self.away
             ]
         if self.training:
             done = TrainPartDone if self.between else TrainStepDone
@@ -263,6 +266,7 @@ class Shell:
                 self.trained = version - isinstance(event, TrainPartDone)
             case WeightsPushed(version):
                 self.pushing, self.pushed = None, version
+                self.away.clear()
             case CheckpointCopied():
                 self.copying = False
             case CheckpointDone():
@@ -270,6 +274,7 @@ class Shell:
             case EngineLost(engine, tokens_kept, returns):
                 assert engine in self.engines | self.awaited
                 self.engines.discard(engine)
+                self.away.discard(engine)
                 lost = {group for group, (home, _) in self.running.items() if home == engine}
                 for group in lost:
                     began = self.running.pop(group)[1]
@@ -279,12 +284,17 @@ class Shell:
                     self.pushing, self.paused, self.stopping = None, False, True
                     self.held = False
             case EngineJoined(engine):
-                self.awaited.discard(engine)
-                self.engines.add(engine)
+                self._note_joined(engine)
             case RunStarted():
                 pass
             case _:
                 self._note_request(event)
+
+    def _note_joined(self, engine: EngineId) -> None:
+        self.awaited.discard(engine)
+        self.engines.add(engine)
+        if engine < self.limits.hybrid_engines and (self.training or self.trained > self.pushed):
+            self.away.add(engine)
 
     def _note_request(self, request: Request) -> None:
         match request:
@@ -377,11 +387,12 @@ class Shell:
 
     def _engine_by_the_rule(self) -> EngineId:
         """A group asks once per engine that it has, so `sticky` is `least_loaded` here."""
-        load = dict.fromkeys(self.engines, 0)
+        load = dict.fromkeys(self.engines - self.away, 0)
         for engine, _ in self.running.values():
-            load[engine] += 1
+            if engine not in self.away:
+                load[engine] += 1
         if self.limits.routing.name == "round_robin":
-            return min(self.engines, key=lambda engine: (engine <= self.last_engine, engine))
+            return min(load, key=lambda engine: (engine <= self.last_engine, engine))
         return min(load, key=lambda engine: (load[engine], engine))
 
     def _leave(self, group: GroupId) -> Version | None:
@@ -395,6 +406,10 @@ class Shell:
         assert not self.copying
         assert not self.held
         assert version == self.trained
+        hybrid = self.limits.hybrid_engines
+        if hybrid:
+            assert self.trained == self.pushed, "hybrid devices have loaded"
+            self.away = {engine for engine in self.engines if engine < hybrid}
         assert groups == (self._batch_by_the_rule() or self._smaller_batch())
         self.unfilled += self.limits.part_groups - len(groups)
         self.rest -= self.limits.part_groups
@@ -497,11 +512,12 @@ class Shell:
             if schedule.on_new_weights is OnNewWeights.INTERRUPT:
                 assert self.pushing is not None or self.trained == self.pushed
             return
-        if not (self.training or self.copying or self._next_save_waits):
+        loads = self.limits.hybrid_engines > 0 and self.trained > self.pushed
+        if not (self.training or self.copying or self._next_save_waits or loads):
             assert self._batch_by_the_rule() is None
             assert self._smaller_batch() is None
         held = self.pushing is not None or (schedule.carry_over and self.training)
-        held = held or not self.engines
+        held = held or not self.engines - self.away
         if held:
             return
         assert not self.paused

@@ -67,7 +67,9 @@ def limits(draw: st.DrawFn, *, endless: bool = False) -> Limits:
         *[bounded_lag(lag, drop=True) for lag in (0, 1, 2)],
     ]
     parts = 1 if schedule.carry_over else draw(st.sampled_from([1, 1, 2, 3]))
+    hybrid = parts == 1 and schedule.on_new_weights is OnNewWeights.INTERRUPT
     return Limits(
+        hybrid_engines=draw(st.sampled_from([0, 0, 1, 2])) if hybrid else 0,
         batch_groups=parts * draw(st.integers(1, 5 if parts == 1 else 2)),
         batch_parts=parts,
         max_in_flight=draw(st.integers(1, 20)),

@@ -24,7 +24,14 @@ from simulator.assembly.check import problems
 from simulator.config.schema import SimulationConfig
 from simulator.plan.bound import least_step_s
 from simulator.plan.report import plan_report
-from simulator.plan.result import Comparison, Plan, limit_of
+from simulator.plan.result import (
+    Comparison,
+    Plan,
+    engine_share,
+    hourly_cost,
+    limit_of,
+    trainer_share,
+)
 from simulator.plan.schema import PlanConfig, PriceEntry, load_plan
 from simulator.plan.search import find_plan
 from simulator.plan.sensitivity import at_end
@@ -330,6 +337,26 @@ def test_the_closed_form_of_streamed_minibatches_is_never_slower(require_batches
             assert bounds[one.number] < whole_s
         assert 0.9 * bounds[one.number] <= run_job(Job(config=config, seed=1)).step_s
     assert any(one.eta == 0 for one in expand(plan).possible)
+
+
+@pytest.mark.parametrize("hybrid", [1, 2])
+def test_the_closed_form_with_hybrid_gpus_is_never_slower(hybrid: int) -> None:
+    plan = small_plan(
+        *(f"base.cluster.hybrid_gpus={hybrid}", "candidates.eta=[0, 0.5, 2]"),
+        *("candidates.schedule=[asynchronous, partial_rollout]", "base.weights.update_s=null"),
+    )
+    possible = expand(plan).possible
+    assert {one.eta for one in possible} >= {0, 0.5, 2}
+    for one in possible:
+        assert one.config.cluster.hybrid_gpus == hybrid
+        assert f", {hybrid} hybrid" in one.split
+        config = shortened(one.config, 24, 8)
+        trial = run_job(Job(config=config, seed=1))
+        assert 0.9 * least_step_s(config) <= trial.step_s
+        assert 0 < engine_share([trial]) <= 1
+        assert 0 < trainer_share([trial]) <= 1
+        cost = hourly_cost(one, ())
+        assert cost.gpu_hours == pytest.approx(one.gpus)
 
 
 def test_the_same_seed_gives_the_same_plan() -> None:

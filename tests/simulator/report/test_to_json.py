@@ -19,7 +19,7 @@ from simulator.config.load import load_simulation, presets
 from simulator.config.schema import SimulationConfig
 from simulator.costs.trainer_speeds import speed_error
 from simulator.report.comparison import show_comparison
-from simulator.report.notes import setting_lines
+from simulator.report.notes import limit_note, setting_lines
 from simulator.report.provenance import cost_parts, warnings
 from simulator.report.tables import show_report
 from simulator.report.to_json import comparison, report
@@ -258,6 +258,34 @@ def test_minibatches_that_are_streamed_are_named_with_the_schedule() -> None:
     assert any("eta 1, trains on 2 of 4 minibatches as they finish" in line for line in lines)
     assert not list(ignored_settings(load_simulation("small", streamed)))
     assert not any("as they finish" in line for line in setting_lines(told()))
+
+
+def test_hybrid_gpus_have_a_column_of_their_own_and_are_named_with_the_gpus() -> None:
+    joined = ["cluster.hybrid_gpus=1", "workload.steps=6", "workload.warmup_steps=2"]
+    lines = setting_lines(told(*joined))
+    assert any(
+        "2 generate (2 engines of TP 1), 1 of which join training, 3" in one for one in lines
+    )
+    text = printed(*joined)
+    assert "rollout" in text.split("GPU time")[1].split("\n")[0]
+    for part in ("hybrid", "waiting for hybrid GPUs", "refit weights", "switching", "update"):
+        assert part in text, part
+    assert not list(ignored_settings(load_simulation("small", joined)))
+    all_of_them = told("cluster.hybrid_gpus=2", *joined[1:])
+    assert set(all_of_them["utilisation"]) == {"hybrid", "training"}
+    assert limit_note(all_of_them)
+    for pool in ("hybrid", "training"):
+        shares = [*all_of_them["busy"][pool].values(), *all_of_them["idle"][pool].values()]
+        assert sum(one["mean"] for one in shares) == pytest.approx(1)
+
+
+def test_hybrid_gpus_are_ignored_when_colocated() -> None:
+    colocated = ["cluster.placement=colocated", "schedule.name=synchronous"]
+    found = list(ignored_settings(load_simulation("small", [*colocated, "cluster.hybrid_gpus=1"])))
+    assert len(found) == 1
+    assert found[0].startswith(
+        "cluster.hybrid_gpus is 1, but has no effect: all GPUs are colocated"
+    )
 
 
 def test_a_setting_with_an_effect_has_no_warning() -> None:

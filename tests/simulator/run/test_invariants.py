@@ -32,6 +32,7 @@ from areal_lab.control.order import (
 )
 from areal_lab.control.schedule import (
     SCHEDULES,
+    OnNewWeights,
     Schedule,
     asynchronous,
     one_step_overlap,
@@ -62,6 +63,7 @@ from simulator.run.system import Seconds, System, UpdateSeconds
 from simulator.workload.streams import LENGTHS, stream
 from simulator.workload.turn_counts import TurnCounts
 from tests.simulator.engine.toy_engine import toy_engines
+from tests.simulator.run.test_event_loop import Switching
 from tests.simulator.run.toy_system import (
     Latencies,
     PerToken,
@@ -97,8 +99,14 @@ def systems(draw: st.DrawFn) -> System:
     seconds = st.sampled_from([0.0, 0.5, 3.0, 40.0])
     slow = Latencies(lambda generator, size: generator.exponential(20.0, size))
     parts = 1 if schedule.carry_over else draw(st.sampled_from([1, 1, 2, 3]))
+    engines = draw(st.integers(1, 4))
+    hybrid = 0
+    if parts == 1 and schedule.on_new_weights is OnNewWeights.INTERRUPT:
+        hybrid = min(engines, draw(st.sampled_from([0, 0, 1, 4])))
     return toy_system(
         schedule,
+        hybrid=hybrid,
+        switch=Switching(draw(seconds), draw(seconds)) if hybrid else None,
         batch=parts * draw(st.integers(1, 5 if parts == 1 else 2)),
         parts=parts,
         minibatches=parts,
@@ -107,7 +115,7 @@ def systems(draw: st.DrawFn) -> System:
         complete=draw(st.booleans()),
         order=draw(orders(schedule)),
         slots=draw(st.sampled_from([None, 1, 3])),
-        engines=draw(st.integers(1, 4)),
+        engines=engines,
         samples=draw(st.integers(1, 4)),
         lengths=lognormal(60),
         training=PerToken(draw(st.sampled_from([0.0, 0.01, 0.3]))),
