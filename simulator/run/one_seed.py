@@ -179,7 +179,8 @@ def _engine_seconds(
 
 def _economics(system: System, pools: Mapping[str, PoolShares], steps: int) -> tuple[Cost, Energy]:
     """Average cost and energy of one training step."""
-    gpus = dict.fromkeys(("all", "rollout", "hybrid"), system.rollout_gpu)
+    generates = system.rollout_gpu
+    gpus = {"all": generates, "rollout": generates, "hybrid": generates}
     gpus["training"] = system.training_gpu
     uses = [
         PoolUse(

@@ -55,10 +55,12 @@ def limits(
     save_every_steps: int = 0,
     order: BatchOrder | None = None,
     batch_parts: int = 1,
+    hybrid_engines: int = 0,
 ) -> Limits:
     return Limits(
         batch_groups=2,
         batch_parts=batch_parts,
+        hybrid_engines=hybrid_engines,
         max_in_flight=max_in_flight,
         train_steps=train_steps,
         save_every_steps=save_every_steps,
@@ -132,6 +134,37 @@ def test_without_engines_between_two_parts_the_weights_are_of_no_version_and_not
     actions_after(c, RunStarted((0,)), ended(0), TrainPartDone(1))
     reason = "no engine left"
     assert actions_after(c, EngineLost(0)) == [Drop(1, reason), Finish(reason)]
+
+
+def test_hybrid_engines_get_no_group_from_a_batch_to_its_weights() -> None:
+    c = Coordinator(limits(asynchronous(2), hybrid_engines=1, max_in_flight=3))
+    actions_after(c, RunStarted((0, 1)))  # 0 and 2 on engine 0, 1 on engine 1
+    assert c.engine_loads == {0: 2, 1: 1}
+    assert actions_after(c, ended(1)) == [StartGroup(3, 1, 0)]
+    assert actions_after(c, ended(0)) == [Train(0, (0, 1)), StartGroup(4, 1, 0)]
+    assert c.engine_loads == {1: 2}
+    assert actions_after(c, ended(3)) == [StartGroup(5, 1, 0)]
+    assert actions_after(c, ended(4)) == []  # a batch, but the trainer works
+    # The next step waits until the GPUs of engine 0 have loaded.
+    assert actions_after(c, TrainStepDone(1)) == [Interrupt(), PushWeights(1)]
+    after = actions_after(c, WeightsPushed(1))
+    assert after == [Train(1, (3, 4)), Resume(), StartGroup(6, 1, 1)]
+    assert actions_after(c, TrainStepDone(2)) == [Interrupt(), PushWeights(2)]
+    assert actions_after(c, WeightsPushed(2)) == [Resume()]
+    assert c.engine_loads == {0: 1, 1: 2}  # group 2 is where it was
+
+
+def test_hybrid_engines_may_be_all_of_them_and_may_be_lost_meanwhile() -> None:
+    c = Coordinator(limits(asynchronous(1), hybrid_engines=2, max_in_flight=3))
+    actions_after(c, RunStarted((0, 1)), ended(0))  # 2 and 3 run on engine 0
+    assert actions_after(c, ended(1)) == [Train(0, (0, 1))]
+    assert actions_after(c, EngineLost(0, tokens_kept=True)) == []
+    with pytest.raises(ValueError, match=r"the engines are \[1\]"):
+        c.handle(EngineJoined(1))
+    assert actions_after(c, EngineJoined(0)) == []  # its devices train, too
+    assert actions_after(c, TrainStepDone(1)) == [PushWeights(1)]
+    starts = [StartGroup(2, 0, 0), StartGroup(3, 1, 0), StartGroup(4, 0, 1)]
+    assert actions_after(c, WeightsPushed(1)) == starts
 
 
 def test_new_weights_interrupt_what_runs() -> None:
@@ -618,6 +651,12 @@ def test_limits_that_cannot_work_are_refused() -> None:
             limits(synchronous(), batch_parts=2),
             sampling=DynamicSampling(max_filtered=3, smallest_batch=1),
         )
+    with pytest.raises(ValueError, match="hybrid_engines is -1"):
+        limits(synchronous(), hybrid_engines=-1)
+    with pytest.raises(ValueError, match="those of hybrid engines are paused"):
+        limits(one_step_overlap(), hybrid_engines=1)
+    with pytest.raises(ValueError, match="hybrid_engines is 1, but batch_parts is 2"):
+        limits(synchronous(), hybrid_engines=1, batch_parts=2)
     with pytest.raises(ValueError, match="save_every_steps is -1"):
         limits(synchronous(), save_every_steps=-1)
     for eta, lag in ((4, 3), (0.5, 0), (float("inf"), 9)):
