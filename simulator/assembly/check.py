@@ -147,11 +147,12 @@ def _check_lengths(config: SimulationConfig) -> None:
 def _placement(config: SimulationConfig, rollout_gpu: GPU) -> Iterator[Problem]:
     cluster, split = config.cluster, config.rollout.tensor_parallel
     rollout = cluster.generating_gpus
-    if not cluster.colocated and not 1 <= rollout < cluster.gpus:
+    most = cluster.gpus if cluster.hybrid_gpus else cluster.gpus - 1
+    if not cluster.colocated and not 1 <= rollout <= most:
         yield _wrong(
             "cluster.rollout_gpus",
-            f"is {rollout}, but must be from 1 to {cluster.gpus - 1}: of cluster.gpus "
-            f"({cluster.gpus}) at least one trains; or use placement: colocated",
+            f"is {rollout}, but must be from 1 to {most}: of cluster.gpus ({cluster.gpus}) at "
+            "least one trains; or use placement: colocated",
             Kind.PLACEMENT,
         )
     elif rollout % split:
@@ -190,6 +191,13 @@ def _hybrid(config: SimulationConfig) -> Iterator[Problem]:
             setting,
             f"is {hybrid}, but must be at most cluster.rollout_gpus ({cluster.rollout_gpus}), of "
             "which they are a part",
+            Kind.PLACEMENT,
+        )
+    elif hybrid == cluster.gpus:
+        yield _wrong(
+            setting,
+            f"is {hybrid}, all GPUs, which then alternate between generation and training: use "
+            "placement: colocated, with schedule synchronous or partial_rollout",
             Kind.PLACEMENT,
         )
     elif hybrid % split:

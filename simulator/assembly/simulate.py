@@ -145,8 +145,7 @@ def build(config: SimulationConfig) -> System:
         training=training_cost(
             part_trainer(config.trainer, config.batch_parts), model, gpu, training_gpus
         ),
-        # Ignored when colocated, but at least 1.
-        training_gpus=cluster.only_training_gpus or training_gpus,
+        training_gpus=training_gpus if colocated else cluster.only_training_gpus,
         minibatches=workload.minibatches,
         weights=UpdateSeconds() if colocated else weight_sync(config.weights, model, gpu),
         # The trainer takes part in a broadcast, but not in loading from disk.

@@ -134,7 +134,8 @@ class ClusterConfig(Record):
     """GPUs used for generation; the rest train. Ignored when colocated."""
     hybrid_gpus: Whole = 0
     """Of the GPUs that generate, those that join the training of each step: their engines pause,
-    with their responses, from the batch until the new weights are loaded (`colocation`)."""
+    with their responses, from the batch until the new weights are loaded (`colocation`). With
+    `rollout_gpus` equal to `gpus` no others train: trainers that generate while they wait."""
     rollout_gpu: str = ""
     """GPU type for generation if it differs; empty takes `gpu`."""
     price_per_gpu_h: Annotated[NonNegative, About(unit="dollars")] | None = None

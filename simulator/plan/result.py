@@ -271,7 +271,7 @@ def limit_of(trials: Sequence[Trial]) -> str:
 
 def trainer_share(trials: Sequence[Trial]) -> float:
     """Share of time in which the training GPUs train."""
-    pool = "all" if "all" in trials[0].busy else "training"
+    pool = next(name for name in ("all", "training", "hybrid") if name in trials[0].busy)
     busy = [
         sum(
             share

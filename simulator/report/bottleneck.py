@@ -53,15 +53,15 @@ def bottleneck(shares: Mapping[str, Mapping[str, float]]) -> str:
                       responses; also synchronous schedules in which neither side is always busy
     generation-bound  else, engines rarely wait
 
-    If engines wait longer for rewards and tools, updates or failures, that is the bottleneck. For
-    colocated GPUs it is the part that takes the largest share of their time.
+    If engines wait longer for rewards and tools, updates or failures, that is the bottleneck. If
+    all GPUs that train also generate, it is the part that takes the largest share of their time.
 
     Args:
         shares: shares of the time of each pool (`rollout`, `hybrid` and `training`, or `all`), by
             activity and by cause of idleness.
     """
-    if "all" in shares:
-        parts = largest_parts(shares["all"])
+    if (both := alternating(shares)) is not None:
+        parts = largest_parts(both)
         return max(parts, key=lambda name: parts[name])
     training = shares["training"]
     if working(training) >= _FULL:
@@ -77,6 +77,13 @@ def bottleneck(shares: Mapping[str, Mapping[str, float]]) -> str:
     idle = _by_limit(engines_of(shares))
     limit = max(idle, key=lambda name: idle[name])
     return limit if idle[limit] >= WAITING else GENERATION_BOUND
+
+
+def alternating(
+    shares: Mapping[str, Mapping[str, float]],
+) -> Mapping[str, float] | None:
+    """The pool of GPUs that generate and train, if no others train."""
+    return None if "training" in shares else shares.get("all", shares.get("hybrid"))
 
 
 def engines_of(shares: Mapping[str, Mapping[str, float]]) -> Mapping[str, float]:
@@ -97,7 +104,7 @@ def working(training: Mapping[str, float]) -> float:
 
 
 def largest_parts(shares: Mapping[str, float]) -> dict[str, float]:
-    """Shares of the time of colocated GPUs, by bottleneck."""
+    """Shares of the time of GPUs that generate and train, by bottleneck."""
     generating = sum(shares.get(name, 0.0) for name in GENERATING)
     parts = _by_limit(shares)
     moving = sum(shares.get(name, 0.0) for name in MOVING_WEIGHTS)

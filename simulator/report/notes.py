@@ -24,6 +24,7 @@ from simulator.report.bottleneck import (
     TRAIN_BOUND,
     WAITING,
     WEIGHT_UPDATES,
+    alternating,
     bottleneck,
     engines_of,
     largest_parts,
@@ -97,11 +98,12 @@ def limit_note(told: Mapping[str, Any]) -> str:
         for pool, busy in told["busy"].items()
     }
     limit = bottleneck(shares)
-    if "all" in shares:
-        part = largest_parts(shares["all"])[limit]
+    if (both := alternating(shares)) is not None:
+        which = "these GPUs" if "all" in shares else "the hybrid GPUs"
         return (
-            f"[bold]{_NAMES[limit]}[/] takes the largest share of the time of these GPUs, which "
-            f"alternate between generation and training: {_percent(part)}."
+            f"[bold]{_NAMES[limit]}[/] takes the largest share of the time of {which}, which "
+            "alternate between generation and training: "
+            f"{_percent(largest_parts(both)[limit])}."
         )
     workload, engines, trainer = told["config"]["workload"], engines_of(shares), shares["training"]
     says = {

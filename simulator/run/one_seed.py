@@ -139,7 +139,7 @@ def _pools(system: System, window: Moment) -> dict[str, PoolShares]:
 
 
 def _pools_with_hybrid(system: System, window: Moment) -> dict[str, PoolShares]:
-    """GPUs that only generate, if there are any, that do both, and that only train."""
+    """GPUs that only generate, that do both, and that only train, if there are any."""
     hybrid, gpus = system.limits.hybrid_engines, system.gpus_per_engine
     both = _engine_seconds(system, window.hybrid, window.hybrid_work)
     pools = {}
@@ -151,6 +151,8 @@ def _pools_with_hybrid(system: System, window: Moment) -> dict[str, PoolShares]:
         {name: value / hybrid for name, value in both.items()}, window.trainer, IDLE_CAUSES
     )
     pools["hybrid"] = pool_shares(hybrid * gpus, window.at_s, shared, IDLE_CAUSES)
+    if not system.training_gpus:
+        return pools
     trains = {name: value for name, value in window.trainer.items() if name not in TO_TRAINING}
     switches_s = sum(window.trainer.get(name, 0.0) for name in TO_TRAINING)
     add_up(trains, {WAIT_HYBRID: switches_s})

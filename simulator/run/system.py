@@ -294,7 +294,7 @@ class System:
     training: Training
     """Its step is one part of a batch (`limits.batch_parts`)."""
     training_gpus: int = 1
-    """That only train. Ignored when colocated."""
+    """That only train; 0 if hybrid engines' GPUs are the only ones. Ignored when colocated."""
     minibatches: int = 1
     """Of a batch, in all of its parts."""
     weights: Weights = field(default_factory=UpdateSeconds)
@@ -338,14 +338,15 @@ class System:
 
     def __post_init__(self) -> None:
         for name in (
-            *("steps", "samples", "engines", "gpus_per_engine", "training_gpus", "minibatches"),
+            *("steps", "samples", "engines", "gpus_per_engine", "minibatches"),
             *("turns", "engines_per_node", "training_nodes"),
+            *(() if self.limits.hybrid_engines else ("training_gpus",)),
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, but must be >= 1")
         for name in (
             *("warmup_steps", "prompt_tokens", "reward_workers"),
-            *("tool_tokens", "samples_per_engine"),
+            *("tool_tokens", "samples_per_engine", "training_gpus"),
         ):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}, but must be >= 0")

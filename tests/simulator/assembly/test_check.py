@@ -177,6 +177,16 @@ def test_the_defaults_can_be_simulated() -> None:
             "",
         ),
         (
+            {"cluster__hybrid_gpus": 128, "cluster__rollout_gpus": 128},
+            "hybrid_gpus is 128, all GPUs, which then alternate",
+            "placement: colocated, with schedule synchronous or partial_rollout",
+        ),
+        (
+            {"cluster__hybrid_gpus": 8, "cluster__rollout_gpus": 129},
+            "rollout_gpus is 129, but must be from 1 to 128",
+            "",
+        ),
+        (
             {"cluster__hybrid_gpus": 6, "rollout__tensor_parallel": 4},
             "hybrid_gpus is 6, but must be a multiple of rollout.tensor_parallel (4)",
             "use 4 or 8",
@@ -334,6 +344,7 @@ def test_all_problems_are_listed_at_once() -> None:
         {"cluster__hybrid_gpus": 32},
         {"cluster__hybrid_gpus": 96, "schedule__name": "synchronous"},
         {"cluster__hybrid_gpus": 32, "schedule__name": "partial_rollout"},
+        {"cluster__hybrid_gpus": 32, "cluster__rollout_gpus": 128},
         # Ignored.
         {
             **{"cluster__placement": "colocated", "schedule__name": "synchronous"},

@@ -279,6 +279,14 @@ def test_hybrid_gpus_have_a_column_of_their_own_and_are_named_with_the_gpus() ->
         assert sum(one["mean"] for one in shares) == pytest.approx(1)
 
 
+def test_trainers_that_generate_meanwhile_are_gpus_that_alternate() -> None:
+    joined = ["cluster.rollout_gpus=4", "cluster.hybrid_gpus=2", "workload.steps=6"]
+    alternate = told(*joined, "workload.warmup_steps=2")
+    assert set(alternate["utilisation"]) == {"rollout", "hybrid"}
+    assert "of the time of the hybrid GPUs, which alternate" in limit_note(alternate)
+    assert any("2 of which join training, 2 train" in line for line in setting_lines(alternate))
+
+
 def test_hybrid_gpus_are_ignored_when_colocated() -> None:
     colocated = ["cluster.placement=colocated", "schedule.name=synchronous"]
     found = list(ignored_settings(load_simulation("small", [*colocated, "cluster.hybrid_gpus=1"])))

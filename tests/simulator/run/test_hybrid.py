@@ -225,6 +225,19 @@ def turns_s(log: Log) -> float:
     return sum(done - began for began, done in zip(begun, times(log, TrainStepDone), strict=True))
 
 
+@pytest.mark.parametrize("engines", [2, 3])
+def test_hybrid_gpus_may_be_the_only_ones_that_train(engines: int) -> None:
+    """Trainers that generate while they wait, by the clock of the run with another trainer."""
+    fields: dict[str, Any] = {"engines": engines, "lengths": lognormal(100)}
+    with_others = run_system(hybrid(asynchronous(1), **fields), 1)
+    alone = run_system(hybrid(asynchronous(1), training_gpus=0, **fields), 1)
+    assert alone.columns["end_s"].tolist() == with_others.columns["end_s"].tolist()
+    assert set(alone.pools) == {"rollout", "hybrid"}
+    assert alone.pools["hybrid"] == with_others.pools["hybrid"]
+    assert alone.gpus == engines == sum(pool.gpus for pool in alone.pools.values())
+    assert alone.cost.gpu_hours < with_others.cost.gpu_hours
+
+
 def test_a_step_begins_only_when_hybrid_engines_have_loaded() -> None:
     """Although two batches are finished long before."""
     system = hybrid(asynchronous(4), batch=1, in_flight=8, steps=6, train_s=200.0)
@@ -268,6 +281,11 @@ def test_training_has_the_hybrid_gpus_too() -> None:
         (lambda: hybrid(synchronous(), -1), "hybrid_engines is -1, but must be >= 0"),
         (lambda: hybrid(synchronous(), 3), "hybrid_engines is 3, but must be <= 2"),
         (lambda: hybrid(synchronous(), switch=None), "switch is None"),
+        (lambda: hybrid(synchronous(), training_gpus=-1), "training_gpus is -1"),
+        (
+            lambda: toy_system(synchronous(), training_gpus=0),
+            "training_gpus is 0, but must be >= 1",
+        ),
         (lambda: hybrid(synchronous(), parts=2, minibatches=2), "batch_parts is 2"),
         (lambda: replace(hybrid(synchronous()), failures=Fails([1.0])), "are not simulated"),
     ],
