@@ -19,6 +19,7 @@ from areal_lab.control.schedule import (
     partial_rollout,
     synchronous,
 )
+from areal_lab.plots.timeline import _turns, draw_timeline
 from areal_lab.runlog.activity import (
     PAUSED,
     TRAINERS_TURN,
@@ -300,3 +301,12 @@ def test_a_hybrid_run_with_constant_lengths_repeats_itself() -> None:
         "step_s"
     ]
     assert steps_s[1:] == pytest.approx(steps_s[1])
+
+
+def test_the_timeline_is_pale_where_responses_of_hybrid_engines_stand_still() -> None:
+    _, log = run_with_log(worked_out())
+    turns = _turns(log, [(190, 196)], [0, 1])
+    # The second one is ended by the end of the run; engine 1 has none.
+    assert turns == [(150, 190, 0), (306, 346, 0)]
+    assert _turns(log, [(149, 196)], [0, 1]) == [(306, 346, 0)]
+    assert draw_timeline(log, zoom_s=200.0).axes
