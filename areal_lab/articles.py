@@ -576,7 +576,7 @@ class AsyncReplayBuffer(Generic[_Sample]):
         for late in self._backlog.late(version):
             del self._samples[late]
             self.dropped += 1
-        if not self._backlog.ready(version):
+        if not self._backlog.ready(version, self._batch_size):
             return None
         return [self._samples.pop(number) for number in self._backlog.take(self._batch_size)]
 

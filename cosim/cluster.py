@@ -50,6 +50,16 @@ def cluster_of(config: CosimConfig) -> SimulationConfig:
         ConfigError: one line per problem.
     """
     preset = _preset(config.simulator)
+    if preset.cluster.hybrid_gpus:
+        raise ConfigError(
+            Problem(
+                Kind.SETTINGS,
+                "simulator.settings",
+                f"simulator.preset has cluster.hybrid_gpus={preset.cluster.hybrid_gpus}, but "
+                "engines of a run do not join its training; use "
+                "simulator.settings=[cluster.hybrid_gpus=0]",
+            )
+        )
     workload = preset.workload
     batch = config.dataset.batch_size * config.gconfig.n_samples
     share = batch / (workload.prompts_per_batch * workload.samples_per_prompt)
@@ -96,6 +106,16 @@ def system_of(config: CosimConfig) -> System:
                 "simulator.settings",
                 f"simulator.preset has workload.turns={system.turns}, but a co-simulated response "
                 "has one turn; use simulator.settings=[workload.turns=1]",
+            )
+        )
+    if system.limits.batch_parts > 1:
+        raise ConfigError(
+            Problem(
+                Kind.SETTINGS,
+                "simulator.settings",
+                f"simulator.preset trains on a batch in {system.limits.batch_parts} parts "
+                "(schedule.require_batches), but a co-simulated step trains on a whole batch; use "
+                "simulator.settings=[schedule.require_batches=0]",
             )
         )
     limits = limits_of(config)

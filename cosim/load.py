@@ -127,6 +127,15 @@ def read_schedule(config: CosimConfig) -> Log:
         found.append(
             _wrong("dataset.batch_size", config.dataset.batch_size, str(limits["batch_groups"]))
         )
+    if limits.get("batch_parts", 1) != 1:
+        found.append(
+            _problem(
+                "log",
+                f"log is {config.log}, which trains on a batch in {limits['batch_parts']} parts "
+                "(schedule.require_batches), but a co-simulated step trains on a whole batch; take "
+                "a log without it",
+            )
+        )
     samples = next((len(record.segments) for record in log.groups), 0)
     if samples != config.gconfig.n_samples:
         found.append(_wrong("gconfig.n_samples", config.gconfig.n_samples, str(samples)))

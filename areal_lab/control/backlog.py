@@ -44,28 +44,31 @@ class Backlog(Protocol):
         """Remove and return, oldest first, the groups to drop when the trainer has `trained`."""
         ...
 
-    def ready(self, trained: Version, /) -> bool:
-        """Whether a batch may be taken while the trainer has version `trained`."""
+    def ready(self, trained: Version, groups: int, rest: int = 0, /) -> bool:
+        """Whether `groups` may be taken while the trainer has version `trained`.
+
+        Args:
+            rest: groups of the same batch that are taken later, before the next version.
+        """
         ...
 
     def take(self, groups: int, /) -> tuple[GroupId, ...]:
-        """Remove and return a batch; only after `ready` returned True, or if nothing runs."""
+        """Remove and return groups; only after `ready` returned True, or if nothing runs."""
         ...
 
-    def waiting_for(self, trained: Version, /) -> str:
+    def waiting_for(self, trained: Version, groups: int, rest: int = 0, /) -> str:
         """Why `ready` returns False, for a progress display."""
         ...
 
 
-def _progress(finished: int, batch_groups: int, trained: Version) -> str:
-    return f"{finished} of {batch_groups} groups for step {trained + 1}"
+def _progress(finished: int, groups: int, trained: Version) -> str:
+    return f"{finished} of {groups} groups for step {trained + 1}"
 
 
 class OldestFirst:
     """The oldest finished groups; those that started before `trained - max_lag` are `late`."""
 
-    def __init__(self, batch_groups: int, max_lag: float = math.inf) -> None:
-        self._batch_groups = batch_groups
+    def __init__(self, _batch_groups: int, max_lag: float = math.inf) -> None:
         self._max_lag = max_lag
         self._heap: list[tuple[Version, GroupId]] = []
         # Running groups are needed only to find late ones.
@@ -103,25 +106,24 @@ class OldestFirst:
             groups.append(heappop(self._heap)[1])
         return sorted(groups)
 
-    def ready(self, _trained: Version, /) -> bool:
-        """Whether any B groups finished."""
-        return len(self._heap) >= self._batch_groups
+    def ready(self, _trained: Version, groups: int, _rest: int = 0, /) -> bool:
+        """Whether any `groups` finished."""
+        return len(self._heap) >= groups
 
     def take(self, groups: int, /) -> tuple[GroupId, ...]:
         """The oldest of the heap."""
         heap = self._heap
         return tuple([heappop(heap)[1] for _ in range(groups)])
 
-    def waiting_for(self, trained: Version, /) -> str:
+    def waiting_for(self, trained: Version, groups: int, _rest: int = 0, /) -> str:
         """How many finished."""
-        return _progress(len(self._heap), self._batch_groups, trained)
+        return _progress(len(self._heap), groups, trained)
 
 
 class StartOrder:
     """All groups in start order: the finished prefix, and the rest from the first unfinished."""
 
-    def __init__(self, batch_groups: int) -> None:
-        self._batch_groups = batch_groups
+    def __init__(self, _batch_groups: int) -> None:
         self._prefix: deque[GroupId] = deque()
         self._rest: deque[GroupId] = deque()
         self._finished: set[GroupId] = set()
@@ -150,20 +152,20 @@ class StartOrder:
         """None: the order itself bounds the lag."""
         return []
 
-    def ready(self, _trained: Version, /) -> bool:
-        """Whether the B oldest of all groups finished."""
-        return len(self._prefix) >= self._batch_groups
+    def ready(self, _trained: Version, groups: int, _rest: int = 0, /) -> bool:
+        """Whether the oldest of all groups finished, that many of them."""
+        return len(self._prefix) >= groups
 
     def take(self, groups: int, /) -> tuple[GroupId, ...]:
         """The first ones of the prefix."""
         return tuple([self._prefix.popleft() for _ in range(groups)])
 
-    def waiting_for(self, trained: Version, /) -> str:
+    def waiting_for(self, trained: Version, groups: int, _rest: int = 0, /) -> str:
         """How many finished, or the group that blocks the others."""
         finished = len(self._prefix) + len(self._finished)
-        if finished >= self._batch_groups and self._rest:
+        if finished >= groups and self._rest:
             return f"group {self._rest[0]}, the oldest, to end"
-        return _progress(finished, self._batch_groups, trained)
+        return _progress(finished, groups, trained)
 
     def _extend_prefix(self) -> None:
         rest, finished, removed = self._rest, self._finished, self._removed
@@ -184,9 +186,10 @@ class EarliestDeadlineFirst:
 
     With v the trainer's version, R(s) running and F(s) finished groups that started at version s
     or earlier: these must be trained on by version s + max_lag, j = s + max_lag - v batches after
-    this one. The batch holds min(F(s), B) of them, so it may be taken if for every s
+    this one. Of a batch of which n groups are taken now and r later, n hold min(F(s), n) of them,
+    so these may be taken if for every s
 
-        R(s) + F(s) - min(F(s), B) <= j B.
+        R(s) + F(s) - min(F(s), n) <= r + j B.
 
     Only versions with running groups can break this; there are few of them.
     """
@@ -236,17 +239,17 @@ class EarliestDeadlineFirst:
         """None: waiting keeps the bound."""
         return []
 
-    def ready(self, trained: Version, /) -> bool:
-        """Whether B groups finished and the condition holds; O(1) while blocked or none is due."""
-        if len(self._heap) < self._batch_groups or self._missing:
+    def ready(self, trained: Version, groups: int, rest: int = 0, /) -> bool:
+        """Whether enough finished and the condition holds; O(1) while blocked or none is due."""
+        if len(self._heap) < groups or self._missing:
             return False
         running = 0
-        for version, groups in self._running.items():
-            running += groups
-            room = (version + self._max_lag - trained) * self._batch_groups
+        for version, of_version in self._running.items():
+            running += of_version
+            room = rest + (version + self._max_lag - trained) * self._batch_groups
             if running > room:
                 finished = sum(start <= version for start, _ in self._heap)
-                missing = running + finished - min(finished, self._batch_groups) - room
+                missing = running + finished - min(finished, groups) - room
                 if missing > 0:
                     self._missing, self._blocking = int(missing), version
                     return False
@@ -258,10 +261,10 @@ class EarliestDeadlineFirst:
         self._missing = 0
         return tuple([heappop(heap)[1] for _ in range(groups)])
 
-    def waiting_for(self, trained: Version, /) -> str:
+    def waiting_for(self, trained: Version, groups: int, rest: int = 0, /) -> str:
         """How many finished, or the running groups that block the batch."""
-        if len(self._heap) < self._batch_groups or self.ready(trained):
-            return _progress(len(self._heap), self._batch_groups, trained)
+        if len(self._heap) < groups or self.ready(trained, groups, rest):
+            return _progress(len(self._heap), groups, trained)
         plural = "s" if self._missing > 1 else ""
         return (
             f"{self._missing} group{plural} started at version {self._blocking} or earlier to end, "

@@ -2,6 +2,8 @@
 
     engines    idle --StartGroup--> running --Interrupt--> paused --Resume--> running
     trainer    free --Train--> training --TrainStepDone--> free --Save--> copying --> free
+               a batch in parts: free --Train(rest)--> training --TrainPartDone--> free
+    hybrid engines  --Train--> paused, their devices train --WeightsPushed--> as the others
     checkpoint             Save --> written --CheckpointDone--> complete; one at a time
     weights    trained version >= pushed version; PushWeights always takes the newest
     run        runs --PauseRequested--> paused --ResumeRequested, StopRequested--> runs, ends
@@ -51,6 +53,7 @@ from areal_lab.control.events import (
     StartGroup,
     StopRequested,
     Train,
+    TrainPartDone,
     TrainStepDone,
     Version,
     WeightsPushed,
@@ -66,6 +69,8 @@ NO_ENGINE_LEFT = "no engine left"
 """`Finish.reason` of a run whose engines were all lost for good."""
 TOO_FEW_GROUPS = "too few groups to train on"
 """`Finish.reason` of a run whose dynamic sampling found too few groups (`Coordinator.failure`)."""
+_STOPPED = "stopped"
+"""The same of a run that was asked to stop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,8 +113,12 @@ class Coordinator:
         self._started = 0
         self._max_in_flight = limits.max_in_flight
         self._carry_over = limits.schedule.carry_over
+        self._hybrid = limits.hybrid_engines
+        self._away: set[EngineId] = set()  # hybrid engines whose devices train
         self._last_version = math.inf if limits.train_steps is None else limits.train_steps
-        self._batches = 0
+        self._places = 0  # of the groups given to the trainer; eq. 3 counts whole batches
+        self._part_groups = limits.part_groups
+        self._batch_rest = limits.batch_groups  # groups that this batch, or the next one, lacks
         self._unfilled = 0
         self._filtered = 0
         self._filtered_since: Counter[str] = Counter()  # the last batch, by reason
@@ -145,6 +154,8 @@ class Coordinator:
                 self._group_finished(event)
             case GroupFiltered():
                 self._group_filtered(event)
+            case TrainPartDone():
+                self._train_part_done(event)
             case TrainStepDone():
                 return self._train_step_done(event)
             case WeightsPushed():
@@ -167,12 +178,11 @@ class Coordinator:
     def counts(self) -> Counts:
         """A snapshot, O(1)."""
         in_flight = len(self._in_flight) + len(self._orphans)
-        places = self._batches * self.limits.batch_groups
         return Counts(
             started=self._started,
             in_flight=in_flight,
-            finished=self._started - in_flight - places,
-            trained=places - self._unfilled,
+            finished=self._started - in_flight - self._places,
+            trained=self._places - self._unfilled,
             unfilled=self._unfilled,
             filtered=self._filtered,
             dropped=self._dropped,
@@ -186,7 +196,7 @@ class Coordinator:
         Raises:
             ValueError: during a training step, whose groups are neither trained nor open.
         """
-        if self._training:
+        if self._training or self._between_parts:
             raise ValueError(f"step {self._trained + 1} is running; its groups cannot be saved")
         began = {group: start.version for group, start in self._in_flight.items()}
         for group, version in self._orphans.items():
@@ -244,14 +254,14 @@ class Coordinator:
 
     @property
     def engine_loads(self) -> dict[int, int]:
-        """Running groups of each engine."""
+        """Running groups of each engine, but for hybrid engines while their devices train."""
         return self._router.loads()
 
     def waiting_for(self) -> str:
         """What the run is waiting for, in a few words for a progress display."""
         if not self._running:
             return "the run to start" if self._over is None else f"nothing ({self._over})"
-        if not len(self._router) and self._awaited:
+        if not len(self._router) and not self._away and self._awaited:
             return "an engine to restart; none is left"
         begun = self._begun()
         if self._held:
@@ -266,7 +276,7 @@ class Coordinator:
 
     def _waiting_for_groups(self) -> str:
         if not self._refills_exhausted():
-            return self._backlog.waiting_for(self._trained)
+            return self._backlog.waiting_for(self._trained, *self._next_part)
         groups = len(self._in_flight) + len(self._orphans)
         filtered = self._filtered_since.total()
         return f"{groups} running groups to end: {filtered} were filtered for this batch"
@@ -309,8 +319,8 @@ class Coordinator:
         for engine in event.engines:
             self._router.add(engine)
         self._next_group = event.next_group
-        self._trained = self._saved = self._batches = event.version
-        self._started = event.version * self.limits.batch_groups
+        self._trained = self._saved = event.version
+        self._started = self._places = event.version * self.limits.batch_groups
         if event.train_steps:
             self.limits = replace(self.limits, train_steps=event.train_steps)
             self._last_version = event.train_steps
@@ -363,11 +373,25 @@ class Coordinator:
             raise ValueError(f"{event}: group {group} is not running; a running group was expected")
         self._dropped_running.remove(group)
 
-    def _train_step_done(self, event: TrainStepDone) -> tuple[Action, ...]:
+    def _train_part_done(self, event: TrainPartDone) -> None:
+        self._check_training(event)
+        if not self._between_parts:
+            raise ValueError(f"{event}: this was the last part; TrainStepDone was expected")
+        self._training = False
+
+    def _check_training(self, event: TrainPartDone | TrainStepDone) -> None:
         if not self._training:
             raise ValueError(f"{event}: no step is running; none was expected")
         if event.version != self._trained + 1:
             raise ValueError(f"{event}: version {self._trained + 1} was expected")
+
+    def _train_step_done(self, event: TrainStepDone) -> tuple[Action, ...]:
+        self._check_training(event)
+        if self._between_parts:
+            raise ValueError(
+                f"{event}: {self._batch_rest} groups of the batch are not trained on yet; "
+                "TrainPartDone was expected"
+            )
         self._training = False
         self._trained = event.version
         every = self.limits.save_every_steps
@@ -385,10 +409,26 @@ class Coordinator:
             expected = "no push" if self._pushing is None else f"version {self._pushing}"
             raise ValueError(f"{event}: {expected} was expected")
         self._pushing = None
+        self._hybrid_engines_return()
         for group, began in self._orphans.items():
             if began is None:
                 self._backlog.restarted(group, self._pushed, event.version)
         self._engines_hold(event.version)
+
+    def _hybrid_engines_leave(self) -> None:
+        """Their groups stay, paused; no other starts there."""
+        self._away = {engine for engine in self._router.loads() if engine < self._hybrid}
+        for engine in self._away:
+            self._router.remove(engine)
+
+    def _hybrid_engines_return(self) -> None:
+        for engine in sorted(self._away):
+            self._router.add(engine)
+        if self._away:
+            for start in self._in_flight.values():
+                if start.engine in self._away:
+                    self._router.take(start.engine)
+        self._away.clear()
 
     def _engines_hold(self, version: Version) -> None:
         self._pushed = version
@@ -412,7 +452,7 @@ class Coordinator:
         self._saving = not done
 
     def _engine_lost(self, event: EngineLost) -> tuple[Action, ...]:
-        if event.engine in self._router:
+        if event.engine in self._router or event.engine in self._away:
             self._orphan_groups_of(event)
         elif event.returns or event.engine not in self._awaited:
             self._refuse_engine(event)
@@ -420,7 +460,7 @@ class Coordinator:
             self._awaited.add(event.engine)
         else:
             self._awaited.discard(event.engine)
-        if not len(self._router) and not self._awaited:
+        if not len(self._router) and not self._away and not self._awaited:
             # No engine is left to finish a push or to resume.
             self._pushing, self._interrupted, self._held = None, False, False
             if self._ending is None:
@@ -428,7 +468,10 @@ class Coordinator:
         return self._decide()
 
     def _orphan_groups_of(self, event: EngineLost) -> None:
-        self._router.remove(event.engine)
+        if event.engine in self._away:
+            self._away.remove(event.engine)
+        else:
+            self._router.remove(event.engine)
         lost = [g for g, start in self._in_flight.items() if start.engine == event.engine]
         for group in lost:
             began = self._in_flight.pop(group).version
@@ -439,13 +482,16 @@ class Coordinator:
                 self._restarted += 1
 
     def _engine_joined(self, event: EngineJoined) -> None:
-        if event.engine in self._router:
+        if event.engine in self._router or event.engine in self._away:
             self._refuse_engine(event)
         self._awaited.discard(event.engine)
-        self._router.add(event.engine)
+        if event.engine < self._hybrid and (self._training or self._trained > self._pushed):
+            self._away.add(event.engine)
+        else:
+            self._router.add(event.engine)
 
     def _refuse_engine(self, event: EngineLost | EngineJoined) -> NoReturn:
-        engines = sorted(self._router.loads())
+        engines = sorted({*self._router.loads(), *self._away})
         raise ValueError(f"{event} changes nothing: the engines are {engines}")
 
     def _requested(self, request: Request) -> None:
@@ -488,17 +534,20 @@ class Coordinator:
         self._held = False
         # A run whose last step is done ends by itself, as complete.
         if self._ending is None and (self._training or self._trained < self._last_version):
-            self._ending = "stopped"
+            self._ending = _STOPPED
 
     # --- decisions -------------------------------------------------------------------------------
 
     def _decide(self) -> tuple[Action, ...]:
-        if self._ending is not None:
+        # A run that is stopped ends its step first; one that cannot go on ends in the middle of it.
+        if self._ending is not None and not (self._ending == _STOPPED and self._between_parts):
             return self._wind_up(self._ending)
         push = self._trained > self._pushed and self._pushing is None and self._may_push()
         trainer_free = not (self._training or self._copying)
         may_train = trainer_free and not self._save_due and not self._held
-        train = may_train and self._backlog.ready(self._trained)
+        if self._hybrid and self._trained > self._pushed:
+            may_train = False  # the devices of hybrid engines load weights
+        train = may_train and self._backlog.ready(self._trained, *self._next_part)
         # Running groups may fill the batch; none starts any more, so that they end soon.
         waits = train or self._in_flight or self._orphans
         if may_train and not waits and self._refills_exhausted():
@@ -515,8 +564,11 @@ class Coordinator:
             actions.append(self._save())
         if train:
             self._training = True
-            self._batches += 1
-            actions.append(Train(self._trained, self._take_batch()))
+            if self._hybrid:
+                self._hybrid_engines_leave()
+            groups = self._take_part()
+            rest = self._batch_rest if self._between_parts else 0
+            actions.append(Train(self._trained, groups, rest))
         if push:
             self._pushing = self._trained
             actions.append(PushWeights(self._trained))
@@ -536,13 +588,23 @@ class Coordinator:
             actions.append(self._finish("complete"))
         return tuple(actions)
 
+    @property
+    def _next_part(self) -> tuple[int, int]:
+        """Groups that the trainer takes next, and those of the same batch after them."""
+        return self._part_groups, self._batch_rest - self._part_groups
+
+    @property
+    def _between_parts(self) -> bool:
+        """Whether a part of a batch was given to the trainer, and another one not yet."""
+        return self._batch_rest < self.limits.batch_groups
+
     def _refills_exhausted(self) -> bool:
         """Whether the filtered groups of this batch have used up its refills: no more start."""
         sampling = self.limits.sampling
         return (
             sampling is not None
             and self._filtered_since.total() >= sampling.max_filtered
-            and len(self._finished) < self.limits.batch_groups
+            and len(self._finished) < self._batch_rest
         )
 
     def _too_few_groups(self) -> bool:
@@ -555,15 +617,19 @@ class Coordinator:
             sampling,
             trained=self._trained,
             batch_groups=self.limits.batch_groups,
-            finished=finished,
+            finished=self.limits.batch_groups - self._batch_rest + finished,
             filtered=self._filtered_since,
         )
         return True
 
-    def _take_batch(self) -> tuple[GroupId, ...]:
-        finished, size = self._finished, self.limits.batch_groups
+    def _take_part(self) -> tuple[GroupId, ...]:
+        finished, size = self._finished, self._part_groups
         groups = self._backlog.take(min(size, len(finished)))
-        self._filtered_since.clear()
+        self._places += size
+        self._batch_rest -= size
+        if self._batch_rest == 0:
+            self._batch_rest = self.limits.batch_groups
+            self._filtered_since.clear()
         unfilled = size - len(groups)
         self._unfilled += unfilled
         self._started += unfilled  # eq. 3 counts whole batches
@@ -605,6 +671,8 @@ class Coordinator:
         limit = self._start_limit
         if self._refills_exhausted():
             return 0
+        if self._ending is not None:  # only what the step that runs still lacks
+            limit = min(limit, self._places + (self._batch_rest if self._between_parts else 0))
         if self._trained > self._pushed:
             # Newer weights wait until no group is running.
             if self.limits.schedule.on_new_weights is not OnNewWeights.FINISH_BATCH:
@@ -629,7 +697,7 @@ class Coordinator:
         start = self._in_flight.pop(group, None)
         if start is None:
             del self._orphans[group]
-        else:
+        elif start.engine not in self._away:
             self._router.release(start.engine)
         self._router.forget(group)
 
@@ -664,7 +732,8 @@ class Coordinator:
         """Once the trainer is free: save, drop all groups, and finish."""
         if self._training or self._saving:
             return ()
-        if self._trained > self._saved:
+        # In the middle of a step, the trainer's weights are not those of a version any more.
+        if self._trained > self._saved and not self._between_parts:
             return (self._save(),)
         if self._pushing is not None:
             return ()

@@ -97,6 +97,14 @@ class TrainStepDone:
 
 
 @dataclass(frozen=True, slots=True)
+class TrainPartDone:
+    """The optimizer finished a part of a batch (`Train.rest`); the others of the step follow."""
+
+    version: Version
+    """That the step leads to."""
+
+
+@dataclass(frozen=True, slots=True)
 class WeightsPushed:
     """Every engine reported `version`."""
 
@@ -156,6 +164,7 @@ Event: TypeAlias = (
     | GroupFiltered
     | EngineLost
     | EngineJoined
+    | TrainPartDone
     | TrainStepDone
     | WeightsPushed
     | CheckpointCopied
@@ -193,11 +202,14 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class Train:
-    """Train on exactly these groups, in this order; then report `TrainStepDone(version + 1)`."""
+    """Train on exactly these groups, in this order; then report `TrainStepDone(version + 1)`, or
+    `TrainPartDone(version + 1)` if groups of the same batch follow."""
 
     version: Version
     """The trainer's version before the step; the lag of a token is this minus its version."""
     groups: tuple[GroupId, ...]
+    rest: int = 0
+    """Groups of the same batch that further actions train on before there are new weights."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,12 @@ class Limits:
     """B: groups per training batch."""
     max_in_flight: int
     """Groups the engines may generate at once."""
+    batch_parts: int = 1
+    """Equal parts of a batch, each of which is trained on as soon as enough groups finished; new
+    weights follow the last one. 1 waits for the whole batch."""
+    hybrid_engines: int = 0
+    """Engines 0 to n - 1, whose devices also train: they are paused, with their responses, from
+    `Train` until the weights of that step are loaded, and no step begins before."""
     train_steps: int | None = None
     """Version at which the run is complete; None runs until stopped."""
     save_every_steps: int = 0
@@ -34,7 +40,7 @@ class Limits:
     groups."""
 
     def __post_init__(self) -> None:
-        for name in ("batch_groups", "max_in_flight", "train_steps"):
+        for name in ("batch_groups", "max_in_flight", "batch_parts", "train_steps"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} is {value}, but must be >= 1")
@@ -42,6 +48,8 @@ class Limits:
             raise ValueError(
                 f"save_every_steps is {self.save_every_steps}, but must be >= 0 (0: at the end)"
             )
+        self._check_parts()
+        self._check_hybrid()
         smallest = 0 if self.sampling is None else self.sampling.smallest_batch or 0
         if smallest > self.batch_groups:
             raise ValueError(
@@ -59,3 +67,43 @@ class Limits:
                 f"starts groups up to {ahead:g} versions ahead, which waiting cannot undo; "
                 f"raise max_lag to {ahead:g}, lower eta, or set drop_late"
             )
+
+    def _check_parts(self) -> None:
+        parts, groups = self.batch_parts, self.batch_groups
+        if groups % parts:
+            raise ValueError(
+                f"batch_parts is {parts}, but must divide batch_groups ({groups}), so that all "
+                "parts of a batch have the same number of groups"
+            )
+        if parts > 1 and self.schedule.carry_over:
+            raise ValueError(
+                f"batch_parts is {parts}, but schedule {self.schedule.name!r} pauses generation "
+                "while it trains, so that no group would finish meanwhile; set it to 1"
+            )
+        if parts > 1 and self.sampling is not None and self.sampling.smallest_batch is not None:
+            raise ValueError(
+                f"batch_parts is {parts}, but smallest_batch needs all groups of a batch before "
+                "any is trained on; set batch_parts to 1, or smallest_batch to None"
+            )
+
+    def _check_hybrid(self) -> None:
+        engines, schedule = self.hybrid_engines, self.schedule
+        if engines < 0:
+            raise ValueError(f"hybrid_engines is {engines}, but must be >= 0")
+        if engines and schedule.on_new_weights is not OnNewWeights.INTERRUPT:
+            raise ValueError(
+                f"hybrid_engines is {engines}, but schedule {schedule.name!r} waits for responses "
+                "to end before an update, and those of hybrid engines are paused until it is "
+                "over; use OnNewWeights.INTERRUPT"
+            )
+        if engines and self.batch_parts > 1:
+            raise ValueError(
+                f"hybrid_engines is {engines}, but batch_parts is {self.batch_parts}: hybrid "
+                "engines would be paused from the first part to the last, whose responses they "
+                "generate; set one of them to its default"
+            )
+
+    @property
+    def part_groups(self) -> int:
+        """Groups that the trainer takes at once."""
+        return self.batch_groups // self.batch_parts

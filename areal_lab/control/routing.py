@@ -59,6 +59,10 @@ class Router(ABC):
     def acquire(self, key: Hashable = None) -> EngineId:
         """Assign a task with this key; returns its engine."""
 
+    def take(self, engine: EngineId) -> None:
+        """Assign a task to `engine`, chosen by the caller."""
+        self._loads[engine] += 1
+
     def release(self, engine: EngineId) -> None:
         """Record that a task of `engine` ended."""
         self._loads[engine] -= 1
@@ -95,7 +99,7 @@ class LeastLoaded(Router):
         return engine
 
     def take(self, engine: EngineId) -> None:
-        """Assign a task to `engine`, chosen by the caller."""
+        """O(log engines), amortized."""
         self._loads[engine] = load = self._loads[engine] + 1
         self._note(load, engine)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from areal_lab.control.events import Interrupt, Resume, WeightsPushed
+from areal_lab.control.events import EngineId, Interrupt, Resume, WeightsPushed
 from areal_lab.plots.looks import Looks
 from areal_lab.plots.style import (
     BLACK,
@@ -23,7 +23,7 @@ from areal_lab.plots.style import (
     new_figure,
     nothing_yet,
 )
-from areal_lab.runlog.activity import Stretch, activity, training_window
+from areal_lab.runlog.activity import TRAINERS_TURN, Stretch, activity, training_window
 from areal_lab.runlog.records import GroupRecord, Log, engine_process
 from areal_lab.runlog.time_cells import State, state_seconds, without_idle_rows
 
@@ -165,6 +165,20 @@ def _pauses(log: Log) -> list[tuple[float, float]]:
     return pauses if begun_s is None else [*pauses, (begun_s, log.end_s)]
 
 
+def _turns(
+    log: Log, pauses: Sequence[tuple[float, float]], engines: Sequence[EngineId]
+) -> list[tuple[float, float, float]]:
+    """When the devices of single engines train, outside of pauses of all engines, by row."""
+    spans = [span for span in log.spans if span.cause == TRAINERS_TURN]
+    return [
+        (span.t_s, span.end_s, float(row))
+        for span in spans
+        if not any(begin_s < span.end_s and span.t_s < end_s for begin_s, end_s in pauses)
+        for row, engine in enumerate(engines)
+        if engine_process(engine) == span.process
+    ]
+
+
 def _label_time_outside_training(axes: Axes, log: Log) -> None:
     start_s, end_s = training_window(log)
     for begin_s, stop_s, text in (
@@ -218,10 +232,16 @@ def _draw_groups(
         axes.add_collection(bars, autolim=False)
     # Separates consecutive groups in the same row.
     axes.add_collection(LineCollection(breaks, colors="#FFFFFF", linewidths=1.2), autolim=False)
-    for begin_s, stop_s in _pauses(log):
+    pauses = _pauses(log)
+    for begin_s, stop_s in pauses:
         if begin_s < window[1] and stop_s > window[0]:
             axes.axvspan(begin_s, stop_s, facecolor="#FFFFFF", alpha=0.65, linewidth=0)
             _mark(axes, [t_s for t_s in (begin_s,) if window[0] <= t_s])
+    if turns := _turns(log, pauses, [slot[0].engine for slot in shown]):
+        pale = PolyCollection(
+            _rectangles(turns, 0.45), facecolors="#FFFFFF", alpha=0.65, linewidths=0
+        )
+        axes.add_collection(pale, autolim=False)
     _name_versions(axes, pushes, window, room_s)
     left_out = f" (the first {_MAX_SLOTS} of {len(slots)} at once)" if shown != slots else ""
     axes.set_title(

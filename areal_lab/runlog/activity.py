@@ -8,7 +8,7 @@ says that it is paused does not say why: between `PauseRequested` and `ResumeReq
     process   idle cause                           while it has no span, and
     trainer   waiting for weights                  PushWeights .. WeightsPushed
               waiting for a batch                  otherwise: too few groups finished
-              request on its way                   Train .. TrainStepDone,
+              request on its way                   Train .. TrainPartDone, TrainStepDone,
                                                    Save .. CheckpointCopied, CheckpointDone
               paused by hand                       PauseRequested .. ResumeRequested, otherwise
               nothing left to do                   the last step is done
@@ -28,9 +28,10 @@ says that it is paused does not say why: between `PauseRequested` and `ResumeReq
     any       before training, after training      outside RunStarted .. Finish
 
 A process without any span is busy according to its actions: an engine generates while one of its
-groups is not yet generated, the trainer trains from Train to TrainStepDone and saves from Save to
-CheckpointCopied or CheckpointDone, rewards are computed ("judge") while a group is generated and
-has not ended. Names of activities and causes are keys in summary.json; `label` is what people see.
+groups is not yet generated, the trainer trains from Train to TrainPartDone or TrainStepDone and
+saves from Save to CheckpointCopied or CheckpointDone, rewards are computed ("judge") while a group
+is generated and has not ended. Names of activities and causes are keys in summary.json; `label` is
+what people see.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ from areal_lab.control.events import (
     StartGroup,
     StopRequested,
     Train,
+    TrainPartDone,
     TrainStepDone,
     WeightsPushed,
 )
@@ -329,6 +331,8 @@ class _Background:
                 self._begin(event)
             case GroupFinished() | GroupFiltered():
                 return self._forget(event.group)
+            case TrainPartDone():
+                self._training = False
             case TrainStepDone():
                 self._training, self._behind = False, True
             case WeightsPushed():

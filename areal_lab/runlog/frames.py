@@ -22,6 +22,7 @@ from areal_lab.control.events import (
     RunStarted,
     StartGroup,
     Train,
+    TrainPartDone,
     TrainStepDone,
 )
 from areal_lab.runlog.lags import mean_lag, trained_batches
@@ -91,7 +92,7 @@ def groups_frame(log: Log) -> pd.DataFrame:
             case ActionRecord(_, Train(version=version, groups=running)):
                 for group in running:
                     rows[group] |= {"outcome": "training", "step": version + 1}
-            case EventRecord(_, TrainStepDone()):
+            case EventRecord(_, TrainStepDone() | TrainPartDone()):
                 for group in running:
                     rows[group]["outcome"] = "trained"
             case _:

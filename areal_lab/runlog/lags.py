@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from areal_lab.control.events import GroupId, Train, TrainStepDone, Version
 from areal_lab.runlog.records import ActionRecord, EventRecord, GroupRecord, Log
@@ -50,7 +50,12 @@ def trained_batches(log: Log) -> Iterator[TrainedBatch]:
     for record in log.records:
         match record:
             case ActionRecord(t_s, Train() as train):
-                begun = t_s, train
+                part = begun is not None and begun[1].rest == len(train.groups) + train.rest
+                if begun is not None and part:  # the next one of a batch in parts
+                    groups_so_far = begun[1].groups + train.groups
+                    begun = begun[0], replace(train, groups=groups_so_far)
+                else:
+                    begun = t_s, train
             case EventRecord(t_s, TrainStepDone()) if begun is not None:
                 yield _batch(begun[1], begun[0], t_s, groups)
                 begun = None

@@ -24,7 +24,7 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
-from areal_lab.control.events import Action, EngineId, Event, GroupId, Version
+from areal_lab.control.events import Action, EngineId, Event, GroupId, Train, Version
 
 SCHEMA: Final = 1
 """Incremented when older readers would misread a line."""
@@ -365,6 +365,8 @@ def _encode_typed(kind: str, t_s: float, value: Event | Action) -> dict[str, Any
     line = {"kind": kind, "t_s": t_s, "type": cls.__name__}
     for name in _FIELDS[cls]:
         line[name] = getattr(value, name)
+    if isinstance(value, Train) and not value.rest:
+        del line["rest"]  # only of batches in parts
     return line
 
 

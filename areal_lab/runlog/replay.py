@@ -21,9 +21,14 @@ from areal_lab.runlog.records import ActionRecord, EventRecord, Log, Scalar
 def limits_to_fields(limits: Limits) -> dict[str, Scalar]:
     """The constants of a run as flat fields for the header of its log."""
     sampling = limits.sampling
+    # Most runs, and all older logs, have neither.
+    parts = {"batch_parts": limits.batch_parts} if limits.batch_parts > 1 else {}
+    hybrid = {"hybrid_engines": limits.hybrid_engines} if limits.hybrid_engines else {}
     return {
         "batch_groups": limits.batch_groups,
         "max_in_flight": limits.max_in_flight,
+        **parts,
+        **hybrid,
         "train_steps": limits.train_steps,
         "save_every_steps": limits.save_every_steps,
         "schedule": limits.schedule.name,
@@ -56,6 +61,8 @@ def limits_from_fields(fields: Mapping[str, Scalar]) -> Limits:
         return Limits(
             batch_groups=_int(fields["batch_groups"]),
             max_in_flight=_int(fields["max_in_flight"]),
+            batch_parts=_int(fields.get("batch_parts", 1)),
+            hybrid_engines=_int(fields.get("hybrid_engines", 0)),
             train_steps=None if fields["train_steps"] is None else _int(fields["train_steps"]),
             save_every_steps=_int(fields["save_every_steps"]),
             schedule=schedule,

@@ -129,6 +129,8 @@ def counted(log: Log) -> dict[str, Any]:
 def _smaller_batches(log: Log) -> int:
     """Training steps with fewer groups than a batch has, since dynamic sampling found no more."""
     size = log.header.limits.get("batch_groups")
+    if log.header.limits.get("batch_parts", 1) != 1:
+        return 0  # parts are all of the same size (`control.limits`)
     trains = [r.action for r in log.actions if isinstance(r.action, Train)]
     return sum(isinstance(size, int) and len(train.groups) < size for train in trains)
 

@@ -11,8 +11,10 @@ from typing import Final
 
 from areal_lab.config.problem import ConfigError, Kind, Problem, problems_of
 from areal_lab.config.record import value_of
+from areal_lab.control.schedule import OnNewWeights
 from simulator.assembly.engines import engine_decode, running_sequences
 from simulator.assembly.limits import limits_of, schedule_of
+from simulator.assembly.parts import part_trainer
 from simulator.catalogue.find_gpu import find_gpu
 from simulator.catalogue.gpu import GPU
 from simulator.catalogue.models import ModelShape, find_model
@@ -145,11 +147,12 @@ def _check_lengths(config: SimulationConfig) -> None:
 def _placement(config: SimulationConfig, rollout_gpu: GPU) -> Iterator[Problem]:
     cluster, split = config.cluster, config.rollout.tensor_parallel
     rollout = cluster.generating_gpus
-    if not cluster.colocated and not 1 <= rollout < cluster.gpus:
+    most = cluster.gpus if cluster.hybrid_gpus else cluster.gpus - 1
+    if not cluster.colocated and not 1 <= rollout <= most:
         yield _wrong(
             "cluster.rollout_gpus",
-            f"is {rollout}, but must be from 1 to {cluster.gpus - 1}: of cluster.gpus "
-            f"({cluster.gpus}) at least one trains; or use placement: colocated",
+            f"is {rollout}, but must be from 1 to {most}: of cluster.gpus ({cluster.gpus}) at "
+            "least one trains; or use placement: colocated",
             Kind.PLACEMENT,
         )
     elif rollout % split:
@@ -168,6 +171,8 @@ def _placement(config: SimulationConfig, rollout_gpu: GPU) -> Iterator[Problem]:
             "or use placement: disaggregated",
             Kind.PLACEMENT,
         )
+    if cluster.hybrid_gpus and not cluster.colocated:
+        yield from _hybrid(config)
     if split > rollout_gpu.node_gpus:
         yield _wrong(
             "rollout.tensor_parallel",
@@ -177,8 +182,72 @@ def _placement(config: SimulationConfig, rollout_gpu: GPU) -> Iterator[Problem]:
         )
 
 
+def _hybrid(config: SimulationConfig) -> Iterator[Problem]:
+    """GPUs that cannot join the training of a step."""
+    cluster, hybrid = config.cluster, config.cluster.hybrid_gpus
+    setting, split = "cluster.hybrid_gpus", config.rollout.tensor_parallel
+    if hybrid > cluster.rollout_gpus:
+        yield _wrong(
+            setting,
+            f"is {hybrid}, but must be at most cluster.rollout_gpus ({cluster.rollout_gpus}), of "
+            "which they are a part",
+            Kind.PLACEMENT,
+        )
+    elif hybrid == cluster.gpus:
+        yield _wrong(
+            setting,
+            f"is {hybrid}, all GPUs, which then alternate between generation and training: use "
+            "placement: colocated, with schedule synchronous or partial_rollout",
+            Kind.PLACEMENT,
+        )
+    elif hybrid % split:
+        lower = hybrid // split * split
+        yield _wrong(
+            setting,
+            f"is {hybrid}, but must be a multiple of rollout.tensor_parallel ({split}); use "
+            f"{lower or split} or {lower + split}",
+            Kind.DIVISIBILITY,
+        )
+    if cluster.rollout_gpu not in ("", cluster.gpu):
+        yield _wrong(
+            "cluster.rollout_gpu",
+            f"is {cluster.rollout_gpu!r}, but hybrid GPUs (cluster.hybrid_gpus) generate and train "
+            "with the others: leave it empty, or set cluster.hybrid_gpus to 0",
+            Kind.PLACEMENT,
+        )
+    if config.faults.node_mtbf_h:
+        yield _wrong(
+            "faults.node_mtbf_h",
+            f"is {config.faults.node_mtbf_h:g}, but failures of hybrid GPUs are not simulated: "
+            "set it or cluster.hybrid_gpus to 0",
+        )
+
+
+def _hybrid_schedule(config: SimulationConfig) -> Iterator[Problem]:
+    """Schedules under which GPUs cannot join the training of a step."""
+    if schedule_of(config.schedule).on_new_weights is not OnNewWeights.INTERRUPT:
+        yield _wrong(
+            "cluster.hybrid_gpus",
+            f"is {config.cluster.hybrid_gpus}, but this schedule waits for responses to end before "
+            "an update, and hybrid GPUs pause theirs until it is over; use schedule asynchronous "
+            "with interruptible: true, or 0",
+        )
+    if config.batch_parts > 1:
+        yield _wrong(
+            "schedule.require_batches",
+            f"is {config.schedule.require_batches}, but hybrid GPUs generate the responses of all "
+            "minibatches before they train: set it or cluster.hybrid_gpus to 0",
+        )
+
+
 def _schedule(config: SimulationConfig) -> Iterator[Problem]:
     schedule = config.schedule
+    found = list(_parts(config)) if schedule.require_batches else []
+    if config.cluster.hybrid_gpus and not config.cluster.colocated:
+        found += _hybrid_schedule(config)
+    yield from found
+    if found:
+        return
     if config.cluster.colocated and schedule_of(schedule).overlaps:
         yield _wrong(
             "schedule.name",
@@ -190,6 +259,44 @@ def _schedule(config: SimulationConfig) -> Iterator[Problem]:
         limits_of(config)
     except ValueError as error:
         yield _wrong("schedule.max_lag", f"schedule.{error}")
+
+
+def _parts(config: SimulationConfig) -> Iterator[Problem]:
+    """Batches that cannot be trained on in parts."""
+    workload, taken = config.workload, config.schedule.require_batches
+    if workload.minibatches % taken:
+        yield _wrong(
+            "schedule.require_batches",
+            f"is {taken}, but must divide workload.minibatches ({workload.minibatches}), so that "
+            "the trainer takes as many minibatches each time; 0 waits for the whole batch",
+            Kind.DIVISIBILITY,
+        )
+        return
+    parts = config.batch_parts
+    if parts == 1:
+        return
+    if workload.prompts_per_batch % parts:
+        lower = workload.prompts_per_batch // parts * parts
+        yield _wrong(
+            "workload.prompts_per_batch",
+            f"is {workload.prompts_per_batch}, but must be a multiple of {parts}, the parts in "
+            f"which the trainer takes a batch (workload.minibatches {workload.minibatches} / "
+            f"schedule.require_batches {taken}); use {lower or parts} or {lower + parts}",
+            Kind.DIVISIBILITY,
+        )
+    if config.cluster.colocated:
+        yield _wrong(
+            "schedule.require_batches",
+            f"is {taken}, which generates while it trains, but colocated GPUs do one or the other; "
+            "use placement: disaggregated, or 0",
+            Kind.PLACEMENT,
+        )
+    elif config.schedule.name == "partial_rollout":
+        yield _wrong(
+            "schedule.require_batches",
+            f"is {taken}, but schedule partial_rollout pauses generation while it trains, so that "
+            "no prompt would finish meanwhile; use schedule asynchronous, or 0",
+        )
 
 
 def _at_once(config: SimulationConfig, model: ModelShape, rollout_gpu: GPU) -> Iterator[Problem]:
@@ -228,7 +335,7 @@ def _costs(
         ),
     )
     sequences = workload.prompts_per_batch * workload.samples_per_prompt
-    yield from _refused(
+    trainer = _refused(
         "trainer",
         lambda: training_cost(
             config.trainer,
@@ -239,9 +346,10 @@ def _costs(
             fewest_sequences=sequences // workload.minibatches,
         ),
     )
-    if cluster.colocated:
+    yield from trainer
+    if cluster.switches and not trainer:  # whose layout it moves
         yield from _refused("weights", lambda: switch_cost(config, model, gpu))
-    else:
+    if not cluster.colocated:
         yield from _refused(
             "weights",
             lambda: weight_sync(
@@ -258,10 +366,12 @@ def _failures(
     mean_tokens = lengths_from(workload.answers).mean_tokens()
     gpus = config.cluster.training_gpus
     nodes = math.ceil(gpus / gpu.node_gpus)
-    sequences = workload.prompts_per_batch * workload.samples_per_prompt
+    parts = config.batch_parts
+    sequences = workload.prompts_per_batch * workload.samples_per_prompt // parts
     lengths = [workload.prompt_tokens + round(mean_tokens)] * sequences
-    training = training_cost(config.trainer, model, gpu, gpus)
-    step_s = training.step(lengths, minibatches=workload.minibatches).seconds
+    training = training_cost(part_trainer(config.trainer, parts), model, gpu, gpus)
+    # A failure during a part of a batch undoes the parts before it, too.
+    step_s = parts * training.step(lengths, minibatches=workload.minibatches // parts).seconds
     yield from _fails(f"a training step of {step_s:,.0f} s", step_s, nodes, mtbf_h)
     decode = engine_decode(config, model, rollout_gpu)
     tokens = round(min(workload.answers.max_tokens, _LONG_ANSWER * mean_tokens))

@@ -30,6 +30,10 @@ def limits_of(config: SimulationConfig, *, room: int = 1) -> Limits:
     return Limits(
         batch_groups=workload.prompts_per_batch,
         max_in_flight=named.max_concurrent_prompts or max(workload.prompts_per_batch, room),
+        batch_parts=config.batch_parts,
+        hybrid_engines=0
+        if config.cluster.colocated
+        else config.cluster.hybrid_gpus // config.rollout.tensor_parallel,
         train_steps=workload.steps if workload.whole_run else None,
         schedule=schedule,
         order=order_named(

@@ -14,6 +14,7 @@ from areal_lab.runlog.records import Log, Record, encode, log_of
 from simulator.assembly.check import check_config
 from simulator.assembly.engines import make_engines, running_sequences
 from simulator.assembly.limits import limits_of
+from simulator.assembly.parts import part_outside, part_trainer
 from simulator.catalogue.find_gpu import find_gpu
 from simulator.catalogue.models import find_model
 from simulator.config.schema import LatencyConfig, SimulationConfig, WorkloadConfig
@@ -141,16 +142,18 @@ def build(config: SimulationConfig) -> System:
         engines=engines,
         make_engine=make_engines(config, model, rollout_gpu, engines),
         gpus_per_engine=rollout.tensor_parallel,
-        training=training_cost(config.trainer, model, gpu, training_gpus),
-        training_gpus=training_gpus,
+        training=training_cost(
+            part_trainer(config.trainer, config.batch_parts), model, gpu, training_gpus
+        ),
+        training_gpus=training_gpus if colocated else cluster.only_training_gpus,
         minibatches=workload.minibatches,
         weights=UpdateSeconds()
         if colocated
         else weight_sync(config.weights, model, gpu, writers=config.trainer.pipeline_parallel),
         # The trainer takes part in a broadcast, but not in loading from disk.
         push_holds_trainer=config.weights.backend != "disk",
-        switch=switch_cost(config, model, gpu) if colocated else None,
-        outside=outside_from(config.outside, colocated=colocated),
+        switch=switch_cost(config, model, gpu) if cluster.switches else None,
+        outside=outside_from(part_outside(config.outside, config.batch_parts), colocated=colocated),
         reward=_latency(workload.reward),
         reward_workers=workload.reward_workers,
         equal_rewards_share=workload.equal_rewards_share or None,

@@ -13,7 +13,7 @@ def ignored_settings(config: SimulationConfig) -> Iterator[str]:
     """One line per setting that differs from its default but has no effect, with a fix."""
     rollout, trainer, weights = config.rollout, config.trainer, config.weights
     outside = config.outside
-    schedule = config.schedule
+    schedule, minibatches = config.schedule, config.workload.minibatches
     bound = "schedule.batch_order=bounded_lag"
     for name, value, excluded, why in (
         (
@@ -29,10 +29,23 @@ def ignored_settings(config: SimulationConfig) -> Iterator[str]:
             f"schedule.batch_order is {schedule.batch_order}; use {bound}",
         ),
         (
+            "schedule.require_batches",
+            schedule.require_batches or None,
+            schedule.require_batches == minibatches,
+            f"a batch has {minibatches} minibatch{'es' * (minibatches > 1)} "
+            "(workload.minibatches), so the trainer waits for all of it; lower it, or leave it out",
+        ),
+        (
             "weights.switch_s",
             weights.switch_s,
-            not config.cluster.colocated,
-            "only colocated GPUs switch; use weights.update_s instead",
+            not config.cluster.switches,
+            "only colocated and hybrid GPUs switch; use weights.update_s instead",
+        ),
+        (
+            "cluster.hybrid_gpus",
+            config.cluster.hybrid_gpus or None,
+            config.cluster.colocated,
+            "all GPUs are colocated and train; use cluster.placement=disaggregated",
         ),
         (
             "outside.validation_s",
@@ -149,15 +162,18 @@ def _ignored_spread(answers: LengthConfig) -> Iterator[str]:
 
 
 def _ignored_colocation(config: SimulationConfig) -> Iterator[str]:
-    """Settings of colocated GPUs that change nothing, or only proportions."""
+    """Settings of colocated and hybrid GPUs that change nothing, or only proportions."""
     switch_s = config.weights.switch_s
-    if config.cluster.colocated and switch_s is None:
+    if config.cluster.switches and switch_s is None:
         return
     for name, value in config.colocation.model_dump(exclude_defaults=True).items():
         shown = str(value).lower() if isinstance(value, bool) else value
         said = f"colocation.{name} is {shown}, but"
-        if not config.cluster.colocated:
-            yield f"{said} has no effect: GPUs are not colocated; use cluster.placement=colocated"
+        if not config.cluster.switches:
+            yield (
+                f"{said} has no effect: GPUs are not colocated; use cluster.placement=colocated or "
+                "cluster.hybrid_gpus"
+            )
         else:
             yield (
                 f"{said} weights.switch_s ({switch_s:g}) gives the whole switch, so that it only "

@@ -132,6 +132,10 @@ class ClusterConfig(Record):
     """`disaggregated`: separate GPUs generate and train. `colocated`: all GPUs alternate."""
     rollout_gpus: int = 96
     """GPUs used for generation; the rest train. Ignored when colocated."""
+    hybrid_gpus: Whole = 0
+    """Of the GPUs that generate, those that join the training of each step: their engines pause,
+    with their responses, from the batch until the new weights are loaded (`colocation`). With
+    `rollout_gpus` equal to `gpus` no others train: trainers that generate while they wait."""
     rollout_gpu: str = ""
     """GPU type for generation if it differs; empty takes `gpu`."""
     price_per_gpu_h: Annotated[NonNegative, About(unit="dollars")] | None = None
@@ -152,7 +156,17 @@ class ClusterConfig(Record):
     @property
     def training_gpus(self) -> int:
         """GPUs that train; all of them when colocated."""
-        return self.gpus if self.colocated else self.gpus - self.rollout_gpus
+        return self.gpus if self.colocated else self.only_training_gpus + self.hybrid_gpus
+
+    @property
+    def only_training_gpus(self) -> int:
+        """GPUs that train and do not generate."""
+        return 0 if self.colocated else self.gpus - self.rollout_gpus
+
+    @property
+    def switches(self) -> bool:
+        """Whether some GPUs alternate between generation and training."""
+        return self.colocated or self.hybrid_gpus > 0
 
     @property
     def generating_gpu(self) -> str:
@@ -302,12 +316,12 @@ class WeightsConfig(Record):
     poll_s: Seconds = 5.0
     """Interval at which engines look for new weights on disk; adds half of it on average."""
     switch_s: Seconds | None = None
-    """Measured time to switch between generation and training and back, when colocated: the sum of
-    all terms of `colocation`; null takes the cost model."""
+    """Measured time to switch between generation and training and back, for colocated and hybrid
+    GPUs: the sum of all terms of `colocation`; null takes the cost model."""
 
 
 class ColocationConfig(Record):
-    """What colocated GPUs do between generation and training."""
+    """What colocated and hybrid GPUs do between generation and training."""
 
     sleep: Literal["to_host", "discard", "none"] = "to_host"
     """What a sleeping engine does with its weights: copy them to main memory and back (`to_host`,
@@ -377,6 +391,11 @@ class ScheduleConfig(Record):
     """With `bounded_lag`: drop prompts that would exceed the bound instead of waiting for them."""
     max_concurrent_prompts: Whole = 0
     """Maximum prompts in flight; 0 takes what the engines can run, at least a batch."""
+    require_batches: Whole = 0
+    """Minibatches that the trainer takes at once, as soon as their prompts have finished, while the
+    others of the batch are generated (verl's fully asynchronous recipe). Its
+    `trigger_parameter_sync_step` is `workload.minibatches` divided by this: new weights follow the
+    last minibatch. 0 waits for the whole batch."""
 
     @property
     def versions_ahead(self) -> float:
@@ -436,3 +455,9 @@ class SimulationConfig(Record):
     """Repetitions with different seeds, for confidence intervals."""
     seed: Whole = 1
     """First seed. Two configurations with the same seeds get the same random numbers."""
+
+    @property
+    def batch_parts(self) -> int:
+        """Parts of a batch, each trained on as soon as enough prompts finished; 1 is all of it."""
+        taken = self.schedule.require_batches
+        return max(1, self.workload.minibatches // taken) if taken else 1

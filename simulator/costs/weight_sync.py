@@ -28,10 +28,9 @@ from simulator.config.schema import WeightsConfig
 from simulator.costs.coefficients import DATA, read_table
 from simulator.costs.communication import NODE_PAIR_EFFICIENCY
 
-
 OTHER_NETWORK = "network is not stated"
-"""In the reason why a row is not fitted: an update like the fitted ones, on other servers. It counts
-in the error, which otherwise is that of one system alone: 2 % for mixtures, of which updates
+"""In the reason why a row is not fitted: an update like the fitted ones, on other servers. It
+counts in the error, which otherwise is that of one system alone: 2 % for mixtures, of which updates
 elsewhere take a half and a quarter of the seconds."""
 
 

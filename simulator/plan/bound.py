@@ -8,9 +8,16 @@
     synchronous         max(t_work, t_long) + t_train + update
     partial rollout     t_work + t_train + update
     asynchronous        max(t_train, t_work, (latency + t_train) / (eta + 1))
+    minibatches that are streamed to the trainer, in k parts of which t_part is the shortest
+      synchronous       max(max(t_work, t_long) + t_part, t_first + t_train) + update
+      asynchronous      max(t_train, t_work, (latency + t_train / k) / (eta + 1))
+    t_first    the longest response of the first part, if that is the part of the shortest groups
 
-The last term is Little's law under the staleness rule (arXiv:2505.24298, eq. 3), which lets at most
-eta + 1 batches be in progress. Prompts, preemptions, interruptions and waiting add to all of these.
+GPUs that switch (hybrid) add their switch to t_train and the update, and the next step begins after
+both. The last terms are Little's law under the staleness rule (arXiv:2505.24298, eq. 3), which lets
+at most eta + 1 batches be in progress; a group of a batch in parts is in training for its own part
+at least. A part cannot be trained on before its groups finish, nor the last one before the longest
+response. Prompts, preemptions, interruptions and waiting add to all of these.
 """
 
 from __future__ import annotations
@@ -22,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.assembly.engines import engine_decode, running_sequences
+from simulator.assembly.parts import part_trainer
 from simulator.catalogue.find_gpu import find_gpu
 from simulator.catalogue.models import find_model
 from simulator.config.schema import LengthConfig, SimulationConfig, TrainerConfig
@@ -45,27 +53,42 @@ def least_step_s(config: SimulationConfig) -> float:
     rollout_gpu = find_gpu(cluster.generating_gpu)
     model = find_model(config.model)
     lengths = _drawn(config)
-    train_s = _train_s(config)
+    train_s, part_s = _train_s(config)
     decode = engine_decode(config, model, rollout_gpu)
     engines = cluster.generating_gpus // rollout.tensor_parallel
     running = running_sequences(config, model, rollout_gpu)
     work_s = _work_s(decode, lengths, workload.prompt_tokens, running) / engines
-    if cluster.colocated:
-        update_s = switch_cost(config, model, gpu).seconds
+    switch = switch_cost(config, model, gpu) if cluster.switches else None
+    if cluster.colocated and switch is not None:
+        update_s = switch.seconds
     else:
         sync = weight_sync(config.weights, model, gpu, writers=config.trainer.pipeline_parallel)
-        update_s = sync.export_s + sync.load_s
+        load_s = sync.load_s
+        if switch is not None:
+            others = cluster.rollout_gpus > cluster.hybrid_gpus
+            load_s = max(load_s if others else 0.0, switch.to_generation_s)
+            train_s += switch.to_training_s
+        update_s = sync.export_s + load_s
     eta = config.schedule.versions_ahead
     if eta == 0:
         longest_s = float(
             np.mean([_alone_s(decode, workload.prompt_tokens, int(one.max())) for one in lengths])
         )
-        return max(work_s, longest_s) + train_s + update_s
+        if config.batch_parts == 1:
+            return max(work_s, longest_s) + train_s + update_s
+        first = workload.prompts_per_batch // config.batch_parts - 1
+        ends = np.sort(lengths.max(axis=2), axis=1)[:, first]
+        first_s = float(
+            np.mean([_alone_s(decode, workload.prompt_tokens, int(one)) for one in ends])
+        )
+        return max(max(work_s, longest_s) + part_s, first_s + train_s) + update_s
     if config.schedule.name == "partial_rollout":
         return work_s + train_s + update_s
     slowest = float(lengths.max(axis=2).mean())
     latency_s = _alone_s(decode, workload.prompt_tokens, int(slowest))
-    return max(train_s, work_s, (latency_s + train_s) / (eta + 1))
+    # Hybrid GPUs load weights before the next step begins.
+    turn_s = train_s if switch is None else train_s + update_s
+    return max(turn_s, work_s, (latency_s + train_s / config.batch_parts) / (eta + 1))
 
 
 def _drawn(config: SimulationConfig) -> NDArray[np.int64]:
@@ -106,7 +129,8 @@ def _alone_s(decode: DecodeCost, prompt_tokens: int, tokens: int) -> float:
     return decode.steps_s(1, prompt_tokens, tokens)
 
 
-def _train_s(config: SimulationConfig) -> float:
+def _train_s(config: SimulationConfig) -> tuple[float, float]:
+    """Seconds to train on a batch, and on the shortest of its parts, which may be all of it."""
     workload, cluster = config.workload, config.cluster
     return _step_s(
         tuple(config.trainer),
@@ -115,7 +139,7 @@ def _train_s(config: SimulationConfig) -> float:
         cluster.training_gpus,
         tuple(workload.answers),
         (workload.prompts_per_batch, workload.samples_per_prompt, config.seed),
-        (workload.prompt_tokens, workload.minibatches),
+        (workload.prompt_tokens, workload.minibatches, config.batch_parts),
     )
 
 
@@ -127,11 +151,21 @@ def _step_s(  # noqa: PLR0917 - a key of the cache
     gpus: int,
     answers: _Fields,
     batch: tuple[int, int, int],
-    rest: tuple[int, int],
-) -> float:
+    rest: tuple[int, int, int],
+) -> tuple[float, float]:
     """Seconds to train on the first batch; many candidates share a trainer."""
     layout = TrainerConfig(**dict(trainer))
     cost = training_cost(layout, find_model(model), find_gpu(gpu), gpus)
-    prompt_tokens, minibatches = rest
-    lengths = _draw(answers, *batch)[0].ravel() + prompt_tokens
-    return cost.step(lengths.tolist(), minibatches=minibatches).seconds
+    prompt_tokens, minibatches, parts = rest
+    groups = _draw(answers, *batch)[0] + prompt_tokens
+    whole_s = cost.step(groups.ravel().tolist(), minibatches=minibatches).seconds
+    if parts == 1:
+        return whole_s, whole_s
+    # Groups may come in any order. In that of their lengths, parts are as unequal as they can be.
+    ordered = np.split(groups[np.argsort(groups.sum(axis=1), kind="stable")], parts)
+    part_cost = training_cost(part_trainer(layout, parts), find_model(model), find_gpu(gpu), gpus)
+    parts_s = [
+        part_cost.step(part.ravel().tolist(), minibatches=minibatches // parts).seconds
+        for part in ordered
+    ]
+    return min(whole_s, sum(parts_s)), min(parts_s)

@@ -342,7 +342,7 @@ def limit_of(trials: Sequence[Trial]) -> str:
 
 def trainer_share(trials: Sequence[Trial]) -> float:
     """Share of time in which the training GPUs train."""
-    pool = "all" if "all" in trials[0].busy else "training"
+    pool = next(name for name in ("all", "training", "hybrid") if name in trials[0].busy)
     busy = [
         sum(
             share
@@ -356,7 +356,7 @@ def trainer_share(trials: Sequence[Trial]) -> float:
 
 def engine_share(trials: Sequence[Trial]) -> float:
     """Share of time in which the generating GPUs generate."""
-    pool = "all" if "all" in trials[0].busy else "rollout"
+    pool = next(name for name in ("all", "rollout", "hybrid") if name in trials[0].busy)
     busy = [sum(trial.busy[pool].get(name, 0.0) for name in GENERATING) for trial in trials]
     return sum(busy) / len(busy)
 

@@ -54,7 +54,7 @@ class Candidate:
         if cluster.colocated or cluster.generating_gpu == cluster.gpu:
             return f"{cluster.gpus} {name}"
         generates = find_gpu(cluster.generating_gpu).name
-        return f"{cluster.generating_gpus} {generates} + {cluster.training_gpus} {name}"
+        return f"{cluster.generating_gpus} {generates} + {cluster.only_training_gpus} {name}"
 
     @property
     def split(self) -> str:
@@ -62,7 +62,9 @@ class Candidate:
         cluster, trainer = self.config.cluster, self.config.trainer
         place = "shared"
         if not cluster.colocated:
-            place = f"{cluster.generating_gpus} + {cluster.training_gpus}"
+            place = f"{cluster.generating_gpus} + {cluster.only_training_gpus}"
+            if cluster.hybrid_gpus:
+                place += f", {cluster.hybrid_gpus} hybrid"
         text = f"{place}, TP {self.config.rollout.tensor_parallel}"
         if trainer.tensor_parallel > 1 or trainer.pipeline_parallel > 1:
             text += f" / TP {trainer.tensor_parallel} PP {trainer.pipeline_parallel}"

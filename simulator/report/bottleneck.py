@@ -17,7 +17,7 @@ from areal_lab.runlog.activity import (
     WAIT_REWARDS,
     WAIT_WEIGHTS,
 )
-from simulator.run.pools import GENERATE, MOVING_WEIGHTS
+from simulator.run.pools import GENERATE, MOVING_WEIGHTS, WAIT_HYBRID
 
 TRAIN_BOUND: Final = "train-bound"
 GENERATION_BOUND: Final = "generation-bound"
@@ -47,21 +47,21 @@ def bottleneck(shares: Mapping[str, Mapping[str, float]]) -> str:
     """The bottleneck of a run, from the shares of its pools' time.
 
     train-bound       the trainer works 90 % of the time or more
-    weight updates    else, it waits for weights longer than for batches
+    weight updates    else, it waits for weights, or for hybrid GPUs, longer than for batches
     failures          else, it loses more time to failures than to either
     staleness-bound   else, engines wait 10 % or more for new weights before they may start more
                       responses; also synchronous schedules in which neither side is always busy
     generation-bound  else, engines rarely wait
 
-    If engines wait longer for rewards and tools, updates or failures, that is the bottleneck. For
-    colocated GPUs it is the part that takes the largest share of their time.
+    If engines wait longer for rewards and tools, updates or failures, that is the bottleneck. If
+    all GPUs that train also generate, it is the part that takes the largest share of their time.
 
     Args:
-        shares: shares of the time of each pool (`rollout` and `training`, or `all`), by activity
-            and by cause of idleness.
+        shares: shares of the time of each pool (`rollout`, `hybrid` and `training`, or `all`), by
+            activity and by cause of idleness.
     """
-    if "all" in shares:
-        parts = largest_parts(shares["all"])
+    if (both := alternating(shares)) is not None:
+        parts = largest_parts(both)
         return max(parts, key=lambda name: parts[name])
     training = shares["training"]
     if working(training) >= _FULL:
@@ -74,14 +74,27 @@ def bottleneck(shares: Mapping[str, Mapping[str, float]]) -> str:
     longest = max((WAIT_BATCH, WEIGHT_UPDATES, FAILURES), key=lambda name: kept[name])
     if longest != WAIT_BATCH:
         return longest
-    idle = _by_limit(shares["rollout"])
+    idle = _by_limit(engines_of(shares))
     limit = max(idle, key=lambda name: idle[name])
     return limit if idle[limit] >= WAITING else GENERATION_BOUND
 
 
+def alternating(
+    shares: Mapping[str, Mapping[str, float]],
+) -> Mapping[str, float] | None:
+    """The pool of GPUs that generate and train, if no others train."""
+    return None if "training" in shares else shares.get("all", shares.get("hybrid"))
+
+
+def engines_of(shares: Mapping[str, Mapping[str, float]]) -> Mapping[str, float]:
+    """The pool of engines: those that only generate, or hybrid ones if there are no others."""
+    return shares["rollout"] if "rollout" in shares else shares["hybrid"]
+
+
 def updating(training: Mapping[str, float]) -> float:
     """Share of the trainer's time for exporting weights and waiting for updates."""
-    return sum(training.get(name, 0.0) for name in (*MOVING_WEIGHTS, WAIT_WEIGHTS))
+    names = (*MOVING_WEIGHTS, WAIT_WEIGHTS, WAIT_HYBRID)
+    return sum(training.get(name, 0.0) for name in names)
 
 
 def working(training: Mapping[str, float]) -> float:
@@ -91,7 +104,7 @@ def working(training: Mapping[str, float]) -> float:
 
 
 def largest_parts(shares: Mapping[str, float]) -> dict[str, float]:
-    """Shares of the time of colocated GPUs, by bottleneck."""
+    """Shares of the time of GPUs that generate and train, by bottleneck."""
     generating = sum(shares.get(name, 0.0) for name in GENERATING)
     parts = _by_limit(shares)
     moving = sum(shares.get(name, 0.0) for name in MOVING_WEIGHTS)

@@ -24,7 +24,9 @@ from simulator.report.bottleneck import (
     TRAIN_BOUND,
     WAITING,
     WEIGHT_UPDATES,
+    alternating,
     bottleneck,
+    engines_of,
     largest_parts,
     updating,
     working,
@@ -68,12 +70,16 @@ def setting_lines(told: Mapping[str, Any]) -> Iterator[str]:
         yield f"{place}, which generate ({engines}) and train ({split})"
     else:
         other = f" {find_gpu(cluster['rollout_gpu']).name}" if cluster["rollout_gpu"] else ""
-        yield f"{place}: {generates}{other} generate ({engines}), {trains} train ({split})"
+        joins = split_up.hybrid_gpus
+        hybrid = f", {joins} of which join training" if joins else ""
+        yield f"{place}: {generates}{other} generate ({engines}){hybrid}, {trains} train ({split})"
     name = schedule["name"].replace("_", " ")
     if schedule["name"] in ("asynchronous", "partial_rollout"):
         name += f", eta {schedule['eta']}".removesuffix(".0")
     if schedule["name"] == "asynchronous" and not schedule["interruptible"]:
         name += ", not interruptible"
+    if 0 < (taken := schedule["require_batches"]) < workload["minibatches"]:
+        name += f", trains on {taken} of {workload['minibatches']} minibatches as they finish"
     yield (
         f"{name}; {workload['prompts_per_batch']} x {workload['samples_per_prompt']} responses per "
         f"step, {answers['kind']}, at most {answers['max_tokens']:,} tokens"
@@ -92,13 +98,14 @@ def limit_note(told: Mapping[str, Any]) -> str:
         for pool, busy in told["busy"].items()
     }
     limit = bottleneck(shares)
-    if "all" in shares:
-        part = largest_parts(shares["all"])[limit]
+    if (both := alternating(shares)) is not None:
+        which = "these GPUs" if "all" in shares else "the hybrid GPUs"
         return (
-            f"[bold]{_NAMES[limit]}[/] takes the largest share of the time of these GPUs, which "
-            f"alternate between generation and training: {_percent(part)}."
+            f"[bold]{_NAMES[limit]}[/] takes the largest share of the time of {which}, which "
+            "alternate between generation and training: "
+            f"{_percent(largest_parts(both)[limit])}."
         )
-    workload, engines, trainer = told["config"]["workload"], shares["rollout"], shares["training"]
+    workload, engines, trainer = told["config"]["workload"], engines_of(shares), shares["training"]
     says = {
         TRAIN_BOUND: _training_limits(engines, trainer),
         WEIGHT_UPDATES: _updates_limit(engines, trainer),

@@ -158,9 +158,10 @@ def _measured_training(config: SimulationConfig) -> Part:
 
 
 def _weights_parts(config: SimulationConfig, model: ModelShape, gpu: GPU) -> Iterator[Part]:
-    if config.cluster.colocated:
+    if config.cluster.switches:
         switch = switch_cost(config, model, gpu)
         yield Part("switching", switch.provenance, switch.error)
+    if config.cluster.colocated:
         return
     sync = weight_sync(config.weights, model, gpu, writers=config.trainer.pipeline_parallel)
     yield Part("weight update", sync.provenance, sync.error)

@@ -16,6 +16,7 @@ from areal_lab.control.events import (
     PauseRequested,
     ResumeRequested,
     StopRequested,
+    TrainPartDone,
     TrainStepDone,
     Version,
     WeightsPushed,
@@ -27,6 +28,7 @@ from areal_lab.runlog.activity import (
     PAUSED,
     PAUSED_BY_HAND,
     PAUSED_FOR_TRAINING,
+    TRAINERS_TURN,
     WAIT_BATCH,
     WAIT_REWARDS,
     WAIT_WEIGHTS,
@@ -71,6 +73,9 @@ class Moment:
     """Seconds by state, over all engines."""
     work: dict[str, float] = field(default_factory=dict)
     """Seconds of decode, prefill and recomputation, as engines count them."""
+    hybrid: dict[str, float] = field(default_factory=dict)
+    """Of `engines`, those whose GPUs also train."""
+    hybrid_work: dict[str, float] = field(default_factory=dict)
     trainer: dict[str, float] = field(default_factory=dict)
     generated_tokens: int = 0
     recomputed_tokens: int = 0
@@ -83,12 +88,51 @@ class Moment:
             self.at_s - before.at_s,
             _difference(self.engines, before.engines),
             _difference(self.work, before.work),
+            _difference(self.hybrid, before.hybrid),
+            _difference(self.hybrid_work, before.hybrid_work),
             _difference(self.trainer, before.trainer),
             self.generated_tokens - before.generated_tokens,
             self.recomputed_tokens - before.recomputed_tokens,
             self.preemptions - before.preemptions,
             self.interruptions - before.interruptions,
         )
+
+
+@dataclass(slots=True)
+class StepLags:
+    """Lags of the samples and tokens of one training step, in versions."""
+
+    heads: Counter[int] = field(default_factory=Counter)
+    tails: Counter[int] = field(default_factory=Counter)
+    tokens: Counter[int] = field(default_factory=Counter)
+    several: int = 0
+    """Samples with tokens of two or more versions."""
+
+    def add(
+        self,
+        heads: Mapping[int, int],
+        tails: Mapping[int, int],
+        tokens: Mapping[int, int],
+        several: int,
+    ) -> None:
+        """Count a part of the batch, or all of it."""
+        self.heads.update(heads)
+        self.tails.update(tails)
+        self.tokens.update(tokens)
+        self.several += several
+
+    def columns(self) -> dict[str, float]:
+        """The columns of the table of steps that follow from them."""
+        samples = self.heads.total()
+        return {
+            "tokens": self.tokens.total(),
+            "sequences": samples,
+            "head_lag": _mean(self.heads),
+            "tail_lag": _mean(self.tails),
+            "token_lag": _mean(self.tokens),
+            "max_lag": max(self.tokens, default=0),
+            "several_versions": self.several / samples,
+        }
 
 
 class Accounting:
@@ -102,7 +146,7 @@ class Accounting:
         self.trainer_clock = Clock(WAIT_BATCH)
         # The state of the run, as `areal_lab.runlog.activity` reads it from a log.
         self._behind = self._pushing = self._interrupted = False
-        self._loading = ""
+        self._loading = [""] * len(slots)
         self._all_started = self._all_trained = self._training = self._held = False
         self._push_began_s = 0.0
         # Counters.
@@ -114,6 +158,7 @@ class Accounting:
         # Steps.
         self.columns = {name: array("d") for name in COLUMNS}
         self._row = dict.fromkeys(COLUMNS, 0.0)
+        self._step = StepLags()
         self._update_s = 0.0
         self._export_s = 0.0
         self._outside_s = 0.0
@@ -129,6 +174,9 @@ class Accounting:
     def event(self, now_s: float, event: Event) -> None:
         """Count an event, before the coordinator handles it."""
         match event:
+            case TrainPartDone():
+                self._training = False
+                self._trainer_waits(now_s)
             case TrainStepDone(version):
                 self._behind = True
                 self._step_done(now_s, version)
@@ -139,7 +187,7 @@ class Accounting:
             case WeightsPushed():
                 self._update_s += now_s - self._push_began_s
                 self._behind = self._pushing = False
-                self._loading = ""
+                self._loading = [""] * len(self._slots)
                 self._trainer_waits(now_s)
                 self._update_all(now_s)
             case PauseRequested() | ResumeRequested() | StopRequested():
@@ -163,10 +211,11 @@ class Accounting:
         """Engines have paused."""
         self._update_all(now_s)
 
-    def loading(self, now_s: float, name: str) -> None:
-        """All engines load new weights, or do what `name` says for it."""
-        self._loading = name
-        self._update_all(now_s)
+    def loading(self, now_s: float, name: str, slots: Sequence[Slot]) -> None:
+        """These engines load new weights, or do what `name` says for it; "" is that they have."""
+        for slot in slots:
+            self._loading[slot.number] = name
+            self.engine_changed(now_s, slot)
 
     def resumed(self, now_s: float) -> None:
         """Engines continue."""
@@ -202,8 +251,10 @@ class Accounting:
     def _state(self, slot: Slot) -> str:  # noqa: PLR0911 - one per state
         if slot.dead:
             return LOST
-        if self._loading:
-            return self._loading
+        if loading := self._loading[slot.number]:
+            return loading
+        if slot.trains:
+            return TRAINERS_TURN
         if slot.flights and not slot.paused:
             return GENERATE
         if self._held:
@@ -219,38 +270,35 @@ class Accounting:
     # --- steps -----------------------------------------------------------------------------------
 
     def batch(self, now_s: float, version: Version, responses: Iterable[Decoded]) -> None:
-        """The trainer, at `version`, starts on a batch, which fixes the lags of its tokens."""
+        """The trainer, at `version`, starts on a batch, which fixes the lags of its tokens.
+
+        A batch in parts comes part by part.
+        """
         self._training = True
         self.trainer_clock.set(now_s, UNCOUNTED)
         heads, tails, tokens, several = tally(responses)
-        samples = sum(heads.values())
         head_lags, tail_lags, token_lags = (
             {version - of: count for of, count in counts.items()}
             for counts in (heads, tails, tokens)
         )
-        row = self._row
-        row["tokens"] = sum(token_lags.values())
-        row["sequences"] = samples
-        row["head_lag"] = _mean(head_lags)
-        row["tail_lag"] = _mean(tail_lags)
-        row["token_lag"] = _mean(token_lags)
-        row["max_lag"] = max(token_lags, default=0)
-        row["several_versions"] = several / samples
+        self._step.add(head_lags, tail_lags, token_lags, several)
         if version >= self._system.warmup_steps:
             self.head_lags.update(head_lags)
             self.tail_lags.update(tail_lags)
             self.token_lags.update(token_lags)
 
     def trained(self, timing: Timing) -> None:
-        """The work on the batch is done."""
-        self._row["train_s"] = timing.seconds
-        self._row["micro_batches"] = getattr(timing, "micro_batches", math.nan)
-        self._row["train_flops"] = getattr(timing, "flops", math.nan)
+        """The work on the batch, or a part of it, is done."""
+        self._row["train_s"] += timing.seconds
+        self._row["micro_batches"] += getattr(timing, "micro_batches", math.nan)
+        self._row["train_flops"] += getattr(timing, "flops", math.nan)
 
     def _step_done(self, now_s: float, version: Version) -> None:
         row = self._row
         row["step_s"] = now_s - row["end_s"]
         row["end_s"] = now_s
+        row |= self._step.columns()
+        self._step = StepLags()
         seconds = self.trainer_clock.seconds
         export_s = sum(seconds.get(name, 0.0) for name in (EXPORT, *TO_TRAINING))
         row["export_s"], self._export_s = export_s - self._export_s, export_s
@@ -263,6 +311,7 @@ class Accounting:
         row["generate_s"], self._generate_s = generate_s - self._generate_s, generate_s
         for name, column in self.columns.items():
             column.append(row[name])
+        row["train_s"] = row["micro_batches"] = row["train_flops"] = 0.0
         if version == self._system.warmup_steps:
             self.begin = self._moment(now_s)
         if version == self._system.steps:
@@ -271,13 +320,20 @@ class Accounting:
     def _moment(self, now_s: float) -> Moment:
         engines: dict[str, float] = {}
         work: dict[str, float] = {}
+        hybrid: dict[str, float] = {}
+        hybrid_work: dict[str, float] = {}
         generated = recomputed = preemptions = 0
         for clock, slot in zip(self._clocks, self._slots, strict=True):
             engine = slot.engine
             if engine.next_s() > now_s:
                 engine.advance(now_s)  # so that its counters are up to date
-            add_up(engines, clock.read(now_s))
-            add_up(work, {n: s for n, s in engine.activity_s.items() if n not in NOT_WORK})
+            states = clock.read(now_s)
+            done = {n: s for n, s in engine.activity_s.items() if n not in NOT_WORK}
+            add_up(engines, states)
+            add_up(work, done)
+            if slot.number < self._system.limits.hybrid_engines:
+                add_up(hybrid, states)
+                add_up(hybrid_work, done)
             generated += engine.generated_tokens
             recomputed += engine.recomputed_tokens
             preemptions += engine.preemptions
@@ -285,6 +341,8 @@ class Accounting:
             at_s=now_s,
             engines=engines,
             work=work,
+            hybrid=hybrid,
+            hybrid_work=hybrid_work,
             trainer=self.trainer_clock.read(now_s),
             generated_tokens=generated,
             recomputed_tokens=recomputed,

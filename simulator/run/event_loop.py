@@ -5,20 +5,22 @@
     process           produces                      waits for               unblocked by
     tell              actions                       nothing                 -
     timer of engine   GroupFinished, GroupFiltered  the engine's next change  time
-    train step        TrainStepDone, CheckpointDone Train, Save             time, engines that load
+    train step        TrainPartDone, TrainStepDone, Train, Save             time, engines that load
+                      CheckpointDone
     push              WeightsPushed                 PushWeights             time
     node              EngineLost, EngineJoined      a failure               time
     requests          PauseRequested, ...           their time              time
 
 Each engine has one timer, set to the next change of its batch: one simpy event per change, none per
 token or sample. Engines notice new weights `delay_s` after `PushWeights` and generate until then,
-so an `Interrupt` that comes with a push is performed when the engines load.
+so an `Interrupt` that comes with a push is performed when the engines load. Hybrid engines pause
+with `Train`; after it they get ready while the others load, and all continue together.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import assert_never
 
 import simpy
@@ -41,10 +43,12 @@ from areal_lab.control.events import (
     StartGroup,
     StopRequested,
     Train,
+    TrainPartDone,
     TrainStepDone,
     Version,
     WeightsPushed,
 )
+from areal_lab.runlog.activity import TRAINERS_TURN
 from areal_lab.runlog.records import (
     TRAINER,
     ActionRecord,
@@ -152,6 +156,7 @@ class EventLoop:
                 case StartGroup():
                     self._start(now_s, action)
                 case Train():
+                    self._lend(now_s)
                     self.env.process(self.trainer.train(action))
                 case PushWeights():
                     self.loaded = self.env.event()
@@ -328,26 +333,59 @@ class EventLoop:
         self._pause_due, self._paused = False, True
         self.accounting.interruptions += not self._by_hand
         for slot in self.slots:
-            if slot.dead:
-                continue
-            if slot.engine.next_s() <= now_s:
-                self._advance(now_s, slot)
-            slot.engine.pause(now_s)
-            slot.paused = True
-            self._dirty[slot] = None
+            if not (slot.dead or slot.paused):  # hybrid ones are, since training began
+                self._pause_engine(now_s, slot)
         self.accounting.paused(now_s)
         self._set_timers()
+
+    def _pause_engine(self, now_s: float, slot: Slot) -> None:
+        if slot.engine.next_s() <= now_s:
+            self._advance(now_s, slot)
+        slot.engine.pause(now_s)
+        slot.paused = True
+        self._dirty[slot] = None
 
     def _resume(self, now_s: float) -> None:
         self._pause_due = self._paused = False
         if self.responses.revised:
             self._revise()
         for slot in self.slots:
+            if slot.trains:
+                continue
             if slot.paused and not slot.dead:
                 slot.engine.resume(now_s, self.version)
                 self._dirty[slot] = None
             slot.paused = False
         self.accounting.resumed(now_s)
+
+    @property
+    def _hybrid(self) -> list[Slot]:
+        """Engines whose GPUs also train."""
+        return self.slots[: self.system.limits.hybrid_engines]
+
+    def _lend(self, now_s: float) -> None:
+        """Pause hybrid engines, with their responses, while their GPUs train."""
+        for slot in self._hybrid:
+            if not slot.paused:
+                self._pause_engine(now_s, slot)
+            slot.trains, slot.lent_s = True, now_s
+            self.accounting.engine_changed(now_s, slot)
+
+    def _give_back(self) -> Process:
+        """Make hybrid engines ready to generate."""
+        slots, switch, env = self._hybrid, self.system.switch, self.env
+        for slot in slots:
+            self._record_turn(slot)
+        assert switch is not None, "checked by the system"
+        yield from self._load(slots, switch.to_generation)
+        for slot in slots:
+            slot.trains = False
+        self.accounting.loading(env.now, "", slots)
+
+    def _record_turn(self, slot: Slot) -> None:
+        if self.recorder is not None:
+            process = engine_process(slot.number)
+            self.recorder.span(process, "wait", slot.lent_s, self.env.now, TRAINERS_TURN)
 
     def _revise(self) -> None:
         """Let all unfinished groups continue under the weights that the engines hold now."""
@@ -373,28 +411,46 @@ class EventLoop:
 
     def _push(self, version: Version) -> Process:
         system, env = self.system, self.env
-        if system.weights.delay_s > 0:
-            yield env.timeout(system.weights.delay_s)
-        if self._pause_due:
+        hybrid = system.limits.hybrid_engines
+        given_back = env.process(self._give_back()) if hybrid else None
+        if hybrid < len(self.slots):
+            if system.weights.delay_s > 0:
+                yield env.timeout(system.weights.delay_s)
+            if self._pause_due:
+                self._pause(env.now)
+            parts = {LOAD: system.weights.load_s}
+            if system.colocated and system.switch is not None:
+                parts |= system.switch.to_generation
+            yield from self._load(self.slots[hybrid:], parts)
+        elif self._pause_due:
             self._pause(env.now)
-        parts = {LOAD: system.weights.load_s}
-        if system.switch is not None:
-            parts |= system.switch.to_generation
-        loading = [slot for slot in self.slots if not slot.dead]
-        for name, seconds in parts.items():
-            if seconds <= 0:
-                continue
-            begin_s = env.now
-            self.accounting.loading(begin_s, name)
-            yield env.timeout(seconds)
-            if self.recorder is not None:
-                for slot in loading:
-                    self.recorder.span(engine_process(slot.number), name, begin_s, env.now)
         self.version = version
+        if given_back is not None:
+            if hybrid < len(self.slots):
+                self.accounting.loading(env.now, "", self.slots[hybrid:])
+            yield given_back
+            if not self._paused:  # there was nothing to interrupt
+                for slot in self._hybrid:
+                    slot.engine.resume(env.now, version)
+                    slot.paused = False
         assert self.loaded is not None
         self.loaded.succeed()
         self.loaded = None
         self.tell(WeightsPushed(version))
+
+    def _load(self, slots: Sequence[Slot], parts: Mapping[str, float]) -> Process:
+        """Let engines load weights, or do what the names say."""
+        env = self.env
+        loading = [slot for slot in slots if not slot.dead]
+        for name, seconds in parts.items():
+            if seconds <= 0:
+                continue
+            begin_s = env.now
+            self.accounting.loading(begin_s, name, slots)
+            yield env.timeout(seconds)
+            if self.recorder is not None:
+                for slot in loading:
+                    self.recorder.span(engine_process(slot.number), name, begin_s, env.now)
 
     def until_loaded(self) -> Process:
         """Wait until all engines hold the newest weights."""
@@ -402,6 +458,10 @@ class EventLoop:
             yield self.loaded
 
     # --- the trainer's side ----------------------------------------------------------------------
+
+    def part_done(self, version: Version) -> None:
+        """Report that the trainer has finished a part of the batch that leads to `version`."""
+        self.tell(TrainPartDone(version))
 
     def step_done(self, version: Version) -> None:
         """Report the trainer's new version."""
@@ -468,6 +528,8 @@ class EventLoop:
         if self.recorder is not None:
             self.recorder.end_s = self.env.now
             for slot in self.slots:
-                if not (slot.paused or slot.dead):
+                if slot.trains:
+                    self._record_turn(slot)
+                elif not (slot.paused or slot.dead):
                     slot.engine.pause(self.env.now)  # ends and records what it was doing
         self.over.succeed()

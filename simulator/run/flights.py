@@ -33,7 +33,7 @@ class Flight:
 class Slot:
     """An engine, its timer, and the groups the coordinator runs on it."""
 
-    __slots__ = ("dead", "engine", "flights", "number", "paused", "wake_s")
+    __slots__ = ("dead", "engine", "flights", "lent_s", "number", "paused", "trains", "wake_s")
 
     def __init__(self, number: EngineId, engine: Engine) -> None:
         self.number = number
@@ -42,3 +42,7 @@ class Slot:
         self.flights: dict[GroupId, Flight] = {}  # not yet generated
         self.paused = False
         self.dead = False
+        self.trains = False
+        """Its GPUs train, or get ready to generate again."""
+        self.lent_s = math.nan
+        """Since when."""

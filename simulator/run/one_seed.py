@@ -18,14 +18,23 @@ from areal_lab.runlog.activity import (
     PAUSED,
     PAUSED_BY_HAND,
     PAUSED_FOR_TRAINING,
+    TRAINERS_TURN,
     WAIT_BATCH,
     WAIT_REWARDS,
     WAIT_WEIGHTS,
 )
+from simulator.costs.colocation.switch import TO_TRAINING
 from simulator.costs.economics import HOUR_S, Cost, Energy, PoolUse, run_cost, run_energy
 from simulator.run.accounting import Moment, add_up
 from simulator.run.event_loop import EventLoop
-from simulator.run.pools import GENERATE, PoolShares, pool_shares, shared_gpus, split
+from simulator.run.pools import (
+    GENERATE,
+    WAIT_HYBRID,
+    PoolShares,
+    pool_shares,
+    shared_gpus,
+    split,
+)
 from simulator.run.recorder import Write
 from simulator.run.responses import Responses
 from simulator.run.result import Counts, SimulationResult, ascending, columns_of
@@ -34,7 +43,7 @@ from simulator.run.system import System
 IDLE_CAUSES: Final = frozenset(
     {
         *(LOST, NOTHING_ADMITTED, NOTHING_LEFT, ON_ITS_WAY, PAUSED, PAUSED_FOR_TRAINING),
-        *(PAUSED_BY_HAND, WAIT_BATCH, WAIT_REWARDS, WAIT_WEIGHTS),
+        *(PAUSED_BY_HAND, TRAINERS_TURN, WAIT_BATCH, WAIT_HYBRID, WAIT_REWARDS, WAIT_WEIGHTS),
     }
 )
 
@@ -114,12 +123,14 @@ def no_search_for_cycles() -> Iterator[None]:
 
 
 def _pools(system: System, window: Moment) -> dict[str, PoolShares]:
-    rollout = _engine_seconds(system, window)
+    rollout = _engine_seconds(system, window.engines, window.work)
     seconds = window.at_s
     if system.colocated:
         engines = {name: value / system.engines for name, value in rollout.items()}
         both = shared_gpus(engines, window.trainer, IDLE_CAUSES)
         return {"all": pool_shares(system.gpus, seconds, both, IDLE_CAUSES)}
+    if system.limits.hybrid_engines:
+        return _pools_with_hybrid(system, window)
     gpus = system.engines * system.gpus_per_engine
     return {
         "rollout": pool_shares(gpus, seconds, rollout, IDLE_CAUSES),
@@ -127,22 +138,51 @@ def _pools(system: System, window: Moment) -> dict[str, PoolShares]:
     }
 
 
-def _engine_seconds(system: System, window: Moment) -> dict[str, float]:
+def _pools_with_hybrid(system: System, window: Moment) -> dict[str, PoolShares]:
+    """GPUs that only generate, that do both, and that only train, if there are any."""
+    hybrid, gpus = system.limits.hybrid_engines, system.gpus_per_engine
+    both = _engine_seconds(system, window.hybrid, window.hybrid_work)
+    pools = {}
+    if others := system.engines - hybrid:
+        states = _without(window.engines, window.hybrid)
+        alone = _engine_seconds(system, states, _without(window.work, window.hybrid_work))
+        pools["rollout"] = pool_shares(others * gpus, window.at_s, alone, IDLE_CAUSES)
+    shared = shared_gpus(
+        {name: value / hybrid for name, value in both.items()}, window.trainer, IDLE_CAUSES
+    )
+    pools["hybrid"] = pool_shares(hybrid * gpus, window.at_s, shared, IDLE_CAUSES)
+    if not system.training_gpus:
+        return pools
+    trains = {name: value for name, value in window.trainer.items() if name not in TO_TRAINING}
+    switches_s = sum(window.trainer.get(name, 0.0) for name in TO_TRAINING)
+    add_up(trains, {WAIT_HYBRID: switches_s})
+    pools["training"] = pool_shares(system.training_gpus, window.at_s, trains, IDLE_CAUSES)
+    return pools
+
+
+def _without(total: Mapping[str, float], part: Mapping[str, float]) -> dict[str, float]:
+    return {name: value - part.get(name, 0.0) for name, value in total.items()}
+
+
+def _engine_seconds(
+    system: System, engines: Mapping[str, float], work: Mapping[str, float]
+) -> dict[str, float]:
     """Seconds by state; generation is split by what engines counted."""
-    states = dict(window.engines)
+    states = dict(engines)
     generate_s = states.pop(GENERATE, 0.0)
-    work_s = sum(window.work.values())
+    work_s = sum(work.values())
     if system.turns > 1 and work_s < generate_s:
         # The engine had groups, but all their samples waited for tools.
         add_up(states, {ON_ITS_WAY: generate_s - work_s})
         generate_s = work_s
-    add_up(states, split(generate_s, window.work))
+    add_up(states, split(generate_s, work))
     return states
 
 
 def _economics(system: System, pools: Mapping[str, PoolShares], steps: int) -> tuple[Cost, Energy]:
     """Average cost and energy of one training step."""
-    gpus = {"all": system.rollout_gpu, "rollout": system.rollout_gpu}
+    generates = system.rollout_gpu
+    gpus = {"all": generates, "rollout": generates, "hybrid": generates}
     gpus["training"] = system.training_gpu
     uses = [
         PoolUse(

@@ -9,13 +9,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from areal_lab.runlog.activity import LOST, NOTHING_ADMITTED, PAUSED_FOR_TRAINING, WAIT_REWARDS
+from areal_lab.runlog.activity import (
+    LOST,
+    NOTHING_ADMITTED,
+    PAUSED_FOR_TRAINING,
+    TRAINERS_TURN,
+    WAIT_REWARDS,
+)
 from simulator.costs.colocation.switch import TO_GENERATION, TO_TRAINING
 from simulator.costs.outside import OUTSIDE
 
 GENERATE = "generate"
 LOAD = "load weights"
 EXPORT = "export weights"
+WAIT_HYBRID = "waiting for hybrid GPUs"
+"""GPUs that only train wait until those that also generate have switched."""
 MOVING_WEIGHTS = frozenset({LOAD, EXPORT, *TO_TRAINING, *TO_GENERATION})
 """States that move weights or other state: busy, but neither generating nor training."""
 
@@ -93,7 +101,7 @@ def shared_gpus(
     working = {name: share for name, share in trainer.items() if name not in causes}
     both = dict(engines)
     left = sum(working.values())
-    causes_while_training = (PAUSED_FOR_TRAINING, NOTHING_ADMITTED, WAIT_REWARDS)
+    causes_while_training = (TRAINERS_TURN, PAUSED_FOR_TRAINING, NOTHING_ADMITTED, WAIT_REWARDS)
     for cause in (*causes_while_training, *(name for name in engines if name in causes)):
         taken = min(left, both.get(cause, 0.0))
         if taken > 0:

@@ -292,16 +292,19 @@ class System:
     make_engine: MakeEngine
     gpus_per_engine: int = 1
     training: Training
+    """Its step is one part of a batch (`limits.batch_parts`)."""
     training_gpus: int = 1
-    """Ignored when colocated."""
+    """That only train; 0 if hybrid engines' GPUs are the only ones. Ignored when colocated."""
     minibatches: int = 1
+    """Of a batch, in all of its parts."""
     weights: Weights = field(default_factory=UpdateSeconds)
     push_holds_trainer: bool = False
     """The trainer takes part in the transfer and continues only when all engines have loaded."""
     switch: Switch | None = None
-    """Cost of switching if the engines' GPUs also train (colocated); None if they do not."""
+    """Cost of switching if GPUs of engines also train: of all of them (colocated), or of the hybrid
+    ones (`limits.hybrid_engines`); None if none does."""
     outside: Outside | None = None
-    """Data, logs, validation, checkpoints; None takes no time."""
+    """Data, logs, validation, checkpoints; None takes no time. `before_training` is of a part."""
     reward: Latency | None = None
     """Time to score one sample; None means no time."""
     reward_workers: int = 0
@@ -335,14 +338,15 @@ class System:
 
     def __post_init__(self) -> None:
         for name in (
-            *("steps", "samples", "engines", "gpus_per_engine", "training_gpus", "minibatches"),
+            *("steps", "samples", "engines", "gpus_per_engine", "minibatches"),
             *("turns", "engines_per_node", "training_nodes"),
+            *(() if self.limits.hybrid_engines else ("training_gpus",)),
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, but must be >= 1")
         for name in (
             *("warmup_steps", "prompt_tokens", "reward_workers"),
-            *("tool_tokens", "samples_per_engine"),
+            *("tool_tokens", "samples_per_engine", "training_gpus"),
         ):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}, but must be >= 0")
@@ -360,12 +364,35 @@ class System:
             value = getattr(self.weights, name)
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"weights.{name} is {value}, but must be finite and >= 0")
-        if self.switch is not None and not generates_or_trains(self.limits):
+        if self.minibatches % self.limits.batch_parts:
+            raise ValueError(
+                f"limits.batch_parts is {self.limits.batch_parts}, but must divide minibatches "
+                f"({self.minibatches})"
+            )
+        self._check_hybrid()
+        if self.colocated and not generates_or_trains(self.limits):
             raise ValueError(
                 f"schedule {self.limits.schedule.name!r} generates while it trains, but colocated "
-                "GPUs do one at a time; use synchronous or partial_rollout"
+                "GPUs do one at a time; use synchronous or partial_rollout, with batch_parts 1"
             )
         self._check_requests()
+
+    def _check_hybrid(self) -> None:
+        hybrid = self.limits.hybrid_engines
+        if hybrid > self.engines:
+            raise ValueError(
+                f"limits.hybrid_engines is {hybrid}, but must be <= {self.engines}, the engines"
+            )
+        if hybrid and self.switch is None:
+            raise ValueError(
+                f"limits.hybrid_engines is {hybrid}, but switch is None; give the cost of "
+                "switching between generation and training"
+            )
+        if hybrid and self.failures is not None:
+            raise ValueError(
+                f"limits.hybrid_engines is {hybrid}, but failures of nodes that generate and train "
+                "are not simulated; set failures to None"
+            )
 
     def _check_requests(self) -> None:
         times_s = [0.0, *(at_s for at_s, _ in self.requests)]
@@ -377,7 +404,7 @@ class System:
         for _, request in self.requests:
             if (reason := Coordinator(self.limits).refusal(request)) is not None:
                 raise ValueError(f"{request} cannot be done: {reason}")
-            if self.switch is not None and isinstance(request, EtaRequested):
+            if self.colocated and isinstance(request, EtaRequested):
                 raise ValueError(f"{request} cannot be done: colocated GPUs generate or train")
 
     def read_from_tools(self, draws: GroupDraws) -> NDArray[np.int64]:
@@ -387,8 +414,8 @@ class System:
 
     @property
     def colocated(self) -> bool:
-        """Whether the same GPUs generate and train."""
-        return self.switch is not None
+        """Whether all GPUs generate and train."""
+        return self.switch is not None and not self.limits.hybrid_engines
 
     @property
     def gpus(self) -> int:
@@ -399,4 +426,5 @@ class System:
 
 def generates_or_trains(limits: Limits) -> bool:
     """Whether the schedule never generates while it trains."""
-    return limits.schedule.eta == 0 or limits.schedule.carry_over
+    alternates = limits.schedule.eta == 0 or limits.schedule.carry_over
+    return alternates and limits.batch_parts == 1

@@ -2,6 +2,8 @@
 
 Train --> (engines loaded) --> data --> switch --> work --> (engines loaded) --> export
       --> validation, checkpoint --> TrainStepDone
+
+Of a batch in parts, those before the last one end with the work and TrainPartDone.
 """
 
 from __future__ import annotations
@@ -42,13 +44,17 @@ class Run(Protocol):
         """Record what the trainer did or waited for."""
         ...
 
+    def part_done(self, version: Version) -> None:
+        """Report that a part of the batch that leads to `version` is done."""
+        ...
+
     def step_done(self, version: Version) -> None:
         """Report a new version."""
         ...
 
 
 class Trainer:
-    """Trains on one batch at a time, which the coordinator ensures."""
+    """Trains on one batch, or part of it, at a time, which the coordinator ensures."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -57,9 +63,11 @@ class Trainer:
         nodes = run.system.training_nodes if failures is not None else 0
         self._nodes = [stream(run.seed, TRAINER_FAILURES, node) for node in range(nodes)]
         self._fails_s = [failures.uptime_s(node) for node in self._nodes] if failures else []
+        self._earlier_s = 0.0
+        """Work on the parts of this batch so far, which a failure undoes."""
 
     def train(self, train: Train) -> Process:
-        """Perform one step, from the batch to a version that can be pushed."""
+        """Perform one step, from the batch to a version that can be pushed, or a part of one."""
         run, env, system = self._run, self._env, self._run.system
         run.responses.learn(train)
         flights = [run.kept.pop(group) for group in train.groups]
@@ -68,7 +76,8 @@ class Trainer:
             lengths += np.concatenate([system.read_from_tools(f.draws) for f in flights])
         responses = chain.from_iterable([flight.decoded for flight in flights])
         run.accounting.batch(env.now, train.version, responses)
-        timing = system.training.step(lengths, minibatches=system.minibatches)
+        minibatches = system.minibatches // system.limits.batch_parts
+        timing = system.training.step(lengths, minibatches=minibatches)
         if system.push_holds_trainer:
             yield from self._until_loaded()
         if system.outside is not None:
@@ -76,6 +85,11 @@ class Trainer:
         if system.switch is not None:
             yield from self._all_of(system.switch.to_training)
         yield from self._work(timing)
+        if train.rest:
+            self._earlier_s += timing.seconds
+            run.part_done(train.version + 1)
+            return
+        self._earlier_s = 0.0
         # Engines must have loaded the previous weights: storage holds one set at a time.
         yield from self._until_loaded()
         yield from self._busy(EXPORT, system.weights.export_s)
@@ -103,9 +117,12 @@ class Trainer:
     def _work(self, timing: Timing) -> Process:
         """Train; if a node fails, start the step over once the node is back."""
         env, accounting = self._env, self._run.accounting
-        begin_s = env.now
-        while self._fails_s and min(self._fails_s) < env.now + timing.seconds:
+        begin_s, again_s = env.now, 0.0
+        while self._fails_s and min(self._fails_s) < env.now + again_s + timing.seconds:
             yield from self._failure()
+            again_s = self._earlier_s
+        if again_s:
+            yield env.timeout(again_s)
         accounting.trainer_clock.add(LOST, env.now - begin_s)
         self._run.trainer_span("wait", begin_s, env.now, LOST)
         begin_s = env.now

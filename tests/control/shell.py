@@ -3,6 +3,7 @@
 It keeps its own account of what runs where and compares it with what the coordinator orders:
 
     safety        eq. 3 at each start; no lag above the order's bound; one trainer, one push;
+                  the parts of a batch one after another, before its weights;
                   one checkpoint, and no step while its state is copied;
                   a paused run starts nothing and resumes when asked, not before
     conservation  a group starts once and ends once: trained, filtered or dropped
@@ -48,6 +49,7 @@ from areal_lab.control.events import (
     StartGroup,
     StopRequested,
     Train,
+    TrainPartDone,
     TrainStepDone,
     Version,
     WeightsPushed,
@@ -87,12 +89,17 @@ class Shell:
         self.fate: dict[GroupId, str] = {}
         self.lags: list[int] = []
         self.batches: list[tuple[GroupId, ...]] = []
+        """The last one may have parts that are still to come."""
+        self.rest = limits.batch_groups
+        """Groups that this batch, or the next one, lacks."""
         self.first_group = self.next_group = next_group
         self.first_version = self.trained = self.pushed = version
         self.training = self.copying = self.paused = False
+        self.away: set[EngineId] = set()
+        """Hybrid engines whose devices train, or load weights after it."""
         self.saving: Version | None = None
         self.pushing: Version | None = None
-        self.stopping = self.held = self.eta_fell = False
+        self.stopping = self.asked = self.held = self.eta_fell = False
         self.over: str | None = None
         self.promised: dict[GroupId, float] = {}
         """Lag bound of each group in start order: that of the eta under which it started."""
@@ -127,6 +134,7 @@ class Shell:
     def started(self) -> int:
         """N_r of eq. 3 by the shell's own account."""
         places = (self.first_version + len(self.batches)) * self.limits.batch_groups
+        places -= self.rest if self.between else 0
         return len(self.running) + len(self.homeless) + len(self.finished) + places
 
     @property
@@ -135,7 +143,17 @@ class Shell:
         sampling = self.limits.sampling
         if sampling is None or self.filtered_since < sampling.max_filtered:
             return False
-        return len(self.finished) < self.limits.batch_groups
+        return len(self.finished) < self.rest
+
+    @property
+    def between(self) -> bool:
+        """Whether the trainer has some parts of a batch, but not the last one."""
+        return self.rest < self.limits.batch_groups
+
+    @property
+    def whole_batches(self) -> list[tuple[GroupId, ...]]:
+        """Without one of which parts are still to come."""
+        return self.batches[:-1] if self.between else self.batches
 
     def tell(self, event: Event) -> tuple[Action, ...]:
         """Let `event` happen, perform what follows, and check it."""
@@ -161,10 +179,12 @@ class Shell:
         if not self.paused:
             events += [
                 GroupFiltered(g, "unfit") if self.unfit(g) else GroupFinished(g, v, self.pushed)
-                for g, (_, v) in self.running.items()
+                for g, (engine, v) in self.running.items()
+                if engine not in self.away
             ]
         if self.training:
-            events.append(TrainStepDone(self.trained + 1))
+            done = TrainPartDone if self.between else TrainStepDone
+            events.append(done(self.trained + 1))
         if self.saving is not None:
             events.append(CheckpointDone(self.saving))
             # Whether it comes depends on the version, so that runs with and without both occur.
@@ -241,10 +261,12 @@ class Shell:
                 self._leave(group)
                 self._end(group, "filtered")
                 self.filtered_since += 1
-            case TrainStepDone(version):
-                self.training, self.trained = False, version
+            case TrainPartDone(version) | TrainStepDone(version):
+                self.training = False
+                self.trained = version - isinstance(event, TrainPartDone)
             case WeightsPushed(version):
                 self.pushing, self.pushed = None, version
+                self.away.clear()
             case CheckpointCopied():
                 self.copying = False
             case CheckpointDone():
@@ -252,6 +274,7 @@ class Shell:
             case EngineLost(engine, tokens_kept, returns):
                 assert engine in self.engines | self.awaited
                 self.engines.discard(engine)
+                self.away.discard(engine)
                 lost = {group for group, (home, _) in self.running.items() if home == engine}
                 for group in lost:
                     began = self.running.pop(group)[1]
@@ -261,12 +284,17 @@ class Shell:
                     self.pushing, self.paused, self.stopping = None, False, True
                     self.held = False
             case EngineJoined(engine):
-                self.awaited.discard(engine)
-                self.engines.add(engine)
+                self._note_joined(engine)
             case RunStarted():
                 pass
             case _:
                 self._note_request(event)
+
+    def _note_joined(self, engine: EngineId) -> None:
+        self.awaited.discard(engine)
+        self.engines.add(engine)
+        if engine < self.limits.hybrid_engines and (self.training or self.trained > self.pushed):
+            self.away.add(engine)
 
     def _note_request(self, request: Request) -> None:
         match request:
@@ -274,7 +302,9 @@ class Shell:
                 self.held = False
                 # A run that has trained everything ends by itself.
                 steps = self.limits.train_steps
-                self.stopping |= self.training or steps is None or self.trained < steps
+                if self.training or steps is None or self.trained < steps:
+                    self.asked = not self.stopping or self.asked
+                    self.stopping = True
             case PauseRequested():
                 self.held = True
             case ResumeRequested():
@@ -298,8 +328,8 @@ class Shell:
                 assert not self.held
                 assert self.paused
                 self.paused = False
-            case Train(version, groups):
-                self._train(version, groups)
+            case Train(version, groups, rest):
+                self._train(version, groups, rest)
             case PushWeights(version):
                 assert self.pushing is None
                 assert self.paused or not self.running
@@ -329,7 +359,11 @@ class Shell:
         assert not self.paused
         assert not self.held
         assert self.pushing is None
-        assert not self.stopping
+        if self.stopping:  # for the step that runs
+            assert self.asked
+            assert self.between
+            open_groups = len(self.running) + len(self.homeless) + len(self.finished)
+            assert open_groups < self.rest or action.group in self.homeless
         assert action.engine == self._engine_by_the_rule()
         self.last_engine = action.engine
         if action.group in self.homeless:
@@ -353,11 +387,12 @@ class Shell:
 
     def _engine_by_the_rule(self) -> EngineId:
         """A group asks once per engine that it has, so `sticky` is `least_loaded` here."""
-        load = dict.fromkeys(self.engines, 0)
+        load = dict.fromkeys(self.engines - self.away, 0)
         for engine, _ in self.running.values():
-            load[engine] += 1
+            if engine not in self.away:
+                load[engine] += 1
         if self.limits.routing.name == "round_robin":
-            return min(self.engines, key=lambda engine: (engine <= self.last_engine, engine))
+            return min(load, key=lambda engine: (engine <= self.last_engine, engine))
         return min(load, key=lambda engine: (load[engine], engine))
 
     def _leave(self, group: GroupId) -> Version | None:
@@ -366,21 +401,32 @@ class Shell:
             return self.running.pop(group)[1]
         return self.homeless.pop(group)
 
-    def _train(self, version: Version, groups: tuple[GroupId, ...]) -> None:
+    def _train(self, version: Version, groups: tuple[GroupId, ...], rest: int) -> None:
         assert not self.training
         assert not self.copying
         assert not self.held
         assert version == self.trained
+        hybrid = self.limits.hybrid_engines
+        if hybrid:
+            assert self.trained == self.pushed, "hybrid devices have loaded"
+            self.away = {engine for engine in self.engines if engine < hybrid}
         assert groups == (self._batch_by_the_rule() or self._smaller_batch())
-        self.unfilled += self.limits.batch_groups - len(groups)
-        self.filtered_since = 0
+        self.unfilled += self.limits.part_groups - len(groups)
+        self.rest -= self.limits.part_groups
+        assert rest == self.rest
+        if not rest:
+            self.rest = self.limits.batch_groups
+            self.filtered_since = 0
         for group in groups:
             self.lags.append(version - self.finished.pop(group))
             self._end(group, "trained")
             if self.limits.order.name == "strict_start_order":
                 assert self.lags[-1] <= self.promised[group]
         self.training = True
-        self.batches.append(groups)
+        if self.batches and len(self.batches) > self.trained - self.first_version:
+            self.batches[-1] += groups
+        else:
+            self.batches.append(groups)
         assert max(self.lags) <= self.limits.order.max_lag
 
     def _batch_by_the_rule(self) -> tuple[GroupId, ...] | None:
@@ -391,6 +437,8 @@ class Shell:
             {group: untrained[group] for group in untrained.keys() - self.finished},
             trained=self.trained,
             batch_groups=self.limits.batch_groups,
+            part=self.limits.part_groups,
+            rest=self.rest - self.limits.part_groups,
         )
 
     def _smaller_batch(self) -> tuple[GroupId, ...] | None:
@@ -412,7 +460,7 @@ class Shell:
         assert sampling is not None
         assert self.filtered_since >= sampling.max_filtered
         assert untrained <= self.finished.keys()
-        assert len(untrained) < (sampling.smallest_batch or self.limits.batch_groups)
+        assert len(untrained) < (sampling.smallest_batch or self.rest)
         assert not any((self.training, self.copying, self.held))
         assert str(self.filtered_since) in self.coordinator.failure
 
@@ -464,11 +512,12 @@ class Shell:
             if schedule.on_new_weights is OnNewWeights.INTERRUPT:
                 assert self.pushing is not None or self.trained == self.pushed
             return
-        if not (self.training or self.copying or self._next_save_waits):
+        loads = self.limits.hybrid_engines > 0 and self.trained > self.pushed
+        if not (self.training or self.copying or self._next_save_waits or loads):
             assert self._batch_by_the_rule() is None
             assert self._smaller_batch() is None
         held = self.pushing is not None or (schedule.carry_over and self.training)
-        held = held or not self.engines
+        held = held or not self.engines - self.away
         if held:
             return
         assert not self.paused

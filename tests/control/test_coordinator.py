@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -30,10 +31,12 @@ from areal_lab.control.events import (
     StartGroup,
     StopRequested,
     Train,
+    TrainPartDone,
     TrainStepDone,
     WeightsPushed,
 )
 from areal_lab.control.order import BatchOrder, bounded_lag, oldest_finished_first
+from areal_lab.control.sampling import DynamicSampling
 from areal_lab.control.schedule import (
     OnNewWeights,
     Schedule,
@@ -51,9 +54,13 @@ def limits(
     max_in_flight: int = 99,
     save_every_steps: int = 0,
     order: BatchOrder | None = None,
+    batch_parts: int = 1,
+    hybrid_engines: int = 0,
 ) -> Limits:
     return Limits(
         batch_groups=2,
+        batch_parts=batch_parts,
+        hybrid_engines=hybrid_engines,
         max_in_flight=max_in_flight,
         train_steps=train_steps,
         save_every_steps=save_every_steps,
@@ -92,6 +99,72 @@ def test_a_synchronous_run_from_beginning_to_end() -> None:
     assert actions_after(c, WeightsPushed(2)) == []
     assert actions_after(c, CheckpointDone(2)) == [Finish("complete")]
     assert c.waiting_for() == "nothing (complete)"
+
+
+def test_a_synchronous_batch_in_parts_is_trained_on_as_its_groups_finish() -> None:
+    c = Coordinator(limits(synchronous(), batch_parts=2, train_steps=1))
+    starts = [StartGroup(0, 0, 0), StartGroup(1, 0, 0)]
+    assert actions_after(c, RunStarted((0,))) == starts
+    assert c.waiting_for() == "0 of 1 groups for step 1"
+    assert actions_after(c, ended(1)) == [Train(0, (1,), rest=1)]
+    assert c.waiting_for() == "the trainer (step 1)"
+    assert actions_after(c, TrainPartDone(1)) == []
+    assert c.waiting_for() == "0 of 1 groups for step 1"
+    with pytest.raises(ValueError, match="step 1 is running; its groups cannot be saved"):
+        c.frontier()
+    assert actions_after(c, ended(0)) == [Train(0, (0,))]
+    assert (c.counts.trained, c.counts.finished) == (2, 0)
+    assert actions_after(c, TrainStepDone(1)) == [Save(1), PushWeights(1)]
+
+
+def test_a_stop_between_two_parts_ends_the_batch_with_no_more_groups_than_it_lacks() -> None:
+    c = Coordinator(limits(asynchronous(1), batch_parts=2, max_in_flight=1))
+    assert actions_after(c, RunStarted((0,))) == [StartGroup(0, 0, 0)]
+    assert actions_after(c, ended(0)) == [Train(0, (0,), rest=1), StartGroup(1, 0, 0)]
+    assert actions_after(c, TrainPartDone(1)) == []
+    assert actions_after(c, StopRequested()) == []
+    assert actions_after(c, GroupFiltered(1, "too easy")) == [StartGroup(2, 0, 0)]
+    assert actions_after(c, ended(2)) == [Train(0, (2,))]
+    assert actions_after(c, TrainStepDone(1)) == [Save(1)]
+    assert actions_after(c, CheckpointDone(1)) == [Finish("stopped")]
+
+
+def test_without_engines_between_two_parts_the_weights_are_of_no_version_and_not_saved() -> None:
+    c = Coordinator(limits(synchronous(), batch_parts=2))
+    actions_after(c, RunStarted((0,)), ended(0), TrainPartDone(1))
+    reason = "no engine left"
+    assert actions_after(c, EngineLost(0)) == [Drop(1, reason), Finish(reason)]
+
+
+def test_hybrid_engines_get_no_group_from_a_batch_to_its_weights() -> None:
+    c = Coordinator(limits(asynchronous(2), hybrid_engines=1, max_in_flight=3))
+    actions_after(c, RunStarted((0, 1)))  # 0 and 2 on engine 0, 1 on engine 1
+    assert c.engine_loads == {0: 2, 1: 1}
+    assert actions_after(c, ended(1)) == [StartGroup(3, 1, 0)]
+    assert actions_after(c, ended(0)) == [Train(0, (0, 1)), StartGroup(4, 1, 0)]
+    assert c.engine_loads == {1: 2}
+    assert actions_after(c, ended(3)) == [StartGroup(5, 1, 0)]
+    assert actions_after(c, ended(4)) == []  # a batch, but the trainer works
+    # The next step waits until the GPUs of engine 0 have loaded.
+    assert actions_after(c, TrainStepDone(1)) == [Interrupt(), PushWeights(1)]
+    after = actions_after(c, WeightsPushed(1))
+    assert after == [Train(1, (3, 4)), Resume(), StartGroup(6, 1, 1)]
+    assert actions_after(c, TrainStepDone(2)) == [Interrupt(), PushWeights(2)]
+    assert actions_after(c, WeightsPushed(2)) == [Resume()]
+    assert c.engine_loads == {0: 1, 1: 2}  # group 2 is where it was
+
+
+def test_hybrid_engines_may_be_all_of_them_and_may_be_lost_meanwhile() -> None:
+    c = Coordinator(limits(asynchronous(1), hybrid_engines=2, max_in_flight=3))
+    actions_after(c, RunStarted((0, 1)), ended(0))  # 2 and 3 run on engine 0
+    assert actions_after(c, ended(1)) == [Train(0, (0, 1))]
+    assert actions_after(c, EngineLost(0, tokens_kept=True)) == []
+    with pytest.raises(ValueError, match=r"the engines are \[1\]"):
+        c.handle(EngineJoined(1))
+    assert actions_after(c, EngineJoined(0)) == []  # its devices train, too
+    assert actions_after(c, TrainStepDone(1)) == [PushWeights(1)]
+    starts = [StartGroup(2, 0, 0), StartGroup(3, 1, 0), StartGroup(4, 0, 1)]
+    assert actions_after(c, WeightsPushed(1)) == starts
 
 
 def test_new_weights_interrupt_what_runs() -> None:
@@ -500,6 +573,26 @@ def test_impossible_events_are_refused(
     assert (c.counts, c.waiting_for()) == (counts, waiting)
 
 
+@pytest.mark.parametrize(
+    ("before", "event", "message"),
+    [
+        ((), TrainPartDone(1), "no step is running"),
+        ((ended(0),), TrainPartDone(2), "version 1 was expected"),
+        ((ended(0),), TrainStepDone(1), "1 groups of the batch are not trained on yet"),
+        ((ended(0), ended(1), TrainPartDone(1)), TrainPartDone(1), "TrainStepDone was expected"),
+    ],
+)
+def test_impossible_events_of_a_batch_in_parts_are_refused(
+    before: tuple[Event, ...], event: Event, message: str
+) -> None:
+    c = Coordinator(limits(synchronous(), batch_parts=2))
+    actions_after(c, *RUNNING, *before)
+    counts, waiting = c.counts, c.waiting_for()
+    with pytest.raises(ValueError, match=message):
+        c.handle(event)
+    assert (c.counts, c.waiting_for()) == (counts, waiting)
+
+
 STOPPING = (*TRAINING, StopRequested())
 
 
@@ -549,6 +642,21 @@ def test_limits_that_cannot_work_are_refused() -> None:
         Limits(batch_groups=1, max_in_flight=0)
     with pytest.raises(ValueError, match="train_steps is 0"):
         Limits(batch_groups=1, max_in_flight=1, train_steps=0)
+    with pytest.raises(ValueError, match="batch_parts is 3, but must divide batch_groups"):
+        limits(synchronous(), batch_parts=3)
+    with pytest.raises(ValueError, match="pauses generation while it trains"):
+        limits(partial_rollout(), batch_parts=2)
+    with pytest.raises(ValueError, match="smallest_batch needs all groups of a batch"):
+        replace(
+            limits(synchronous(), batch_parts=2),
+            sampling=DynamicSampling(max_filtered=3, smallest_batch=1),
+        )
+    with pytest.raises(ValueError, match="hybrid_engines is -1"):
+        limits(synchronous(), hybrid_engines=-1)
+    with pytest.raises(ValueError, match="those of hybrid engines are paused"):
+        limits(one_step_overlap(), hybrid_engines=1)
+    with pytest.raises(ValueError, match="hybrid_engines is 1, but batch_parts is 2"):
+        limits(synchronous(), hybrid_engines=1, batch_parts=2)
     with pytest.raises(ValueError, match="save_every_steps is -1"):
         limits(synchronous(), save_every_steps=-1)
     for eta, lag in ((4, 3), (0.5, 0), (float("inf"), 9)):

@@ -26,27 +26,41 @@ ORDERS = [
 ]
 
 
-@given(st.data(), st.sampled_from(ORDERS), st.integers(1, 4))
-@settings(max_examples=200)
+@given(st.data(), st.sampled_from(ORDERS), st.integers(1, 4), st.integers(1, 3))
+@settings(max_examples=300)
 def test_a_backlog_decides_as_the_plain_rule(
-    data: st.DataObject, order: BatchOrder, size: int
+    data: st.DataObject, order: BatchOrder, part: int, parts: int
 ) -> None:
+    size = part * parts
     backlog = order.make_backlog(size)
     running: dict[int, int] = {}
     finished: dict[int, int] = {}
     version = group = 0
+    rest = size - part
+
+    def rule(
+        order: BatchOrder, finished: dict[int, int], running: dict[int, int]
+    ) -> tuple[int, ...] | None:
+        return batch(
+            order, finished, running, trained=version, batch_groups=size, part=part, rest=rest
+        )
+
     for what in data.draw(st.lists(st.sampled_from("sssfffffrlvv"), min_size=25, max_size=80)):
-        untrained = len(running) + len(finished)
+        taken = size - part - rest
+        untrained = len(running) + len(finished) + taken
         if what == "s" and untrained < 3 * size:  # eq. 3 with eta = 2, engines at `version`
             backlog.started(group, version)
             running[group] = version
             group += 1
-        elif what == "v" and (chosen := rule(order, finished, running, version, size)):
-            assert backlog.ready(version)
-            assert backlog.take(size) == chosen
+        elif what == "v" and (chosen := rule(order, finished, running)):
+            assert backlog.ready(version, part, rest)
+            assert backlog.take(part) == chosen
             for each in chosen:
                 del finished[each]
-            version += 1
+            if rest:
+                rest -= part
+                continue
+            version, rest = version + 1, size - part
             late = backlog.late(version)
             oldest = version - order.max_lag if order.drop_late else -math.inf
             assert late == sorted(g for g, v in (running | finished).items() if v < oldest)
@@ -65,15 +79,9 @@ def test_a_backlog_decides_as_the_plain_rule(
             else:
                 backlog.restarted(one, start, version)
                 running[one] = version
-        expected = rule(order, finished, running, version, size)
-        assert backlog.ready(version) == (expected is not None)
-        assert backlog.waiting_for(version)
-
-
-def rule(
-    order: BatchOrder, finished: dict[int, int], running: dict[int, int], trained: int, size: int
-) -> tuple[int, ...] | None:
-    return batch(order, finished, running, trained=trained, batch_groups=size)
+        expected = rule(order, finished, running)
+        assert backlog.ready(version, part, rest) == (expected is not None)
+        assert backlog.waiting_for(version, part, rest)
 
 
 def test_the_oldest_is_the_one_with_the_oldest_version() -> None:
@@ -91,15 +99,15 @@ def test_waiting_is_described_in_words() -> None:
     for group in range(3):
         strict.started(group, 0)
     strict.finished(1, 0)
-    assert strict.waiting_for(4) == "1 of 2 groups for step 5"
+    assert strict.waiting_for(4, 2) == "1 of 2 groups for step 5"
     strict.finished(2, 0)
-    assert strict.waiting_for(4) == "group 0, the oldest, to end"
+    assert strict.waiting_for(4, 2) == "group 0, the oldest, to end"
     bounded = bounded_lag(4).make_backlog(1)
     for group in range(3):
         bounded.started(group, 0)
     bounded.finished(1, 0)
-    assert not bounded.ready(4)
-    assert bounded.waiting_for(4).startswith("2 groups started at version 0 or earlier to end")
+    assert not bounded.ready(4, 1)
+    assert bounded.waiting_for(4, 1).startswith("2 groups started at version 0 or earlier to end")
 
 
 def test_orders_compare_by_what_they_say() -> None:

@@ -57,6 +57,14 @@ def test_a_config_of_training_is_one_of_co_simulation() -> None:
         ),
         (["simulator.settings=[weights.backnd=nccl]"], "did you mean"),
         (["simulator.settings=[workload.turns=2]"], "simulator.settings=[workload.turns=1]"),
+        (
+            ["actor.ppo_n_minibatches=4", "simulator.settings=[schedule.require_batches=2]"],
+            "a batch in 2 parts (schedule.require_batches), but a co-simulated step trains on a",
+        ),
+        (
+            ["simulator.settings=[cluster.hybrid_gpus=8]"],
+            "engines of a run do not join its training; use simulator.settings=[cluster.hybrid",
+        ),
         (["preset=table_1_1.5b_colocated"], "the simulated cluster: schedule.name is"),
         (["actor.ppo_n_minibatches=65"], "a batch has only 64 groups"),
         (["rollout.batch_order=bounded_lag", "rollout.max_lag=0.5"], "max_lag"),

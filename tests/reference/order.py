@@ -16,13 +16,21 @@ def batch(
     *,
     trained: Version,
     batch_groups: int,
+    part: int = 0,
+    rest: int = 0,
 ) -> tuple[GroupId, ...] | None:
-    """The batch at trainer version `trained`, or None to wait; values are start versions."""
+    """The batch at trainer version `trained`, or None to wait; values are start versions.
+
+    Args:
+        part: groups of a batch in parts; 0 is all of it.
+        rest: groups of the same batch that are taken after them.
+    """
+    part = part or batch_groups
     if order.name == "strict_start_order":
-        oldest = sorted({**finished, **running})[:batch_groups]
+        oldest = sorted({**finished, **running})[:part]
     else:
-        oldest = sorted(finished, key=lambda group: (finished[group], group))[:batch_groups]
-    if len(oldest) < batch_groups or any(group in running for group in oldest):
+        oldest = sorted(finished, key=lambda group: (finished[group], group))[:part]
+    if len(oldest) < part or any(group in running for group in oldest):
         return None
     if order.name == "bounded_lag" and not order.drop_late and math.isfinite(order.max_lag):
         untrained = {**finished, **running}
@@ -31,6 +39,6 @@ def batch(
             due = {
                 g for g, start in untrained.items() if start + order.max_lag <= trained + further
             }
-            if len(due & set(oldest)) < len(due) - further * batch_groups:
+            if len(due & set(oldest)) < len(due) - rest - further * batch_groups:
                 return None
     return tuple(oldest)

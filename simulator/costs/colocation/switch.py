@@ -1,4 +1,4 @@
-"""The switch of colocated GPUs from generation to training and back, as a sum of terms.
+"""The switch of colocated or hybrid GPUs from generation to training and back, as a sum of terms.
 
 Each term has a setting with which a measurement replaces it; `weights.switch_s` replaces the sum.
 """
@@ -81,7 +81,7 @@ def switch_cost(config: SimulationConfig, model: ModelShape, gpu: GPU) -> Switch
     Raises:
         ValueError: no GPUs, or all terms are 0 while `weights.switch_s` gives their sum.
     """
-    gpus = config.cluster.gpus
+    gpus = config.cluster.training_gpus
     if gpus < 1:
         raise ValueError(f"{gpus} GPUs cannot switch; there must be at least 1")
     modeled = _modeled(config, model, gpu)
@@ -117,7 +117,8 @@ _GIVEN: Final = "weights.switch_s, divided into terms as modeled"
 
 
 def _modeled(config: SimulationConfig, model: ModelShape, gpu: GPU) -> dict[str, float]:
-    colocation, trainer, gpus = config.colocation, config.trainer, config.cluster.gpus
+    colocation, trainer = config.colocation, config.trainer
+    gpus = config.cluster.training_gpus
     change_s = sleep_or_wake_s(
         colocation.sleep,
         model,
@@ -156,7 +157,7 @@ def _error(
     given: Mapping[str, float],
 ) -> float:
     """Relative error of the sum: of the terms that were not given, and from system to system."""
-    gpus, pinned = config.cluster.gpus, config.colocation.pinned
+    gpus, pinned = config.cluster.training_gpus, config.colocation.pinned
     sleeping = PINNED_ERROR if config.colocation.sleep == "to_host" else sleep_start().error
     errors = {
         SLEEP: sleeping,

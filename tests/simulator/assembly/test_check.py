@@ -136,6 +136,92 @@ def test_the_defaults_can_be_simulated() -> None:
             "max_lag is 2 (whole versions), but eta 4 starts groups up to 4 versions ahead",
             "raise max_lag to 4, lower eta, or set drop_late",
         ),
+        # --- minibatches streamed to the trainer
+        (
+            {"schedule__require_batches": 3},
+            "require_batches is 3, but must divide workload.minibatches (4)",
+            "0 waits for the whole batch",
+        ),
+        ({"schedule__require_batches": 8}, "must divide workload.minibatches (4)", "0 waits"),
+        ({"schedule__require_batches": -1}, "require_batches is -1", ">= 0"),
+        (
+            {"schedule__require_batches": 1, "workload__prompts_per_batch": 510},
+            "prompts_per_batch is 510, but must be a multiple of 4, the parts in which",
+            "use 508 or 512",
+        ),
+        (
+            {
+                **{"cluster__placement": "colocated", "schedule__name": "synchronous"},
+                "schedule__require_batches": 1,
+            },
+            "require_batches is 1, which generates while it trains, but colocated GPUs",
+            "placement: disaggregated, or 0",
+        ),
+        (
+            {"schedule__name": "partial_rollout", "schedule__require_batches": 2},
+            "require_batches is 2, but schedule partial_rollout pauses generation",
+            "use schedule asynchronous, or 0",
+        ),
+        (
+            {
+                **{"schedule__require_batches": 1, "faults__node_mtbf_h": 0.01},
+                "trainer__step_s": 150.0,
+            },
+            "a training step of 150 s on 4 nodes then has 16.7 failures and hardly ever ends",
+            "raise it to at least 0.0333",
+        ),
+        # --- hybrid GPUs
+        (
+            {"cluster__hybrid_gpus": 100},
+            "hybrid_gpus is 100, but must be at most cluster.rollout_gpus (96)",
+            "",
+        ),
+        (
+            {"cluster__hybrid_gpus": 128, "cluster__rollout_gpus": 128},
+            "hybrid_gpus is 128, all GPUs, which then alternate",
+            "placement: colocated, with schedule synchronous or partial_rollout",
+        ),
+        (
+            {"cluster__hybrid_gpus": 8, "cluster__rollout_gpus": 129},
+            "rollout_gpus is 129, but must be from 1 to 128",
+            "",
+        ),
+        (
+            {"cluster__hybrid_gpus": 6, "rollout__tensor_parallel": 4},
+            "hybrid_gpus is 6, but must be a multiple of rollout.tensor_parallel (4)",
+            "use 4 or 8",
+        ),
+        (
+            {"cluster__hybrid_gpus": 8, "cluster__rollout_gpu": "H20"},
+            "rollout_gpu is 'H20', but hybrid GPUs (cluster.hybrid_gpus) generate and train",
+            "or set cluster.hybrid_gpus to 0",
+        ),
+        (
+            {"cluster__hybrid_gpus": 8, "schedule__interruptible": False},
+            "hybrid_gpus is 8, but this schedule waits for responses to end before an update",
+            "use schedule asynchronous with interruptible: true, or 0",
+        ),
+        (
+            {"cluster__hybrid_gpus": 8, "schedule__name": "one_step_overlap"},
+            "hybrid_gpus is 8, but this schedule waits for responses to end before an update",
+            "or 0",
+        ),
+        (
+            {"cluster__hybrid_gpus": 8, "schedule__require_batches": 1},
+            "require_batches is 1, but hybrid GPUs generate the responses of all",
+            "set it or cluster.hybrid_gpus to 0",
+        ),
+        (
+            {"cluster__hybrid_gpus": 8, "faults__node_mtbf_h": 1000.0},
+            "node_mtbf_h is 1000, but failures of hybrid GPUs are not simulated",
+            "set it or cluster.hybrid_gpus to 0",
+        ),
+        # They train with the 32 others.
+        (
+            {"cluster__hybrid_gpus": 8, "trainer__tensor_parallel": 16},
+            "40 training GPUs",
+            "multiple of 16",
+        ),
         # --- names
         ({"cluster__gpu": "H10"}, "unknown GPU 'H10'", "H100"),
         ({"cluster__rollout_gpu": "A10"}, "unknown GPU 'A10'", "A100"),
@@ -254,6 +340,23 @@ def test_all_problems_are_listed_at_once() -> None:
         {"cluster__placement": "colocated", "schedule__name": "partial_rollout"},
         {"cluster__placement": "colocated", "schedule__eta": 0.0},
         {"schedule__eta": math.inf},
+        {"schedule__require_batches": 1},
+        {"cluster__hybrid_gpus": 32},
+        {"cluster__hybrid_gpus": 96, "schedule__name": "synchronous"},
+        {"cluster__hybrid_gpus": 32, "schedule__name": "partial_rollout"},
+        {"cluster__hybrid_gpus": 32, "cluster__rollout_gpus": 128},
+        # Ignored.
+        {
+            **{"cluster__placement": "colocated", "schedule__name": "synchronous"},
+            "cluster__hybrid_gpus": 500,
+        },
+        {"schedule__name": "synchronous", "schedule__require_batches": 2},
+        {"schedule__name": "one_step_overlap", "schedule__require_batches": 2},
+        # All of them at once are a whole batch.
+        {
+            **{"cluster__placement": "colocated", "schedule__name": "synchronous"},
+            "schedule__require_batches": 4,
+        },
         {"schedule__batch_order": "bounded_lag"},
         {
             "schedule__batch_order": "bounded_lag",

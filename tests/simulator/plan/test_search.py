@@ -24,7 +24,16 @@ from simulator.assembly.check import problems
 from simulator.config.schema import SimulationConfig
 from simulator.plan.bound import least_step_s
 from simulator.plan.report import plan_report
-from simulator.plan.result import Comparison, Outcome, Plan, known_errors, limit_of
+from simulator.plan.result import (
+    Comparison,
+    Outcome,
+    Plan,
+    engine_share,
+    hourly_cost,
+    known_errors,
+    limit_of,
+    trainer_share,
+)
 from simulator.plan.schema import PlanConfig, PriceEntry, load_plan
 from simulator.plan.search import find_plan
 from simulator.plan.sensitivity import at_end
@@ -313,6 +322,46 @@ def test_the_closed_form_is_never_slower_than_the_simulation() -> None:
     for one in expand(plan).possible:
         config = shortened(one.config, 24, 8)
         assert 0.9 * least_step_s(config) <= run_job(Job(config=config, seed=1)).step_s
+
+
+@pytest.mark.parametrize("require_batches", [1, 2])
+def test_the_closed_form_of_streamed_minibatches_is_never_slower(require_batches: int) -> None:
+    plan = small_plan(
+        f"base.schedule.require_batches={require_batches}",
+        *("base.workload.minibatches=4", "base.workload.prompts_per_batch=16"),
+        *("candidates.schedule=[asynchronous, one_step_overlap]", "candidates.eta=[0, 0.5, 2]"),
+    )
+    bounds = {}
+    for one in expand(plan).possible:
+        assert one.config.batch_parts == 4 // require_batches
+        config = shortened(one.config, 24, 8)
+        bounds[one.number] = least_step_s(config)
+        whole_s = least_step_s(config.with_settings({"schedule.require_batches": 0}))
+        assert bounds[one.number] <= whole_s
+        if one.config.schedule.versions_ahead == 0:  # at most half of the training is hidden
+            assert bounds[one.number] < whole_s
+        assert 0.9 * bounds[one.number] <= run_job(Job(config=config, seed=1)).step_s
+    assert any(one.eta == 0 for one in expand(plan).possible)
+
+
+@pytest.mark.parametrize("hybrid", [1, 2])
+def test_the_closed_form_with_hybrid_gpus_is_never_slower(hybrid: int) -> None:
+    plan = small_plan(
+        *(f"base.cluster.hybrid_gpus={hybrid}", "candidates.eta=[0, 0.5, 2]"),
+        *("candidates.schedule=[asynchronous, partial_rollout]", "base.weights.update_s=null"),
+    )
+    possible = expand(plan).possible
+    assert {one.eta for one in possible} >= {0, 0.5, 2}
+    for one in possible:
+        assert one.config.cluster.hybrid_gpus == hybrid
+        assert f", {hybrid} hybrid" in one.split
+        config = shortened(one.config, 24, 8)
+        trial = run_job(Job(config=config, seed=1))
+        assert 0.9 * least_step_s(config) <= trial.step_s
+        assert 0 < engine_share([trial]) <= 1
+        assert 0 < trainer_share([trial]) <= 1
+        cost = hourly_cost(one, ())
+        assert cost.gpu_hours == pytest.approx(one.gpus)
 
 
 def test_the_same_seed_gives_the_same_plan() -> None:

@@ -21,6 +21,7 @@ from simulator.config.schema import SimulationConfig
 from simulator.costs.trainer_speeds import speed_error
 from simulator.report.comparison import show_comparison
 from simulator.report.measured_errors import MeasuredErrors
+from simulator.report.notes import limit_note, setting_lines
 from simulator.report.provenance import cost_parts, warnings
 from simulator.report.tables import show_report
 from simulator.report.to_json import comparison, report
@@ -254,7 +255,7 @@ def test_lags_without_a_warning_are_stationary() -> None:
     [
         *("schedule.max_lag=3", "schedule.drop_late=true", "weights.switch_s=2"),
         *("rollout.engine_overhead_s=0.1", "trainer.mfu=0.3", "weights.load_s=2"),
-        *("weights.export_s=2", "workload.tool.mean_s=3"),
+        *("weights.export_s=2", "workload.tool.mean_s=3", "schedule.require_batches=1"),
     ],
 )
 def test_a_setting_without_effect_has_a_warning(override: str) -> None:
@@ -265,6 +266,50 @@ def test_a_setting_without_effect_has_a_warning(override: str) -> None:
     ]
     assert len(found) == 1
     assert found[0].startswith(override.replace("=", " is "))
+
+
+def test_minibatches_that_are_streamed_are_named_with_the_schedule() -> None:
+    streamed = ["workload.minibatches=4", "schedule.require_batches=2"]
+    lines = setting_lines(told(*streamed))
+    assert any("eta 1, trains on 2 of 4 minibatches as they finish" in line for line in lines)
+    assert not list(ignored_settings(load_simulation("small", streamed)))
+    assert not any("as they finish" in line for line in setting_lines(told()))
+
+
+def test_hybrid_gpus_have_a_column_of_their_own_and_are_named_with_the_gpus() -> None:
+    joined = ["cluster.hybrid_gpus=1", "workload.steps=6", "workload.warmup_steps=2"]
+    lines = setting_lines(told(*joined))
+    assert any(
+        "2 generate (2 engines of TP 1), 1 of which join training, 3" in one for one in lines
+    )
+    text = printed(*joined)
+    assert "rollout" in text.split("GPU time")[1].split("\n")[0]
+    for part in ("hybrid", "waiting for hybrid GPUs", "refit weights", "switching", "update"):
+        assert part in text, part
+    assert not list(ignored_settings(load_simulation("small", joined)))
+    all_of_them = told("cluster.hybrid_gpus=2", *joined[1:])
+    assert set(all_of_them["utilisation"]) == {"hybrid", "training"}
+    assert limit_note(all_of_them)
+    for pool in ("hybrid", "training"):
+        shares = [*all_of_them["busy"][pool].values(), *all_of_them["idle"][pool].values()]
+        assert sum(one["mean"] for one in shares) == pytest.approx(1)
+
+
+def test_trainers_that_generate_meanwhile_are_gpus_that_alternate() -> None:
+    joined = ["cluster.rollout_gpus=4", "cluster.hybrid_gpus=2", "workload.steps=6"]
+    alternate = told(*joined, "workload.warmup_steps=2")
+    assert set(alternate["utilisation"]) == {"rollout", "hybrid"}
+    assert "of the time of the hybrid GPUs, which alternate" in limit_note(alternate)
+    assert any("2 of which join training, 2 train" in line for line in setting_lines(alternate))
+
+
+def test_hybrid_gpus_are_ignored_when_colocated() -> None:
+    colocated = ["cluster.placement=colocated", "schedule.name=synchronous"]
+    found = list(ignored_settings(load_simulation("small", [*colocated, "cluster.hybrid_gpus=1"])))
+    assert len(found) == 1
+    assert found[0].startswith(
+        "cluster.hybrid_gpus is 1, but has no effect: all GPUs are colocated"
+    )
 
 
 def test_a_setting_with_an_effect_has_no_warning() -> None:

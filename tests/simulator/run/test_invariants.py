@@ -32,6 +32,7 @@ from areal_lab.control.order import (
 )
 from areal_lab.control.schedule import (
     SCHEDULES,
+    OnNewWeights,
     Schedule,
     asynchronous,
     one_step_overlap,
@@ -62,6 +63,7 @@ from simulator.run.system import Seconds, System, UpdateSeconds
 from simulator.workload.streams import LENGTHS, stream
 from simulator.workload.turn_counts import TurnCounts
 from tests.simulator.engine.toy_engine import toy_engines
+from tests.simulator.run.test_event_loop import Switching
 from tests.simulator.run.toy_system import (
     Latencies,
     PerToken,
@@ -96,16 +98,24 @@ def systems(draw: st.DrawFn) -> System:
     schedule = draw(st.sampled_from(list(dict.fromkeys(BY_NAME))))
     seconds = st.sampled_from([0.0, 0.5, 3.0, 40.0])
     slow = Latencies(lambda generator, size: generator.exponential(20.0, size))
-    batch = draw(st.integers(1, 5))
+    parts = 1 if schedule.carry_over else draw(st.sampled_from([1, 1, 2, 3]))
+    engines = draw(st.integers(1, 4))
+    hybrid = 0
+    if parts == 1 and schedule.on_new_weights is OnNewWeights.INTERRUPT:
+        hybrid = min(engines, draw(st.sampled_from([0, 0, 1, 4])))
     return toy_system(
         schedule,
-        batch=batch,
+        hybrid=hybrid,
+        switch=Switching(draw(seconds), draw(seconds)) if hybrid else None,
+        batch=parts * draw(st.integers(1, 5 if parts == 1 else 2)),
+        parts=parts,
+        minibatches=parts,
         in_flight=draw(st.integers(1, 12)),
         steps=draw(st.integers(1, 9)),
         complete=draw(st.booleans()),
         order=draw(orders(schedule)),
         slots=draw(st.sampled_from([None, 1, 3])),
-        engines=draw(st.integers(1, 4)),
+        engines=engines,
         samples=draw(st.integers(1, 4)),
         lengths=lognormal(60),
         training=PerToken(draw(st.sampled_from([0.0, 0.01, 0.3]))),
@@ -268,6 +278,7 @@ def test_writing_a_log_changes_nothing(system: System) -> None:
     assert read_log(map(encode, [log.header, *log.records])) == log
 
 
+@pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("asked", [False, True])
 @pytest.mark.parametrize("complete", [False, True])
 @pytest.mark.parametrize(
@@ -282,11 +293,13 @@ def test_writing_a_log_changes_nothing(system: System) -> None:
     ids=lambda schedule: f"{schedule.name}-{schedule.on_new_weights}",
 )
 def test_idle_causes_equal_those_read_from_the_log(
-    schedule: Schedule, *, complete: bool, asked: bool
+    schedule: Schedule, *, complete: bool, asked: bool, parts: int
 ) -> None:
     """Counted without a log, and computed from it by the code that reads a real run's log."""
     system = toy_system(
         schedule,
+        parts=1 if schedule.carry_over else parts,
+        minibatches=parts,
         in_flight=6,
         slots=3,
         complete=complete,

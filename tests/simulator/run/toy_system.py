@@ -68,6 +68,8 @@ def toy_system(
     schedule: Schedule,
     *,
     batch: int = 4,
+    parts: int = 1,
+    hybrid: int = 0,
     in_flight: int | None = None,
     steps: int = 12,
     complete: bool = False,
@@ -89,6 +91,8 @@ def toy_system(
     return System(
         limits=Limits(
             batch_groups=batch,
+            batch_parts=parts,
+            hybrid_engines=hybrid,
             max_in_flight=batch if in_flight is None else in_flight,
             train_steps=steps if complete else None,
             schedule=schedule,
