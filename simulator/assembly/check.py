@@ -19,6 +19,7 @@ from simulator.catalogue.models import ModelShape, find_model
 from simulator.config.schema import SimulationConfig
 from simulator.costs.colocation.switch import switch_cost
 from simulator.costs.engine_memory import cache_tokens
+from simulator.costs.precision.numbers import check_precision, engine_numbers, sent_numbers
 from simulator.costs.training import training_cost
 from simulator.costs.weight_sync import weight_sync
 from simulator.workload.lengths import lengths_from
@@ -217,6 +218,7 @@ def _costs(
     longest = workload.prompt_tokens + workload.answers.max_tokens
     longest += workload.tool_tokens * ((workload.turns_most or workload.turns) - 1)
     gpus = cluster.training_gpus
+    yield from _refused("rollout.weight_precision", lambda: check_precision(config, rollout_gpu))
     yield from _refused(
         "rollout",
         lambda: cache_tokens(
@@ -225,6 +227,7 @@ def _costs(
             rollout.tensor_parallel,
             rollout.memory_utilization,
             longest_tokens=longest,
+            numbers=engine_numbers(config),
         ),
     )
     sequences = workload.prompts_per_batch * workload.samples_per_prompt
@@ -242,7 +245,8 @@ def _costs(
     if cluster.colocated:
         yield from _refused("weights", lambda: switch_cost(config, model, gpu))
     else:
-        yield from _refused("weights", lambda: weight_sync(config.weights, model, gpu))
+        sent = sent_numbers(config)
+        yield from _refused("weights", lambda: weight_sync(config.weights, model, gpu, sent))
 
 
 def _failures(

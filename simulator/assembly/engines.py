@@ -17,8 +17,9 @@ from simulator.costs.coefficients import KernelCoefficients
 from simulator.costs.decode import DecodeCost, decode_cost
 from simulator.costs.engine_cpu import EAGER_LAYER_S, ENGINES, EngineCPU
 from simulator.costs.engine_memory import cache_tokens
-from simulator.costs.measured_engine import measured_decode, measured_prefill
-from simulator.costs.prefill import prefill_cost
+from simulator.costs.measured_engine import MeasuredPrefill, measured_decode, measured_prefill
+from simulator.costs.precision.numbers import engine_numbers
+from simulator.costs.prefill import PrefillCost, prefill_cost
 from simulator.engine.clock import RecordSpan
 from simulator.engine.replica import PrefillSeconds, Replica
 from simulator.run.system import MakeEngine
@@ -45,7 +46,8 @@ def make_engines(
         coefficients: custom coefficients of decode steps; None uses the GPU's.
     """
     rollout, split = config.rollout, config.rollout.tensor_parallel
-    held = cache_tokens(model, gpu, split, rollout.memory_utilization)
+    numbers = engine_numbers(config)
+    held = cache_tokens(model, gpu, split, rollout.memory_utilization, numbers=numbers)
     running = running_sequences(config, model, gpu)
 
     @cache
@@ -56,8 +58,7 @@ def make_engines(
     @cache
     def costs(slowdown: float) -> tuple[DecodeCost, PrefillSeconds]:
         decode = engine_decode(config, model, gpu, slowdown=slowdown, coefficients=coefficients)
-        measured = measured_prefill(config, slowdown)
-        return decode, measured or prefill_cost(model, gpu, split, slowdown=slowdown)
+        return decode, engine_prefill(config, model, gpu, slowdown=slowdown)
 
     def make(engine: EngineId, seed: int, record: RecordSpan | None) -> Replica:
         decode, prefill = costs(slowdowns(seed)[engine])
@@ -94,6 +95,21 @@ def engine_decode(
         slowdown=slowdown,
         measured=measured_decode(config),
         coefficients=coefficients,
+        numbers=engine_numbers(config),
+    )
+
+
+def engine_prefill(
+    config: SimulationConfig, model: ModelShape, gpu: GPU, *, slowdown: float = 1.0
+) -> PrefillCost | MeasuredPrefill:
+    """Prefills of one engine of a config: as measured, or see `prefill_cost`."""
+    measured = measured_prefill(config, slowdown)
+    return measured or prefill_cost(
+        model,
+        gpu,
+        config.rollout.tensor_parallel,
+        slowdown=slowdown,
+        numbers=engine_numbers(config),
     )
 
 
@@ -118,7 +134,13 @@ def running_sequences(config: SimulationConfig, model: ModelShape, gpu: GPU) -> 
     rollout, workload = config.rollout, config.workload
     if rollout.max_running:
         return rollout.max_running
-    held = cache_tokens(model, gpu, rollout.tensor_parallel, rollout.memory_utilization)
+    held = cache_tokens(
+        model,
+        gpu,
+        rollout.tensor_parallel,
+        rollout.memory_utilization,
+        numbers=engine_numbers(config),
+    )
     mean_tokens = workload.prompt_tokens + lengths_from(workload.answers).mean_tokens()
     mean_tokens += workload.tool_tokens * (workload.turns - 1)
     return max(1, min(MOST_RUNNING, int(held / mean_tokens)))

@@ -168,6 +168,13 @@ class RolloutConfig(Record):
     max_running: Whole = 0
     """Maximum sequences that one engine decodes at once; 0 takes what its KV cache holds, at most
     256."""
+    weight_precision: Literal["bf16", "fp8"] = "bf16"
+    """Weights of the engines' layers, and the products with them, in `bf16` or `fp8`
+    (`quantization: fp8` in vLLM and SGLang); the embedding and the head stay in bf16. Needs GPUs
+    with fp8 units."""
+    kv_cache_precision: Literal["bf16", "fp8"] = "bf16"
+    """Numbers of the KV cache (`kv_cache_dtype` in vLLM and SGLang): one of `fp8` has half of the
+    bytes."""
     memory_utilization: Annotated[float, Gt(0), Le(1)] = 0.85
     """Share of GPU memory for weights and KV cache (`mem_fraction_static` in SGLang)."""
     routing: RoutingName = "least_loaded"
@@ -288,6 +295,9 @@ class WeightsConfig(Record):
     backend: Literal["disk", "nccl", "delta"] = "disk"
     """How weights travel: `disk` (shared storage and polling, as in the paper), `nccl` or
     `delta`."""
+    quantize_before_sending: bool = False
+    """The trainer quantizes weights before it sends them to engines in fp8, which halves the bytes.
+    False sends bf16, and the engines quantize while they load."""
     update_s: Seconds | None = None
     """Measured time from the end of a training step until every engine has the weights; null takes
     the cost model."""

@@ -15,6 +15,7 @@ from areal_lab.config.problem import Kind, refusal
 from simulator.catalogue.find_gpu import GPUS
 from simulator.catalogue.gpu import GPU
 from simulator.catalogue.transformer import ModelShape
+from simulator.costs.precision.numbers import BF16, EngineNumbers
 
 _MOST_GPUS = 72
 """Largest engine that is recommended: a rack."""
@@ -27,13 +28,15 @@ def cache_tokens(
     utilization: float = 0.85,
     *,
     longest_tokens: int = 1,
+    numbers: EngineNumbers = BF16,
 ) -> int:
     """Capacity of an engine's KV cache in tokens, over all its sequences.
 
     Args:
-        model: its shape; weights and cache in 16 bits.
+        model: its shape.
         utilization: share of each GPU's memory for weights and cache.
         longest_tokens: prompt plus response of the longest sequence, which must fit.
+        numbers: precision of weights and cache.
 
     Raises:
         ValueError: one line, with a fix: the model or its longest sequence does not fit, it cannot
@@ -46,12 +49,12 @@ def cache_tokens(
     if longest_tokens < 1:
         raise ValueError(f"longest_tokens is {longest_tokens}, but must be >= 1")
     check_tensor_parallel(model, gpu, tensor_parallel)
-    tokens = _tokens(model, gpu, tensor_parallel, utilization)
+    tokens = _tokens(model, gpu, tensor_parallel, utilization, numbers)
     if tokens >= longest_tokens:
         return tokens
     gib = 2**30
     room = gpu.memory_bytes * utilization / gib
-    weights = model.weight_bytes() / tensor_parallel / gib
+    weights = numbers.weight_bytes(model) / tensor_parallel / gib
     if weights > room:
         problem = (
             f"{model.name} does not fit on {gpu.name} with tensor_parallel={tensor_parallel}: its "
@@ -65,7 +68,7 @@ def cache_tokens(
             f"memory_utilization={utilization:g} has room for {max(0, tokens)} tokens next to its "
             "weights"
         )
-    fix = _fix(model, gpu, tensor_parallel, utilization, longest_tokens)
+    fix = _fix(model, gpu, tensor_parallel, utilization, longest_tokens, numbers=numbers)
     raise refusal("rollout", f"rollout: {problem}; {fix}", Kind.MEMORY)
 
 
@@ -96,21 +99,29 @@ def _splits(model: ModelShape, gpus: int) -> bool:
     return model.kv_heads % gpus == 0 or gpus % model.kv_heads == 0
 
 
-def _tokens(model: ModelShape, gpu: GPU, tensor_parallel: int, utilization: float) -> int:
+def _tokens(
+    model: ModelShape, gpu: GPU, tensor_parallel: int, utilization: float, numbers: EngineNumbers
+) -> int:
     """Tokens that fit; negative if the weights alone do not."""
-    room = gpu.memory_bytes * utilization - model.weight_bytes() / tensor_parallel
-    per_token = model.cache_bytes_per_token() / model.cache_shards(tensor_parallel)
+    room = gpu.memory_bytes * utilization - numbers.weight_bytes(model) / tensor_parallel
+    per_token = numbers.cache_bytes_per_token(model) / model.cache_shards(tensor_parallel)
     return math.floor(room / per_token)
 
 
 def _fix(
-    model: ModelShape, gpu: GPU, tensor_parallel: int, utilization: float, longest: int
+    model: ModelShape,
+    gpu: GPU,
+    tensor_parallel: int,
+    utilization: float,
+    longest: int,
+    *,
+    numbers: EngineNumbers,
 ) -> str:
     """The smallest change that makes it fit."""
     for split in range(tensor_parallel + 1, gpu.node_gpus + 1):
-        if _splits(model, split) and _tokens(model, gpu, split, utilization) >= longest:
+        if _splits(model, split) and _tokens(model, gpu, split, utilization, numbers) >= longest:
             return f"use tensor_parallel={split}"
-    if _tokens(model, gpu, tensor_parallel, 0.9) >= longest:
+    if _tokens(model, gpu, tensor_parallel, 0.9, numbers) >= longest:
         return "use memory_utilization=0.9"
     larger = sorted(
         (other for other in GPUS.values() if other.memory_bytes > gpu.memory_bytes),
@@ -118,7 +129,9 @@ def _fix(
     )
     for split in range(tensor_parallel, _MOST_GPUS + 1):
         for other in (one for one in larger if split <= one.node_gpus):
-            if _splits(model, split) and _tokens(model, other, split, utilization) >= longest:
+            if not _splits(model, split):
+                continue
+            if _tokens(model, other, split, utilization, numbers) >= longest:
                 return (
                     f"no split within a node helps; use {other.name} with tensor_parallel={split}"
                 )

@@ -27,6 +27,7 @@ from simulator.catalogue.transformer import ModelShape
 from simulator.config.schema import WeightsConfig
 from simulator.costs.coefficients import DATA, read_table
 from simulator.costs.communication import NODE_PAIR_EFFICIENCY
+from simulator.costs.precision.numbers import BF16, EngineNumbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +153,9 @@ class WeightSync:
         return self.export_s + self.delay_s + self.load_s
 
 
-def weight_sync(config: WeightsConfig, model: ModelShape, gpu: GPU) -> WeightSync:
+def weight_sync(
+    config: WeightsConfig, model: ModelShape, gpu: GPU, numbers: EngineNumbers = BF16
+) -> WeightSync:
     """Weight update of disaggregated engines.
 
     A measured `export_s` or `load_s` replaces that part. A measured `update_s` replaces the sum;
@@ -161,11 +164,12 @@ def weight_sync(config: WeightsConfig, model: ModelShape, gpu: GPU) -> WeightSyn
     Args:
         model: model whose weights are updated.
         gpu: GPU of the engines, whose network bounds the rate of full weights.
+        numbers: precision in which the weights travel.
 
     Raises:
         ValueError: if no update of such a model was published.
     """
-    size, mixture = model.weight_bytes(), bool(model.experts)
+    size, mixture = numbers.weight_bytes(model), bool(model.experts)
     if config.backend == "disk":
         whole = sync_speed("disk", mixture=mixture)
         export_s = sync_speed("disk export", mixture=mixture).seconds(size)

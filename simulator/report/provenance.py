@@ -6,16 +6,16 @@ import math
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from simulator.assembly.engines import engine_cpu, engine_decode
+from simulator.assembly.engines import engine_cpu, engine_decode, engine_prefill
 from simulator.assembly.unused import ignored_settings
 from simulator.catalogue.find_gpu import find_gpu
 from simulator.catalogue.gpu import GPU
 from simulator.catalogue.models import ModelShape, find_model
 from simulator.config.schema import SimulationConfig
 from simulator.costs.colocation.switch import switch_cost
-from simulator.costs.measured_engine import GIVEN, measured_prefill
+from simulator.costs.measured_engine import GIVEN
 from simulator.costs.outside import outside_from
-from simulator.costs.prefill import prefill_cost
+from simulator.costs.precision.numbers import sent_numbers
 from simulator.costs.trainers.named import SPEEDS, measured_on, trainer_error
 from simulator.costs.training_memory import unchecked_memory
 from simulator.costs.weight_sync import weight_sync
@@ -110,7 +110,7 @@ def _engine_parts(config: SimulationConfig, model: ModelShape, gpu: GPU) -> Iter
     rollout = config.rollout
     decode = engine_decode(config, model, gpu)
     yield Part("decode", decode.provenance, decode.error)
-    prefill = measured_prefill(config) or prefill_cost(model, gpu, rollout.tensor_parallel)
+    prefill = engine_prefill(config, model, gpu)
     yield Part("prefill", prefill.provenance, prefill.error)
     if rollout.decode_step_s is None:
         if rollout.engine_overhead_s is None:
@@ -162,7 +162,7 @@ def _weights_parts(config: SimulationConfig, model: ModelShape, gpu: GPU) -> Ite
         switch = switch_cost(config, model, gpu)
         yield Part("switching", switch.provenance, switch.error)
         return
-    sync = weight_sync(config.weights, model, gpu)
+    sync = weight_sync(config.weights, model, gpu, sent_numbers(config))
     yield Part("weight update", sync.provenance, sync.error)
 
 

@@ -17,7 +17,8 @@ _TEXT = """\
 
 ## GPUs
 
-FLOP/s are for **dense** bf16 matrix products; data sheets print twice as much, "with sparsity".
+FLOP/s are for **dense** bf16 matrix products; data sheets print twice as much, "with sparsity". The
+column fp8 has those of fp8; 0 means no fp8 units.
 Link rates are for one direction; data sheets add both. A link of 0 GB/s means no NVLink: such GPUs
 use PCIe. Vendors' GB of memory are GiB. `-` means that no number is published.
 
@@ -52,6 +53,7 @@ network_bytes_per_s: 25e9    # one direction, per GPU
 power_w: 500
 price: 1.8                   # dollars per GPU-hour
 node_gpus: 8                 # this and the following have defaults
+fp8_flops_per_s: 1000e12     # dense; 0 means no fp8 units
 pcie_bytes_per_s: 64e9
 idle_power_w: 90             # {idle:.0%} of power_w
 ```
