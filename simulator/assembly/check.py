@@ -11,15 +11,14 @@ from typing import Final
 
 from areal_lab.config.problem import ConfigError, Kind, Problem, problems_of
 from areal_lab.config.record import value_of
-from simulator.assembly.engines import engine_decode, running_sequences
+from simulator.assembly.engines import engine_cache_tokens, engine_decode, running_sequences
 from simulator.assembly.limits import limits_of, schedule_of
 from simulator.catalogue.find_gpu import find_gpu
 from simulator.catalogue.gpu import GPU
 from simulator.catalogue.models import ModelShape, find_model
 from simulator.config.schema import SimulationConfig
 from simulator.costs.colocation.switch import switch_cost
-from simulator.costs.engine_memory import cache_tokens
-from simulator.costs.precision.numbers import check_precision, engine_numbers, sent_numbers
+from simulator.costs.precision.numbers import check_precision, sent_numbers
 from simulator.costs.training import training_cost
 from simulator.costs.weight_sync import weight_sync
 from simulator.workload.lengths import lengths_from
@@ -214,21 +213,14 @@ def _at_once(config: SimulationConfig, model: ModelShape, rollout_gpu: GPU) -> I
 def _costs(
     config: SimulationConfig, model: ModelShape, gpu: GPU, rollout_gpu: GPU
 ) -> Iterator[Problem]:
-    workload, rollout, cluster = config.workload, config.rollout, config.cluster
+    workload, cluster = config.workload, config.cluster
     longest = workload.prompt_tokens + workload.answers.max_tokens
     longest += workload.tool_tokens * ((workload.turns_most or workload.turns) - 1)
     gpus = cluster.training_gpus
     yield from _refused("rollout.weight_precision", lambda: check_precision(config, rollout_gpu))
     yield from _refused(
         "rollout",
-        lambda: cache_tokens(
-            model,
-            rollout_gpu,
-            rollout.tensor_parallel,
-            rollout.memory_utilization,
-            longest_tokens=longest,
-            numbers=engine_numbers(config),
-        ),
+        lambda: engine_cache_tokens(config, model, rollout_gpu, longest_tokens=longest),
     )
     sequences = workload.prompts_per_batch * workload.samples_per_prompt
     yield from _refused(

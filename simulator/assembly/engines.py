@@ -13,6 +13,7 @@ from areal_lab.control.events import EngineId
 from simulator.catalogue.gpu import GPU
 from simulator.catalogue.models import ModelShape
 from simulator.config.schema import SimulationConfig
+from simulator.costs.attention.hybrid import sequence_bytes
 from simulator.costs.coefficients import KernelCoefficients
 from simulator.costs.decode import DecodeCost, decode_cost
 from simulator.costs.engine_cpu import EAGER_LAYER_S, ENGINES, EngineCPU
@@ -45,9 +46,8 @@ def make_engines(
         config: cache, running sequences and stragglers.
         coefficients: custom coefficients of decode steps; None uses the GPU's.
     """
-    rollout, split = config.rollout, config.rollout.tensor_parallel
-    numbers = engine_numbers(config)
-    held = cache_tokens(model, gpu, split, rollout.memory_utilization, numbers=numbers)
+    rollout = config.rollout
+    held = engine_cache_tokens(config, model, gpu)
     running = running_sequences(config, model, gpu)
 
     @cache
@@ -134,13 +134,30 @@ def running_sequences(config: SimulationConfig, model: ModelShape, gpu: GPU) -> 
     rollout, workload = config.rollout, config.workload
     if rollout.max_running:
         return rollout.max_running
-    held = cache_tokens(
+    numbers, split = engine_numbers(config), rollout.tensor_parallel
+    held = cache_tokens(model, gpu, split, rollout.memory_utilization, numbers=numbers)
+    mean_tokens = workload.prompt_tokens + lengths_from(workload.answers).mean_tokens()
+    mean_tokens += workload.tool_tokens * (workload.turns - 1)
+    fixed = sequence_bytes(model, numbers, split) * model.cache_shards(split)
+    mean_tokens += fixed / numbers.cache_bytes_per_token(model)
+    return max(1, min(MOST_RUNNING, int(held / mean_tokens)))
+
+
+def engine_cache_tokens(
+    config: SimulationConfig, model: ModelShape, gpu: GPU, *, longest_tokens: int = 1
+) -> int:
+    """Capacity of one engine's KV cache, beside the windows and states of what it runs.
+
+    Raises:
+        ValueError: as `cache_tokens`.
+    """
+    rollout = config.rollout
+    return cache_tokens(
         model,
         gpu,
         rollout.tensor_parallel,
         rollout.memory_utilization,
+        longest_tokens=longest_tokens,
         numbers=engine_numbers(config),
+        sequences=running_sequences(config, model, gpu),
     )
-    mean_tokens = workload.prompt_tokens + lengths_from(workload.answers).mean_tokens()
-    mean_tokens += workload.tool_tokens * (workload.turns - 1)
-    return max(1, min(MOST_RUNNING, int(held / mean_tokens)))

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 
 from simulator.catalogue.gpu import GPU
 from simulator.catalogue.transformer import ModelShape
+from simulator.costs.attention.hybrid import plain, sequence_read_s
 from simulator.costs.coefficients import KernelCoefficients
 from simulator.costs.communication import engine_all_reduce_s
 from simulator.costs.engine_cpu import ENGINE_S
@@ -102,11 +103,12 @@ class DecodeCost:
     def error(self) -> float:
         """Mean absolute relative error of the GPU's part on the points used for the fit.
 
-        At least 0.3 for mixtures of experts and latent attention, whose kernels were not measured.
+        At least 0.3 for mixtures of experts, latent attention, windows and states, whose kernels
+        were not measured.
         """
         if self.measured is not None:
             return self.measured.error
-        dense = self.model.experts == 0 and self.model.latent is None
+        dense = plain(self.model)
         return self.coefficients.decode_error if dense else max(self.coefficients.decode_error, 0.3)
 
     def base_s(self, sequences: int) -> float:
@@ -211,6 +213,9 @@ class DecodeCost:
             "sequences": at.sequence_s * sequences,
             "all-reduce": reduces_s,
         }
+        if model.window is not None or model.linear is not None:
+            one_s = sequence_read_s(model, gpu, at, self.numbers, split)
+            parts["windows and states"] = one_s * sequences
         return {name: seconds * self.slowdown for name, seconds in parts.items()}
 
     def _computing_s(self, tokens: float) -> float:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from simulator.catalogue.gpu import GPU
 from simulator.catalogue.transformer import ModelShape
+from simulator.costs.attention.hybrid import plain, states_s
 from simulator.costs.coefficients import KernelCoefficients
 from simulator.costs.communication import engine_all_reduce_s
 from simulator.costs.engine_memory import check_tensor_parallel
@@ -49,7 +50,7 @@ class PrefillCost:
     fp8: FP8Kernels | None = None
     """Speed of products in fp8; None if weights are in bf16."""
     pair_s: float = field(init=False)
-    """Seconds per pair of attention."""
+    """Seconds per pair of attention, in the layers that attend to the whole context."""
     _pass_s: dict[int, float] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -71,11 +72,11 @@ class PrefillCost:
     def error(self) -> float:
         """Mean absolute relative error on the points used for the fit.
 
-        At least 0.3 for mixtures of experts and latent attention, whose kernels were not measured.
+        At least 0.3 for mixtures of experts, latent attention, windows and states, whose kernels
+        were not measured.
         """
-        dense = self.model.experts == 0 and self.model.latent is None
         known = self.coefficients.prefill_error
-        return known if dense else max(known, 0.3)
+        return known if plain(self.model) else max(known, 0.3)
 
     def seconds(self, new_tokens: int, pairs: float) -> float:
         """Seconds of a prefill, divided into chunks if it is long.
@@ -90,7 +91,18 @@ class PrefillCost:
         linear_s = self.pass_s(rest) if rest else 0.0
         if chunks:
             linear_s += chunks * self.pass_s(self.chunk_tokens)
-        return linear_s + self.pair_s * pairs
+        return linear_s + self.pair_s * pairs + self._others_s(new_tokens, pairs)
+
+    def _others_s(self, new_tokens: int, pairs: float) -> float:
+        """Seconds of layers with a window or a state; 0 without them."""
+        model, seconds = self.model, 0.0
+        if model.window is not None:
+            in_window = min(pairs, model.window.tokens * new_tokens)
+            seconds += self.pair_s * in_window * model.window_flops() / model.attention_flops(1)
+        if model.linear is not None:
+            peak = self.gpu.flops_per_s * self.tensor_parallel
+            seconds += self.slowdown * float(states_s(model, new_tokens, peak))
+        return seconds
 
     def pass_s(self, tokens: int) -> float:
         """Seconds of one forward pass, without its attention pairs."""

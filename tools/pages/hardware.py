@@ -71,9 +71,12 @@ three times as much, without recomputation. A decode step reads all weights but 
 for a mixture of experts the table counts all experts, which is close to what large batches read.
 
 {models}
-The simulator only reads widths and counts from a `config.json`. Layers that attend to a part of the
-context (sliding windows) are counted as if they attended to all of it, with a warning; models with
-other kinds of layers (Mamba, linear attention) are refused.
+The simulator only reads widths and counts from a `config.json`. Layers with a sliding window, and
+those with a state instead of attention (Gated DeltaNet of Qwen3-Next and Qwen3.5, Kimi Delta
+Attention), are counted as such: *per sequence* is the memory of full windows and states, which does
+not grow with the context. Layers that choose what they attend to (sparse attention) are counted as
+if they attended to everything, with a warning; models with other kinds of layers (Mamba) are
+refused.
 """
 
 

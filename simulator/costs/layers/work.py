@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from simulator.catalogue.gpu import GPU
 from simulator.catalogue.transformer import ModelShape
+from simulator.costs.attention.hybrid import pair_flops
 from simulator.costs.layers.groups import Groups
 from simulator.costs.training_speed import BYTES_PER_NUMBER, TrainerSpeed, pass_s
 from simulator.costs.typical_coefficients import kernel_coefficients
@@ -63,7 +64,8 @@ def forward_work(
         imbalance: tokens of the busiest GPU's experts, relative to the mean.
     """
     shared_s, launches_s = pass_s(tokens, pairs, model, gpu, speed)
-    attention_s = model.attention_flops(1) * pairs / (speed.attention_efficiency * gpu.flops_per_s)
+    attended = pair_flops(model, tokens, pairs)
+    attention_s = attended / (speed.attention_efficiency * gpu.flops_per_s)
     attention_s = speed.slowdown * attention_s / groups.cuts
     products_s = speed.slowdown / (speed.matrix_efficiency * gpu.flops_per_s) * tokens
     expert_flops = 2.0 * model.moe_layers * model.active_experts * model.expert_parameters

@@ -49,8 +49,16 @@ class EngineNumbers:
         return FP8_WEIGHT_BYTES * layers + _BF16_BYTES * model.embedding_parameters
 
     def cache_bytes_per_token(self, model: ModelShape) -> float:
-        """Keys and values of one token over all layers."""
-        return model.cache_bytes_per_token(1 if self.cache == "fp8" else _BF16_BYTES)
+        """Keys and values of one token in the layers that attend to the whole context."""
+        return model.cache_bytes_per_token(self._cache_bytes)
+
+    def window_bytes(self, model: ModelShape) -> float:
+        """Keys and values of one sequence in layers with a window."""
+        return model.window_bytes(self._cache_bytes)
+
+    @property
+    def _cache_bytes(self) -> int:
+        return 1 if self.cache == "fp8" else _BF16_BYTES
 
 
 BF16: Final = EngineNumbers()
