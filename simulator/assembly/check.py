@@ -19,6 +19,7 @@ from simulator.catalogue.models import ModelShape, find_model
 from simulator.config.schema import SimulationConfig
 from simulator.costs.colocation.switch import switch_cost
 from simulator.costs.precision.numbers import check_precision, sent_numbers
+from simulator.costs.speculation.draft import speculation_of
 from simulator.costs.training import training_cost
 from simulator.costs.weight_sync import weight_sync
 from simulator.workload.lengths import lengths_from
@@ -218,6 +219,9 @@ def _costs(
     longest += workload.tool_tokens * ((workload.turns_most or workload.turns) - 1)
     gpus = cluster.training_gpus
     yield from _refused("rollout.weight_precision", lambda: check_precision(config, rollout_gpu))
+    if wrong := _refused("rollout.speculative_tokens", lambda: speculation_of(config)):
+        yield from wrong
+        return
     yield from _refused(
         "rollout",
         lambda: engine_cache_tokens(config, model, rollout_gpu, longest_tokens=longest),

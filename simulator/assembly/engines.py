@@ -21,6 +21,7 @@ from simulator.costs.engine_memory import cache_tokens
 from simulator.costs.measured_engine import MeasuredPrefill, measured_decode, measured_prefill
 from simulator.costs.precision.numbers import engine_numbers
 from simulator.costs.prefill import PrefillCost, prefill_cost
+from simulator.costs.speculation.draft import speculation_of
 from simulator.engine.clock import RecordSpan
 from simulator.engine.replica import PrefillSeconds, Replica
 from simulator.run.system import MakeEngine
@@ -96,6 +97,7 @@ def engine_decode(
         measured=measured_decode(config),
         coefficients=coefficients,
         numbers=engine_numbers(config),
+        speculation=speculation_of(config),
     )
 
 
@@ -135,7 +137,14 @@ def running_sequences(config: SimulationConfig, model: ModelShape, gpu: GPU) -> 
     if rollout.max_running:
         return rollout.max_running
     numbers, split = engine_numbers(config), rollout.tensor_parallel
-    held = cache_tokens(model, gpu, split, rollout.memory_utilization, numbers=numbers)
+    held = cache_tokens(
+        model,
+        gpu,
+        split,
+        rollout.memory_utilization,
+        numbers=numbers,
+        speculation=speculation_of(config),
+    )
     mean_tokens = workload.prompt_tokens + lengths_from(workload.answers).mean_tokens()
     mean_tokens += workload.tool_tokens * (workload.turns - 1)
     fixed = sequence_bytes(model, numbers, split) * model.cache_shards(split)
@@ -160,4 +169,5 @@ def engine_cache_tokens(
         longest_tokens=longest_tokens,
         numbers=engine_numbers(config),
         sequences=running_sequences(config, model, gpu),
+        speculation=speculation_of(config),
     )

@@ -189,6 +189,21 @@ class RolloutConfig(Record):
     """A turn finds the context of the turns before in the KV cache, unless others needed the room
     or the weights have changed since (automatic prefix caching of vLLM and SGLang). False reads
     the whole context again in every turn."""
+    speculative_tokens: Whole = 0
+    """Tokens that a step drafts for each sequence and verifies beside the next one
+    (`num_speculative_tokens` in vLLM; `speculative_num_draft_tokens` in SGLang, less one); 0 does
+    not speculate."""
+    acceptance_length: Annotated[float, Ge(1), Le(100), About(unit="tokens")] | None = None
+    """Mean tokens that a step adds to a sequence, the next one included; engines log it. Needs
+    `speculative_tokens`."""
+    draft_layers: Count = 1
+    """Layers of the draft, each like one of the model: 1 for EAGLE and for a module that predicts
+    several tokens (MTP)."""
+    draft_passes: Count | None = None
+    """Passes of the draft per step (`speculative_num_steps` in SGLang); null takes one per drafted
+    token, a chain. Fewer draft a tree."""
+    draft_pass_s: Seconds | None = None
+    """Measured time of one pass of the draft; null takes the cost model."""
     engine: EngineName = "default"
     """Engine and first version with these numbers: CPU time per decode step, how it grows with the
     running sequences, whether it overlaps with the GPU. `vllm-0.6` is V0, `vllm-0.8` V1,

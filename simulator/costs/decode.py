@@ -31,6 +31,7 @@ from simulator.costs.measured_engine import MeasuredDecode
 from simulator.costs.precision.fp8_kernels import FP8Kernels, precise_coefficients
 from simulator.costs.precision.numbers import BF16, EngineNumbers
 from simulator.costs.roofline import smooth_max
+from simulator.costs.speculation.draft import SPECULATION_ERROR, Speculation
 
 _ROUNDING = 1e-6
 """Fraction of a step that may be missing at its end: times are sums of many floats."""
@@ -60,6 +61,8 @@ class DecodeCost:
     """Precision of weights and cache."""
     fp8: FP8Kernels | None = None
     """Speed of products in fp8; None if weights are in bf16."""
+    speculation: Speculation | None = None
+    """Drafts: seconds are then those of a token, so a step divided by the tokens it adds."""
     context_token_s: float = field(init=False)
     """GPU seconds of a step per token of context."""
     engine_s: float = field(init=False)
@@ -87,6 +90,11 @@ class DecodeCost:
             cached = self.numbers.cache_bytes_per_token(self.model)
             read_s = cached / shards / self.gpu.memory_bytes_per_s
             token_s = self.coefficients.cache_reading * read_s
+            if self.speculation is not None:
+                accepted = self.speculation.accepted
+                token_s *= self.speculation.more_reading(self.model) / accepted
+                engine_s, sequence_s = engine_s / accepted, sequence_s / accepted
+                launch_s /= accepted
         object.__setattr__(self, "engine_s", engine_s * self.slowdown)
         object.__setattr__(self, "engine_sequence_s", sequence_s * self.slowdown)
         object.__setattr__(self, "floor_s", (engine_s + launch_s) * self.slowdown)
@@ -109,6 +117,9 @@ class DecodeCost:
         if self.measured is not None:
             return self.measured.error
         dense = plain(self.model)
+        if self.speculation is not None:
+            least = SPECULATION_ERROR if dense else max(SPECULATION_ERROR, 0.3)
+            return max(self.coefficients.decode_error, least)
         return self.coefficients.decode_error if dense else max(self.coefficients.decode_error, 0.3)
 
     def base_s(self, sequences: int) -> float:
@@ -199,10 +210,12 @@ class DecodeCost:
         if self.measured is not None:
             return {"measured": self.measured.base_s(sequences) * self.slowdown}
         model, gpu, split, at = self.model, self.gpu, self.tensor_parallel, self.coefficients
-        weights = self.numbers.decode_weight_bytes(model, sequences=sequences) / split
+        drafts = self.speculation
+        rows = sequences if drafts is None else sequences * drafts.rows
+        weights = self.numbers.decode_weight_bytes(model, sequences=rows) / split
         reading_s = at.weight_reading * weights / gpu.memory_bytes_per_s
-        products_s = smooth_max(reading_s, self._computing_s(sequences), at.knee)
-        message = sequences * model.hidden * 2
+        products_s = smooth_max(reading_s, self._computing_s(rows), at.knee)
+        message = rows * model.hidden * 2
         reduces_s = (2 * model.layers + 1) * engine_all_reduce_s(
             message, split, gpu, links=at.links
         )
@@ -210,12 +223,17 @@ class DecodeCost:
             "reading weights": reading_s,
             "computing": products_s - reading_s,
             "layers": at.layer_s * model.layers,
-            "sequences": at.sequence_s * sequences,
+            "sequences": at.sequence_s * rows,
             "all-reduce": reduces_s,
         }
         if model.window is not None or model.linear is not None:
             one_s = sequence_read_s(model, gpu, at, self.numbers, split)
             parts["windows and states"] = one_s * sequences
+        if drafts is not None:
+            parts["drafting"] = drafts.drafting_s(
+                model, gpu, at, self.numbers, tensor_parallel=split, sequences=sequences
+            )
+            parts = {name: seconds / drafts.accepted for name, seconds in parts.items()}
         return {name: seconds * self.slowdown for name, seconds in parts.items()}
 
     def _computing_s(self, tokens: float) -> float:
@@ -255,6 +273,7 @@ def decode_cost(
     coefficients: KernelCoefficients | None = None,
     numbers: EngineNumbers = BF16,
     fp8: FP8Kernels | None = None,
+    speculation: Speculation | None = None,
 ) -> DecodeCost:
     """Decode steps of a model on a GPU.
 
@@ -268,6 +287,7 @@ def decode_cost(
         coefficients: custom coefficients of bf16; None uses the GPU's.
         numbers: precision of weights and cache.
         fp8: custom coefficients of fp8; None uses the GPU's.
+        speculation: what a step drafts; None nothing.
 
     Raises:
         ValueError: the model cannot be split over `tensor_parallel` GPUs, or a time is negative.
@@ -286,4 +306,5 @@ def decode_cost(
         measured=measured,
         numbers=numbers,
         fp8=kernels,
+        speculation=speculation,
     )

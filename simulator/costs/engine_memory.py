@@ -18,6 +18,7 @@ from simulator.catalogue.gpu import GPU
 from simulator.catalogue.transformer import ModelShape
 from simulator.costs.attention.hybrid import sequence_bytes
 from simulator.costs.precision.numbers import BF16, EngineNumbers
+from simulator.costs.speculation.draft import Speculation
 
 _MOST_GPUS = 72
 """Largest engine that is recommended: a rack."""
@@ -32,6 +33,7 @@ def cache_tokens(
     longest_tokens: int = 1,
     numbers: EngineNumbers = BF16,
     sequences: int = 0,
+    speculation: Speculation | None = None,
 ) -> int:
     """Capacity of an engine's KV cache in tokens, over all its sequences.
 
@@ -41,6 +43,7 @@ def cache_tokens(
         longest_tokens: prompt plus response of the longest sequence, which must fit.
         numbers: precision of weights and cache.
         sequences: that run at the same time, each with windows and states beside the cache.
+        speculation: whose draft has weights and a cache too; None without.
 
     Raises:
         ValueError: one line, with a fix: the model or its longest sequence does not fit, it cannot
@@ -53,13 +56,13 @@ def cache_tokens(
     if longest_tokens < 1:
         raise ValueError(f"longest_tokens is {longest_tokens}, but must be >= 1")
     check_tensor_parallel(model, gpu, tensor_parallel)
-    held = _Held(model, numbers, sequences)
+    held = _Held(model, numbers, sequences, speculation)
     tokens = _tokens(held, gpu, tensor_parallel, utilization)
     if tokens >= longest_tokens:
         return tokens
     gib = 2**30
     room = gpu.memory_bytes * utilization / gib
-    weights = numbers.weight_bytes(model) / tensor_parallel / gib
+    weights = held.weight_bytes / tensor_parallel / gib
     if weights > room:
         problem = (
             f"{model.name} does not fit on {gpu.name} with tensor_parallel={tensor_parallel}: its "
@@ -114,14 +117,25 @@ class _Held(NamedTuple):
     model: ModelShape
     numbers: EngineNumbers
     sequences: int
+    speculation: Speculation | None
+
+    @property
+    def weight_bytes(self) -> float:
+        """Of the model and its draft."""
+        weights = self.numbers.weight_bytes(self.model)
+        if self.speculation is None:
+            return weights
+        return weights + self.speculation.weight_bytes(self.model, self.numbers)
 
 
 def _tokens(held: _Held, gpu: GPU, tensor_parallel: int, utilization: float) -> int:
     """Tokens that fit; negative if the weights alone do not."""
-    model, numbers, sequences = held
-    room = gpu.memory_bytes * utilization - numbers.weight_bytes(model) / tensor_parallel
+    model, numbers, sequences, speculation = held
+    room = gpu.memory_bytes * utilization - held.weight_bytes / tensor_parallel
     room -= sequences * sequence_bytes(model, numbers, tensor_parallel)
     per_token = numbers.cache_bytes_per_token(model) / model.cache_shards(tensor_parallel)
+    if speculation is not None:
+        per_token *= speculation.more_cache(model)
     return math.floor(room / per_token)
 
 
