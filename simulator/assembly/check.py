@@ -18,7 +18,8 @@ from simulator.catalogue.gpu import GPU
 from simulator.catalogue.models import ModelShape, find_model
 from simulator.config.schema import SimulationConfig
 from simulator.costs.colocation.switch import switch_cost
-from simulator.costs.precision.numbers import check_precision, sent_numbers
+from simulator.costs.lora.adapters import check_adapters, sent_weights
+from simulator.costs.precision.numbers import check_precision
 from simulator.costs.speculation.draft import speculation_of
 from simulator.costs.training import training_cost
 from simulator.costs.weight_sync import weight_sync
@@ -219,6 +220,9 @@ def _costs(
     longest += workload.tool_tokens * ((workload.turns_most or workload.turns) - 1)
     gpus = cluster.training_gpus
     yield from _refused("rollout.weight_precision", lambda: check_precision(config, rollout_gpu))
+    if wrong := _refused("trainer.lora_rank", lambda: check_adapters(config)):
+        yield from wrong
+        return
     if wrong := _refused("rollout.speculative_tokens", lambda: speculation_of(config)):
         yield from wrong
         return
@@ -241,7 +245,7 @@ def _costs(
     if cluster.colocated:
         yield from _refused("weights", lambda: switch_cost(config, model, gpu))
     else:
-        sent = sent_numbers(config)
+        sent = sent_weights(config)
         yield from _refused("weights", lambda: weight_sync(config.weights, model, gpu, sent))
 
 

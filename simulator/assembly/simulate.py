@@ -18,8 +18,8 @@ from simulator.catalogue.find_gpu import find_gpu
 from simulator.catalogue.models import find_model
 from simulator.config.schema import LatencyConfig, SimulationConfig, WorkloadConfig
 from simulator.costs.colocation.switch import switch_cost
+from simulator.costs.lora.adapters import sent_weights
 from simulator.costs.outside import outside_from
-from simulator.costs.precision.numbers import sent_numbers
 from simulator.costs.training import training_cost
 from simulator.costs.weight_sync import weight_sync
 from simulator.run.one_seed import run_system
@@ -147,7 +147,7 @@ def build(config: SimulationConfig) -> System:
         minibatches=workload.minibatches,
         weights=UpdateSeconds()
         if colocated
-        else weight_sync(config.weights, model, gpu, sent_numbers(config)),
+        else weight_sync(config.weights, model, gpu, sent_weights(config)),
         # The trainer takes part in a broadcast, but not in loading from disk.
         push_holds_trainer=config.weights.backend != "disk",
         switch=switch_cost(config, model, gpu) if colocated else None,

@@ -267,6 +267,9 @@ class TrainerConfig(Record):
     0 shards over all. Only for `fsdp2`, `prime_rl` and `torchtitan`."""
     precision: Literal["bf16", "fp8"] = "bf16"
     """Matrix products of the layers in `bf16` or `fp8`; attention and the head stay in bf16."""
+    lora_rank: Whole = 0
+    """Rank of low-rank adapters on every matrix of the layers, experts included; the weights are
+    frozen, and a reference model is the one without adapters. 0 trains all weights."""
     gradient_precision: Literal["usual", "fp32", "bf16"] = "usual"
     """Numbers that gradients are accumulated in; `usual` takes those of the kind: bf16 for
     `megatron`, else fp32."""
@@ -310,6 +313,9 @@ class WeightsConfig(Record):
     backend: Literal["disk", "nccl", "delta"] = "disk"
     """How weights travel: `disk` (shared storage and polling, as in the paper), `nccl` or
     `delta`."""
+    merge_adapters: bool = False
+    """With `trainer.lora_rank`: merge adapters into the weights and send all of them. False sends
+    the adapters, which the engines merge."""
     quantize_before_sending: bool = False
     """The trainer quantizes weights before it sends them to engines in fp8, which halves the bytes.
     False sends bf16, and the engines quantize while they load."""

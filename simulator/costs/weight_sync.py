@@ -27,7 +27,8 @@ from simulator.catalogue.transformer import ModelShape
 from simulator.config.schema import WeightsConfig
 from simulator.costs.coefficients import DATA, read_table
 from simulator.costs.communication import NODE_PAIR_EFFICIENCY
-from simulator.costs.precision.numbers import BF16, EngineNumbers
+from simulator.costs.lora.adapters import Sent
+from simulator.costs.precision.numbers import BF16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +155,7 @@ class WeightSync:
 
 
 def weight_sync(
-    config: WeightsConfig, model: ModelShape, gpu: GPU, numbers: EngineNumbers = BF16
+    config: WeightsConfig, model: ModelShape, gpu: GPU, sent: Sent = BF16
 ) -> WeightSync:
     """Weight update of disaggregated engines.
 
@@ -164,12 +165,12 @@ def weight_sync(
     Args:
         model: model whose weights are updated.
         gpu: GPU of the engines, whose network bounds the rate of full weights.
-        numbers: precision in which the weights travel.
+        sent: what travels: weights in a precision, or adapters.
 
     Raises:
         ValueError: if no update of such a model was published.
     """
-    size, mixture = numbers.weight_bytes(model), bool(model.experts)
+    size, mixture = sent.weight_bytes(model), bool(model.experts)
     if config.backend == "disk":
         whole = sync_speed("disk", mixture=mixture)
         export_s = sync_speed("disk export", mixture=mixture).seconds(size)

@@ -27,7 +27,7 @@ from simulator.catalogue.models import find_model
 from simulator.config.schema import LengthConfig, SimulationConfig, TrainerConfig
 from simulator.costs.colocation.switch import switch_cost
 from simulator.costs.decode import DecodeCost
-from simulator.costs.precision.numbers import sent_numbers
+from simulator.costs.lora.adapters import sent_weights
 from simulator.costs.training import training_cost
 from simulator.costs.weight_sync import weight_sync
 from simulator.workload.lengths import lengths_from
@@ -54,7 +54,7 @@ def least_step_s(config: SimulationConfig) -> float:
     if cluster.colocated:
         update_s = switch_cost(config, model, gpu).seconds
     else:
-        sync = weight_sync(config.weights, model, gpu, sent_numbers(config))
+        sync = weight_sync(config.weights, model, gpu, sent_weights(config))
         update_s = sync.export_s + sync.load_s
     eta = config.schedule.versions_ahead
     if eta == 0:

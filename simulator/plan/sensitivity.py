@@ -22,7 +22,7 @@ from simulator.config.schema import SimulationConfig
 from simulator.costs.colocation.switch import switch_cost
 from simulator.costs.decode import decode_cost
 from simulator.costs.economics import Cost
-from simulator.costs.precision.numbers import sent_numbers
+from simulator.costs.lora.adapters import sent_weights
 from simulator.costs.trainers.named import trainer_error
 from simulator.costs.weight_sync import weight_sync
 from simulator.plan.result import End, Input, Outcome, Sensitivity, best_of
@@ -236,7 +236,7 @@ def _weight_update(config: SimulationConfig) -> _Varied:
         taken, error = switch.seconds, switch.error
         given = config.weights.switch_s is not None
     else:
-        sync = weight_sync(config.weights, model, gpu, sent_numbers(config))
+        sync = weight_sync(config.weights, model, gpu, sent_weights(config))
         measured = (config.weights.update_s, config.weights.export_s, config.weights.load_s)
         taken, given, error = sync.seconds, set(measured) != {None}, sync.error
     if given:
@@ -262,7 +262,7 @@ def _with_update(job: Job, factor: float) -> Job:
     config = job.config
     model, gpu = find_model(config.model), find_gpu(config.cluster.gpu)
     switch_s = switch_cost(config, model, gpu).seconds * factor
-    update_s = weight_sync(config.weights, model, gpu, sent_numbers(config)).seconds * factor
+    update_s = weight_sync(config.weights, model, gpu, sent_weights(config)).seconds * factor
     return _with_settings(job, {"weights.update_s": update_s, "weights.switch_s": switch_s})
 
 

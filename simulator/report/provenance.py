@@ -13,9 +13,9 @@ from simulator.catalogue.gpu import GPU
 from simulator.catalogue.models import ModelShape, find_model
 from simulator.config.schema import SimulationConfig
 from simulator.costs.colocation.switch import switch_cost
+from simulator.costs.lora.adapters import sent_weights
 from simulator.costs.measured_engine import GIVEN
 from simulator.costs.outside import outside_from
-from simulator.costs.precision.numbers import sent_numbers
 from simulator.costs.trainers.named import SPEEDS, measured_on, trainer_error
 from simulator.costs.training_memory import unchecked_memory
 from simulator.costs.weight_sync import weight_sync
@@ -130,6 +130,11 @@ def _training_part(config: SimulationConfig, model: ModelShape, gpu: GPU) -> Par
     if trainer.mfu is not None:
         return Part("training", f"a utilization of {trainer.mfu:g}, {GIVEN}", None)
     source = SPEEDS[trainer.kind].provenance
+    if trainer.lora_rank:
+        source = (
+            f"adapters of rank {trainer.lora_rank}: steps of NeMo (2024-07), AutoModel (2025-10) "
+            f"and prime-rl (2026-02); {source}"
+        )
     if trainer.time_factor != 1 or trainer.fixed_s:
         source = (
             f"{trainer.kind} times {trainer.time_factor:.3g} and {trainer.fixed_s:.3g} s per step; "
@@ -162,7 +167,7 @@ def _weights_parts(config: SimulationConfig, model: ModelShape, gpu: GPU) -> Ite
         switch = switch_cost(config, model, gpu)
         yield Part("switching", switch.provenance, switch.error)
         return
-    sync = weight_sync(config.weights, model, gpu, sent_numbers(config))
+    sync = weight_sync(config.weights, model, gpu, sent_weights(config))
     yield Part("weight update", sync.provenance, sync.error)
 
 

@@ -78,12 +78,12 @@ such models are at least +-30 %, as for mixtures. Source: AIConfigurator 0.12.0 
 ## Speculative decoding
 
 `rollout.speculative_tokens` drafts k tokens per step and sequence, and verifies k + 1 together:
-weights and cache are read once, products have k + 1 times the rows, and a mixture reads more experts.
-The draft has `draft_layers` layers like those of the model, and its head; each of its passes reads
-them and takes {drafted:.2f} ms more, a step {round:.2f} ms more, fitted to six published rounds of one
-sequence on H100s (`speculative_rounds.csv`: SGLang and vLLM, 2025) with a mean error of 7 % (70B:
-21 %). A step adds `acceptance_length` tokens, which depends on draft and task: engines log it. Large
-batches are bound by products and gain less, or lose.
+weights and cache are read once, products have k + 1 times the rows, and a mixture reads more
+experts. The draft has `draft_layers` layers like those of the model, and its head; each of its
+passes reads them and takes {drafted:.2f} ms more, a step {round:.2f} ms more, fitted to six
+published rounds of one sequence on H100s (`speculative_rounds.csv`: SGLang and vLLM, 2025) with a
+mean error of 7 % (70B: 21 %). A step adds `acceptance_length` tokens, which depends on draft and
+task: engines log it. Large batches are bound by products and gain less, or lose.
 
 ## Limitations
 

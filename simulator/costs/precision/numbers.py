@@ -70,12 +70,6 @@ def engine_numbers(config: SimulationConfig) -> EngineNumbers:
     return EngineNumbers(weights=rollout.weight_precision, cache=rollout.kv_cache_precision)
 
 
-def sent_numbers(config: SimulationConfig) -> EngineNumbers:
-    """Precision in which weights travel to the engines."""
-    quantized = config.weights.quantize_before_sending
-    return EngineNumbers(weights=config.rollout.weight_precision) if quantized else BF16
-
-
 def check_precision(config: SimulationConfig, gpu: GPU) -> None:
     """Refuse what the GPUs that generate cannot do, or what changes nothing.
 
