@@ -144,18 +144,18 @@ def write_all_points(tables_folder: Path, folder: Path) -> None:
     )
 
     fp8 = [read_kernel_tables(tables_folder, find_gpu(name), fp8=True) for name in MEASURED]
-    for kind, make, what in (
-        (LinearPoint, _linear_points, "Seconds of all matrix products of a forward pass."),
-        (DecodePoint, _decode_points, "Seconds of all kernels of a decode step."),
-        (PrefillPoint, _prefill_points, "Seconds of all kernels of a prefill."),
-    ):
-        write_points(
-            kind,
-            [point for one in fp8 for point in make(one)],
-            folder,
-            _ABOUT_FP8.format(what=what),
-            fp8=True,
-        )
+    about_fp8 = _ABOUT_FP8.format(
+        what="Seconds of all kernels of a pass or step; see the bf16 table."
+    )
+    write_points(
+        LinearPoint, [p for one in fp8 for p in _linear_points(one)], folder, about_fp8, fp8=True
+    )
+    write_points(
+        DecodePoint, [p for one in fp8 for p in _decode_points(one)], folder, about_fp8, fp8=True
+    )
+    write_points(
+        PrefillPoint, [p for one in fp8 for p in _prefill_points(one)], folder, about_fp8, fp8=True
+    )
 
 
 def coefficients_table(fitted: Mapping[str, KernelCoefficients]) -> str:
