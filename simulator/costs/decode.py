@@ -31,7 +31,7 @@ from simulator.costs.measured_engine import MeasuredDecode
 from simulator.costs.precision.fp8_kernels import FP8Kernels, precise_coefficients
 from simulator.costs.precision.numbers import BF16, EngineNumbers
 from simulator.costs.roofline import smooth_max
-from simulator.costs.speculation.draft import SPECULATION_ERROR, Speculation
+from simulator.costs.speculation.draft import Speculation
 
 _ROUNDING = 1e-6
 """Fraction of a step that may be missing at its end: times are sums of many floats."""
@@ -118,7 +118,7 @@ class DecodeCost:
             return self.measured.error
         dense = plain(self.model)
         if self.speculation is not None:
-            least = SPECULATION_ERROR if dense else max(SPECULATION_ERROR, 0.3)
+            least = self.speculation.error if dense else max(self.speculation.error, 0.3)
             return max(self.coefficients.decode_error, least)
         return self.coefficients.decode_error if dense else max(self.coefficients.decode_error, 0.3)
 
