@@ -168,6 +168,23 @@ def test_cache_and_states_by_hand() -> None:
     assert find_model("Qwen3-8B").window_bytes() == find_model("Qwen3-8B").state_bytes() == 0
 
 
+def test_parameters_of_states_by_hand() -> None:
+    """As the modules of transformers 5.23 have them, without biases and norms."""
+    kimi = find_model("Kimi-Linear-48B-A3B").linear
+    qwen = find_model("Qwen3.5-27B").linear
+    assert kimi is not None
+    assert qwen is not None
+    hidden, width = 2304, 32 * 128
+    queries_keys_values, output, conv = 3 * hidden * width, width * hidden, 3 * width * 4
+    gates = 2 * (hidden * 128 + 128 * width)  # to forget, and of the output
+    learning = hidden * 32
+    assert kimi.layer_parameters(hidden) == queries_keys_values + output + conv + gates + learning
+    keys, values, hidden = 16 * 128, 48 * 128, 5120
+    mixed = 2 * keys + values
+    gated = hidden * (mixed + values) + hidden * 2 * 48
+    assert qwen.layer_parameters(hidden) == gated + mixed * 4 + values * hidden
+
+
 def test_flops_of_states_do_not_depend_on_the_context() -> None:
     shape = find_model("Qwen3-Next-80B-A3B")
     assert shape.linear is not None

@@ -7,12 +7,13 @@ import dataclasses
 import pytest
 
 from simulator.assembly.check import problems
-from simulator.assembly.simulate import simulate
+from simulator.assembly.simulate import build, simulate
 from simulator.catalogue.find_gpu import GPUS, find_gpu
 from simulator.catalogue.models import find_model
 from simulator.config.load import load_simulation
 from simulator.costs.coefficients import fitted_coefficients
 from simulator.costs.colocation.refit import refit_s
+from simulator.costs.colocation.switch import REFIT, SLEEP, switch_cost
 from simulator.costs.decode import decode_cost
 from simulator.costs.engine_memory import cache_tokens
 from simulator.costs.precision.fp8_kernels import COEFFICIENTS, fitted_fp8, fp8_kernels
@@ -197,6 +198,28 @@ def test_what_makes_no_sense_is_refused_in_one_line(changes: list[str], message:
     (said,) = problems(load_simulation("small", changes))
     assert message in said.message
     assert "\n" not in said.message
+
+
+def test_colocated_engines_in_fp8_sleep_and_refit_faster() -> None:
+    changes = ["cluster.placement=colocated", "schedule.name=synchronous", "model=Qwen3-8B"]
+    config = load_simulation("small", [*changes, "rollout.weight_precision=fp8"])
+    bf16 = switch_cost(load_simulation("small", changes), QWEN3_8B, H100)
+    fp8 = switch_cost(config, QWEN3_8B, H100)
+    assert fp8.to_training[SLEEP] < bf16.to_training[SLEEP]
+    assert fp8.to_generation[REFIT] == bf16.to_generation[REFIT]
+    config.weights.quantize_before_sending = True
+    assert switch_cost(config, QWEN3_8B, H100).to_generation[REFIT] < bf16.to_generation[REFIT]
+
+
+def test_a_run_sends_what_is_quantized_or_adapted() -> None:
+    changes = ["weights.update_s=null", "model=Qwen3-8B", "gpus=8", "cluster.rollout_gpus=4"]
+    changes += ["rollout.weight_precision=fp8", "trainer.step_s=20"]
+
+    def update(*more: str) -> float:
+        return build(load_simulation("small", [*changes, *more])).weights.seconds
+
+    assert update("weights.quantize_before_sending=true") < update()
+    assert update("trainer.lora_rank=8") < 0.5 * update()
 
 
 def test_a_run_in_fp8_generates_faster() -> None:
