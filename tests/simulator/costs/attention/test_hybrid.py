@@ -161,6 +161,23 @@ def test_memory_holds_windows_and_states_of_running_sequences() -> None:
         cache_tokens(QWEN3_5, H100, 1, sequences=5000)
 
 
+@pytest.mark.parametrize(
+    ("context", "published", "error"), [(2**17, 3.98, 0.1), (2**20, 6.0, 0.35)]
+)
+def test_kimi_linear_decodes_faster_than_full_attention(
+    context: int, published: float, error: float
+) -> None:
+    """3.98 times at 128K and up to 6 at 1M (arXiv:2510.26692, figure 1 and abstract; GPUs not
+    stated). Here on four H200, with as many sequences as fit. At 1M the prediction is too low."""
+    gpu, hybrid = find_gpu("H200"), find_model("Kimi-Linear-48B-A3B")
+    rates = []
+    for model in (hybrid, dataclasses.replace(hybrid, linear=None)):
+        fixed = model.state_bytes() / 4 / model.cache_bytes_per_token()
+        running = int(cache_tokens(model, gpu, 4, 0.9) / (context + fixed))
+        rates.append(running / decode_cost(model, gpu, 4).step_s(running, running * context))
+    assert rates[0] / rates[1] == pytest.approx(published, rel=error)
+
+
 def test_fp8_halves_windows_but_not_states() -> None:
     cached = EngineNumbers(cache="fp8")
     assert cached.window_bytes(GPT_OSS) == GPT_OSS.window_bytes() / 2
