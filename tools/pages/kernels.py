@@ -72,9 +72,9 @@ whatever the context. Published kernel times of Gated DeltaNet on an H100 with 3
 tokens (prefill, training) states reach {states:.1%} of the bf16 peak, counted token by token: 16 %
 mean error on 24 published times. Windows and states of the running sequences take their memory
 before the cache does. A sequence shorter than its window counts with the whole window. Errors of
-such models are at least +-30 %, as for mixtures. Kimi Linear decodes 3.98 times as fast as with full
-attention at 128K and up to 6 times at 1M (arXiv:2510.26692); predicted are 4.1 and 4.3. Source of
-kernel times: AIConfigurator 0.12.0 (2026-09), SGLang 0.5.14.
+such models are at least +-30 %, as for mixtures. Kimi Linear decodes 3.98 times as fast as with
+full attention at 128K and up to 6 times at 1M (arXiv:2510.26692); predicted are 4.1 and 4.3. Source
+of kernel times: AIConfigurator 0.12.0 (2026-09), SGLang 0.5.14.
 
 ## Speculative decoding
 
