@@ -12,7 +12,7 @@ from typing import Final
 from areal_lab.config.problem import ConfigError, Kind, Problem, problems_of
 from areal_lab.config.record import value_of
 from areal_lab.control.schedule import OnNewWeights
-from simulator.assembly.engines import engine_decode, running_sequences
+from simulator.assembly.engines import engine_cache_tokens, engine_decode, running_sequences
 from simulator.assembly.limits import limits_of, schedule_of
 from simulator.assembly.parts import part_trainer
 from simulator.catalogue.find_gpu import find_gpu
@@ -20,9 +20,11 @@ from simulator.catalogue.gpu import GPU
 from simulator.catalogue.models import ModelShape, find_model
 from simulator.config.schema import SimulationConfig
 from simulator.costs.colocation.switch import switch_cost
-from simulator.costs.engine_memory import cache_tokens
+from simulator.costs.lora.adapters import check_adapters
+from simulator.costs.precision.numbers import check_precision
+from simulator.costs.speculation.draft import speculation_of
 from simulator.costs.training import training_cost
-from simulator.costs.weight_sync import weight_sync
+from simulator.costs.weight_sync import weight_update
 from simulator.workload.lengths import lengths_from
 from simulator.workload.recorded_lengths import RecordedLengths
 
@@ -320,19 +322,20 @@ def _at_once(config: SimulationConfig, model: ModelShape, rollout_gpu: GPU) -> I
 def _costs(
     config: SimulationConfig, model: ModelShape, gpu: GPU, rollout_gpu: GPU
 ) -> Iterator[Problem]:
-    workload, rollout, cluster = config.workload, config.rollout, config.cluster
+    workload, cluster = config.workload, config.cluster
     longest = workload.prompt_tokens + workload.answers.max_tokens
     longest += workload.tool_tokens * ((workload.turns_most or workload.turns) - 1)
     gpus = cluster.training_gpus
+    yield from _refused("rollout.weight_precision", lambda: check_precision(config, rollout_gpu))
+    if wrong := _refused("trainer.lora_rank", lambda: check_adapters(config)):
+        yield from wrong
+        return
+    if wrong := _refused("rollout.speculative_tokens", lambda: speculation_of(config)):
+        yield from wrong
+        return
     yield from _refused(
         "rollout",
-        lambda: cache_tokens(
-            model,
-            rollout_gpu,
-            rollout.tensor_parallel,
-            rollout.memory_utilization,
-            longest_tokens=longest,
-        ),
+        lambda: engine_cache_tokens(config, model, rollout_gpu, longest_tokens=longest),
     )
     sequences = workload.prompts_per_batch * workload.samples_per_prompt
     trainer = _refused(
@@ -350,12 +353,7 @@ def _costs(
     if cluster.switches and not trainer:  # whose layout it moves
         yield from _refused("weights", lambda: switch_cost(config, model, gpu))
     if not cluster.colocated:
-        yield from _refused(
-            "weights",
-            lambda: weight_sync(
-                config.weights, model, gpu, writers=config.trainer.pipeline_parallel
-            ),
-        )
+        yield from _refused("weights", lambda: weight_update(config, model, gpu))
 
 
 def _failures(

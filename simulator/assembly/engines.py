@@ -13,12 +13,15 @@ from areal_lab.control.events import EngineId
 from simulator.catalogue.gpu import GPU
 from simulator.catalogue.models import ModelShape
 from simulator.config.schema import SimulationConfig
+from simulator.costs.attention.hybrid import sequence_bytes
 from simulator.costs.coefficients import KernelCoefficients
 from simulator.costs.decode import DecodeCost, decode_cost
 from simulator.costs.engine_cpu import EAGER_LAYER_S, ENGINES, EngineCPU
 from simulator.costs.engine_memory import cache_tokens
-from simulator.costs.measured_engine import measured_decode, measured_prefill
-from simulator.costs.prefill import prefill_cost
+from simulator.costs.measured_engine import MeasuredPrefill, measured_decode, measured_prefill
+from simulator.costs.precision.numbers import engine_numbers
+from simulator.costs.prefill import PrefillCost, prefill_cost
+from simulator.costs.speculation.draft import speculation_of
 from simulator.engine.clock import RecordSpan
 from simulator.engine.replica import PrefillSeconds, Replica
 from simulator.run.system import MakeEngine
@@ -44,8 +47,8 @@ def make_engines(
         config: cache, running sequences and stragglers.
         coefficients: custom coefficients of decode steps; None uses the GPU's.
     """
-    rollout, split = config.rollout, config.rollout.tensor_parallel
-    held = cache_tokens(model, gpu, split, rollout.memory_utilization)
+    rollout = config.rollout
+    held = engine_cache_tokens(config, model, gpu)
     running = running_sequences(config, model, gpu)
 
     @cache
@@ -56,8 +59,7 @@ def make_engines(
     @cache
     def costs(slowdown: float) -> tuple[DecodeCost, PrefillSeconds]:
         decode = engine_decode(config, model, gpu, slowdown=slowdown, coefficients=coefficients)
-        measured = measured_prefill(config, slowdown)
-        return decode, measured or prefill_cost(model, gpu, split, slowdown=slowdown)
+        return decode, engine_prefill(config, model, gpu, slowdown=slowdown)
 
     def make(engine: EngineId, seed: int, record: RecordSpan | None) -> Replica:
         decode, prefill = costs(slowdowns(seed)[engine])
@@ -94,6 +96,22 @@ def engine_decode(
         slowdown=slowdown,
         measured=measured_decode(config),
         coefficients=coefficients,
+        numbers=engine_numbers(config),
+        speculation=speculation_of(config),
+    )
+
+
+def engine_prefill(
+    config: SimulationConfig, model: ModelShape, gpu: GPU, *, slowdown: float = 1.0
+) -> PrefillCost | MeasuredPrefill:
+    """Prefills of one engine of a config: as measured, or see `prefill_cost`."""
+    measured = measured_prefill(config, slowdown)
+    return measured or prefill_cost(
+        model,
+        gpu,
+        config.rollout.tensor_parallel,
+        slowdown=slowdown,
+        numbers=engine_numbers(config),
     )
 
 
@@ -118,7 +136,38 @@ def running_sequences(config: SimulationConfig, model: ModelShape, gpu: GPU) -> 
     rollout, workload = config.rollout, config.workload
     if rollout.max_running:
         return rollout.max_running
-    held = cache_tokens(model, gpu, rollout.tensor_parallel, rollout.memory_utilization)
+    numbers, split = engine_numbers(config), rollout.tensor_parallel
+    held = cache_tokens(
+        model,
+        gpu,
+        split,
+        rollout.memory_utilization,
+        numbers=numbers,
+        speculation=speculation_of(config),
+    )
     mean_tokens = workload.prompt_tokens + lengths_from(workload.answers).mean_tokens()
     mean_tokens += workload.tool_tokens * (workload.turns - 1)
+    fixed = sequence_bytes(model, numbers, split) * model.cache_shards(split)
+    mean_tokens += fixed / numbers.cache_bytes_per_token(model)
     return max(1, min(MOST_RUNNING, int(held / mean_tokens)))
+
+
+def engine_cache_tokens(
+    config: SimulationConfig, model: ModelShape, gpu: GPU, *, longest_tokens: int = 1
+) -> int:
+    """Capacity of one engine's KV cache, beside the windows and states of what it runs.
+
+    Raises:
+        ValueError: as `cache_tokens`.
+    """
+    rollout = config.rollout
+    return cache_tokens(
+        model,
+        gpu,
+        rollout.tensor_parallel,
+        rollout.memory_utilization,
+        longest_tokens=longest_tokens,
+        numbers=engine_numbers(config),
+        sequences=running_sequences(config, model, gpu),
+        speculation=speculation_of(config),
+    )

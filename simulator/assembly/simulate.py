@@ -21,7 +21,7 @@ from simulator.config.schema import LatencyConfig, SimulationConfig, WorkloadCon
 from simulator.costs.colocation.switch import switch_cost
 from simulator.costs.outside import outside_from
 from simulator.costs.training import training_cost
-from simulator.costs.weight_sync import weight_sync
+from simulator.costs.weight_sync import weight_update
 from simulator.run.one_seed import run_system
 from simulator.run.result import Replicated, SimulationResult
 from simulator.run.system import System, UpdateSeconds
@@ -147,9 +147,7 @@ def build(config: SimulationConfig) -> System:
         ),
         training_gpus=training_gpus if colocated else cluster.only_training_gpus,
         minibatches=workload.minibatches,
-        weights=UpdateSeconds()
-        if colocated
-        else weight_sync(config.weights, model, gpu, writers=config.trainer.pipeline_parallel),
+        weights=UpdateSeconds() if colocated else weight_update(config, model, gpu),
         # The trainer takes part in a broadcast, but not in loading from disk.
         push_holds_trainer=config.weights.backend != "disk",
         switch=switch_cost(config, model, gpu) if cluster.switches else None,

@@ -114,13 +114,14 @@ def _from_fields(fields: Mapping[str, Any], before: tuple[Path, ...]) -> GPU:
 def hardware_table() -> str:
     """The catalogue as Markdown: numbers, prices, and their sources."""
     lines = [
-        "| GPU | TFLOP/s | memory GiB | TB/s | link GB/s | network GB/s | PCIe GB/s | W | idle W "
-        "| GPUs per node |",
-        "| --- | --: | --: | --: | --: | --: | --: | --: | --: | --: |",
+        "| GPU | TFLOP/s | fp8 | memory GiB | TB/s | link GB/s | network GB/s | PCIe GB/s | W "
+        "| idle W | GPUs per node |",
+        "| --- | --: | --: | --: | --: | --: | --: | --: | --: | --: | --: |",
     ]
     for gpu in GPUS.values():
         numbers = (
-            *(gpu.flops_per_s / 1e12, gpu.memory_bytes / 2**30, gpu.memory_bytes_per_s / 1e12),
+            *(gpu.flops_per_s / 1e12, gpu.fp8_flops_per_s / 1e12),
+            *(gpu.memory_bytes / 2**30, gpu.memory_bytes_per_s / 1e12),
             *(gpu.nvlink_bytes_per_s / 1e9, gpu.network_bytes_per_s / 1e9),
             *(gpu.pcie_bytes_per_s / 1e9, gpu.power_w, gpu.idle_power_w, gpu.node_gpus),
         )

@@ -15,6 +15,7 @@ _RATES: Final = (1e6, 1e14, (1e9,))
 _BOUNDS: Final[Mapping[str, tuple[float, float, tuple[float, ...]]]] = MappingProxyType(
     {
         "flops_per_s": (1e9, 1e18, (1e12,)),
+        "fp8_flops_per_s": (1e9, 1e18, (1e12,)),
         "memory_bytes": (1e8, 1e13, (2**30, 2**20)),
         "memory_bytes_per_s": (1e8, 1e14, (1e12, 1e9)),
         "nvlink_bytes_per_s": _RATES,
@@ -25,6 +26,11 @@ _BOUNDS: Final[Mapping[str, tuple[float, float, tuple[float, ...]]]] = MappingPr
 )
 """By field: the least and largest value (from one CPU core to far beyond the largest GPU), and the
 units of data sheets in which a too small number may have been given."""
+
+_MAY_BE_ZERO: Final = MappingProxyType(
+    {"nvlink_bytes_per_s": "NVLink", "fp8_flops_per_s": "fp8 units"}
+)
+"""Fields whose 0 means that there is none, and of what."""
 
 IDLE_SHARE = 0.2
 """Power of an idle GPU that holds a model, as a fraction of its limit."""
@@ -82,6 +88,8 @@ class GPU:
     """To the host's memory, and between GPUs without NVLink, in one direction."""
     node_gpus: int = 8
     """GPUs that are connected without the network: a server, or a rack of GB200 NVL72."""
+    fp8_flops_per_s: float = 0.0
+    """Peak of dense fp8 matrix products; 0 means no fp8 units."""
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
     """Source and date of the number, by field. Sources that were not checked in the primary source
     begin with `unverified`."""
@@ -90,7 +98,7 @@ class GPU:
         if math.isnan(self.idle_power_w):
             object.__setattr__(self, "idle_power_w", IDLE_SHARE * self.power_w)
         for name in _BOUNDS:
-            if name != "nvlink_bytes_per_s" or self.nvlink_bytes_per_s != 0:
+            if name not in _MAY_BE_ZERO or getattr(self, name) != 0:
                 _check(self.name, name, getattr(self, name))
         if not 0 <= self.idle_power_w <= self.power_w:
             raise ValueError(
@@ -111,7 +119,7 @@ def _check(gpu: str, name: str, value: float) -> None:
     least, most, units = _BOUNDS[name]
     said = f"{name} of GPU {gpu} is {value}"
     if not math.isfinite(value) or value <= 0:
-        none = "; 0 means no NVLink" if name == "nvlink_bytes_per_s" else ""
+        none = f"; 0 means no {_MAY_BE_ZERO[name]}" if name in _MAY_BE_ZERO else ""
         raise ValueError(f"{said}, but must be > 0 and finite{none}")
     if not least <= value <= most:
         meant = [value * unit for unit in units if least <= value * unit <= most]

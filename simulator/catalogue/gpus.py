@@ -16,6 +16,7 @@ from simulator.catalogue.entries import (
     aiconfigurator,
     sources_of,
 )
+from simulator.catalogue.fp8_peaks import with_fp8_peak
 from simulator.catalogue.gpu import GPU, Price
 from simulator.catalogue.recent_gpus import BLACKWELL_ULTRA, OTHER_VENDORS, RECENT_ALIASES
 
@@ -376,7 +377,7 @@ _ASCEND_910B = GPU(
 
 CATALOGUE = MappingProxyType(
     {
-        gpu.name: gpu
+        gpu.name: with_fp8_peak(gpu)
         for gpu in (
             *(_A100_40, _A100_80, _H100, _H100_PCIE, _H800, _H20, _H200, _B200, _GB200),
             *(*BLACKWELL_ULTRA, _MI300X, *OTHER_VENDORS),

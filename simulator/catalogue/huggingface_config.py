@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from simulator.catalogue.linear_attention import LinearAttention, SlidingWindow
 from simulator.catalogue.transformer import LatentAttention, ModelShape
 
 _SPELLINGS = {
@@ -49,21 +50,30 @@ _TWO_MATRICES = _families(
 )
 """Families whose MLP has no gate."""
 
+_GATED = _families("qwen3_next qwen3_5 qwen3_5_moe")
+"""Families whose attention gates its output by default."""
+
 _COMPARED = _TWO_MATRICES | _families(
     "cohere cohere2 cohere2_moe cwm deepseek_v2 deepseek_v3 dots1 ernie4_5 ernie4_5_moe exaone4 "
     "exaone_moe flex_olmo gemma gemma2 gemma3 glm glm4 glm4_moe glm4_moe_lite gpt_oss granite "
     "granitemoe helium hunyuan_v1_dense llama llama4 minimax_m2 ministral ministral3 mistral "
     "mixtral olmo olmo2 olmo3 olmoe phi3 phimoe qwen2 qwen2_5_vl qwen2_moe qwen2_vl qwen3 "
-    "qwen3_moe qwen3_vl qwen3_vl_moe seed_oss smollm3 solar_open stablelm vaultgemma youtu"
+    "qwen3_moe qwen3_next qwen3_5 qwen3_5_moe qwen3_vl qwen3_vl_moe seed_oss smollm3 solar_open "
+    "stablelm vaultgemma youtu kimi_linear"
 )
 """Families whose parameters were compared with transformers 5.23: equal within 1.4 %, and within
 0.1 % if positions are not learned."""
 
-_WINDOWED = ("sliding_attention", "chunked_attention", "indexed_attention")
-"""Kinds of layers that attend to only a part of the context."""
+_WINDOWED = ("sliding_attention", "chunked_attention")
+"""Kinds of layers that attend to the last tokens, or to those of the same chunk."""
+_INDEXED = "indexed_attention"
+"""A kind of layer that chooses what it attends to; its cost is not modeled."""
+_LINEAR = "linear_attention"
 
-_NO_CONTEXT = ("mamba", "ssm_", "state_size", "linear_num", "conv_L_cache", "lru_width")
-"""Prefixes of settings of layers whose state does not grow with the context."""
+_NO_CONTEXT = ("mamba", "ssm_", "state_size", "conv_L_cache", "lru_width")
+"""Prefixes of settings of layers with a state that is not modeled."""
+_HARMLESS = ("mamba_ssm_dtype",)
+"""Settings with such a prefix that say nothing about layers."""
 
 
 def read_config(path: Path) -> ModelShape:
@@ -105,7 +115,8 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
     family = str(config.get("model_type", whole.get("model_type", ""))).removesuffix("_text")
     if whole.get("is_encoder_decoder") or config.get("is_encoder_decoder"):
         raise ValueError(f"{name} is an encoder-decoder model; only decoders can be simulated")
-    _refuse_other_layers(read)
+    linear = _linear(read)
+    _refuse_other_layers(read, linear)
     heads, hidden = read.number("heads"), read.number("hidden")
     kv_heads = _kv_heads(read, heads)
     layers = read.number("layers")
@@ -122,6 +133,9 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
         tied_embeddings=_tied(whole, config, family),
         gated=family not in _TWO_MATRICES,
         latent=_latent(read),
+        window=_window(read, layers),
+        linear=linear,
+        gated_attention=bool(config.get("attn_output_gate", family in _GATED)),
         caveats=tuple(_caveats(whole, read, family, layers)),
         source=f"config.json of {name}",
         **mixture,
@@ -178,10 +192,20 @@ class _Fields:
         raise ValueError(f"config.json of {self.name} has no {keys[0]!r}{others}")
 
 
-def _refuse_other_layers(read: _Fields) -> None:
-    known = ("full_attention", *_WINDOWED)
+def _refuse_other_layers(read: _Fields, linear: LinearAttention | None) -> None:
+    known = ("full_attention", *_WINDOWED, _INDEXED, *((_LINEAR,) if linear else ()))
     strange = sorted({str(kind) for kind in read.listed("layer_types")} - {*known})
-    strange += [key for key, value in read.config.items() if key.startswith(_NO_CONTEXT) and value]
+    strange += [
+        key
+        for key, value in read.config.items()
+        if key.startswith(_NO_CONTEXT) and key not in _HARMLESS and value
+    ]
+    width, hidden = read.config.get("routed_expert_hidden_size"), read.config.get("hidden_size")
+    if width is not None and width != hidden:
+        raise ValueError(
+            f"{read.name} has experts of another width than its layers (routed_expert_hidden_size "
+            f"{width}), which are not modeled; it cannot be simulated"
+        )
     if strange:
         raise ValueError(
             f"{read.name} has layers other than attention ({', '.join(strange[:3])}), whose cost "
@@ -272,6 +296,76 @@ def _latent(read: _Fields) -> LatentAttention | None:
     )
 
 
+def _linear(read: _Fields) -> LinearAttention | None:
+    """Layers with a state, in the notation of Qwen3-Next and Qwen3.5, or of Kimi Linear."""
+    config = read.config
+    layers = sum(kind == _LINEAR for kind in read.listed("layer_types"))
+    nested = config.get("linear_attn_config")
+    if isinstance(nested, Mapping):  # Kimi Linear as published
+        inner = _Fields(nested, read.name)
+        return LinearAttention(
+            layers=len(inner.listed("kda_layers")),
+            **_equal_heads(inner, ("num_heads", "head_dim", "short_conv_kernel_size")),
+        )
+    if config.get("linear_num_heads") is not None:  # the same in transformers
+        names = ("linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim")
+        return LinearAttention(layers=layers, **_equal_heads(read, names))
+    if config.get("linear_num_value_heads") is None:
+        return None
+    every = read.optional(("full_attention_interval",), 4)
+    count = read.number("layers")
+    return LinearAttention(
+        layers=layers if config.get("layer_types") is not None else count - count // every,
+        key_heads=read.exactly("linear_num_key_heads"),
+        value_heads=read.exactly("linear_num_value_heads"),
+        key_head_dim=read.exactly("linear_key_head_dim"),
+        value_head_dim=read.exactly("linear_value_head_dim"),
+        conv_width=read.exactly("linear_conv_kernel_dim"),
+    )
+
+
+def _equal_heads(read: _Fields, names: tuple[str, str, str]) -> dict[str, int]:
+    """Kimi Delta Attention: heads of keys and values are alike; gates have the rank of a head."""
+    heads, width, conv = (read.exactly(name) for name in names)
+    return {
+        **dict.fromkeys(("key_heads", "value_heads"), heads),
+        **dict.fromkeys(("key_head_dim", "value_head_dim", "gate_rank"), width),
+        "conv_width": conv,
+    }
+
+
+def _window(read: _Fields, layers: int) -> SlidingWindow | None:
+    """Layers with a window; None if there are none, or if it is never exceeded."""
+    kinds = [str(kind) for kind in read.listed("layer_types")]
+    windowed = sum(kind in _WINDOWED for kind in kinds)
+    tokens = _window_tokens(read)
+    if tokens is None:
+        return None
+    if not kinds:
+        pattern = read.optional(("sliding_window_pattern", "_sliding_window_pattern"), 0)
+        windowed = layers - layers // pattern if pattern else 0
+    return SlidingWindow(layers=windowed, tokens=tokens) if windowed else None
+
+
+def _whole_window(read: _Fields, layers: int) -> int | None:
+    """The window of a model that has one in every layer; its cache is bounded, as none here."""
+    if read.listed("layer_types") or _window(read, layers) is not None:
+        return None
+    return _window_tokens(read)
+
+
+def _window_tokens(read: _Fields) -> int | None:
+    config = read.config
+    if not config.get("use_sliding_window", True):
+        return None
+    longest = config.get("max_position_embeddings") or math.inf
+    for key in ("sliding_window", "attention_chunk_size"):
+        tokens = config.get(key)
+        if isinstance(tokens, int) and not isinstance(tokens, bool) and 0 < tokens < longest:
+            return tokens
+    return None
+
+
 def _tied(whole: Mapping[str, Any], config: Mapping[str, Any], family: str) -> bool:
     for one in (whole, config):
         tied = one.get("tie_word_embeddings")
@@ -289,15 +383,13 @@ def _caveats(whole: Mapping[str, Any], read: _Fields, family: str, layers: int) 
     quantized = whole.get("quantization_config") or config.get("quantization_config")
     if quantized:
         yield "its weights are quantized, but sizes are computed for bf16"
-    kinds = [str(kind) for kind in read.listed("layer_types")]
-    windowed = sum(kind in _WINDOWED for kind in kinds)
-    window, longest = config.get("sliding_window"), config.get("max_position_embeddings")
-    reached = isinstance(window, int) and 0 < window < (longest or math.inf)
-    if not kinds and reached and config.get("use_sliding_window", True):
-        pattern = config.get("sliding_window_pattern") or 0
-        windowed = layers - layers // pattern if isinstance(pattern, int) and pattern else layers
-    if windowed:
+    indexed = sum(kind == _INDEXED for kind in read.listed("layer_types"))
+    if _whole_window(read, layers) is not None:
+        indexed = layers
+    if indexed:
         yield (
-            f"{windowed} of its {layers} layers attend to only a part of the context, but are "
+            f"{indexed} of its {layers} layers attend to only a part of the context, but are "
             "counted as if they attended to all of it: cache and attention are upper bounds"
         )
+    if config.get("global_head_dim"):
+        yield "its global layers have heads of another width, but are counted like the others"

@@ -10,6 +10,7 @@ from typing import Any
 
 from areal_lab.config.suggest import did_you_mean, plain
 from simulator.catalogue.huggingface_config import from_config, read_config
+from simulator.catalogue.hybrid_models import HYBRIDS
 from simulator.catalogue.transformer import LatentAttention, ModelShape
 
 __all__ = [
@@ -111,7 +112,9 @@ _DISTILLED = tuple(
     )
 )
 
-MODELS = MappingProxyType({shape.name: shape for shape in (*_DISTILLED, *_BASES.values())})
+MODELS = MappingProxyType(
+    {shape.name: shape for shape in (*_DISTILLED, *_BASES.values(), *HYBRIDS)}
+)
 """Shapes by name."""
 
 _ALIASES = MappingProxyType(
@@ -133,7 +136,7 @@ _ALIASES = MappingProxyType(
 """Models of the same shape."""
 
 _ADDITIONS = re.compile(
-    r"(^(deepseek|meta)-(?=r1-distill|llama))|(-(instruct|base|chat|thinking|\d{4}|v0\.1)(?=-|$))",
+    r"(^(deepseek|meta)-(?=r1-distill|llama))|(-(instruct|base|chat|it|thinking|\d{4}|v0\.1)(?=-|$))",
     re.IGNORECASE,
 )
 """Prefixes and suffixes of names that do not change the shape: `Meta-Llama-3.1-8B-Instruct`."""
@@ -166,12 +169,15 @@ def find_model(name_or_path: str) -> ModelShape:
 
 
 def model_table() -> str:
-    """The catalogue as Markdown; GB are 1e9 bytes in bf16, GFLOPs 1e9 per token forward."""
+    """The catalogue as Markdown; GB are 1e9 bytes in bf16, GFLOPs 1e9 per token forward.
+
+    *Per sequence* are full windows and states.
+    """
     lines = [
         "| model | parameters | active | layers | hidden | heads / KV | head width "
         "| GFLOPs per token | and per 1,000 of context | read per step, GB "
-        "| cache per token, bytes | source |",
-        "| --- | --: | --: | --: | --: | --: | --: | --: | --: | --: | --: | --- |",
+        "| cache per token, bytes | per sequence, MB | source |",
+        "| --- | --: | --: | --: | --: | --: | --: | --: | --: | --: | --: | --: | --- |",
     ]
     for shape in MODELS.values():
         sizes = (
@@ -181,6 +187,7 @@ def model_table() -> str:
             f"{shape.attention_flops(1000) / 1e9:.3g}",
             f"{shape.decode_weight_bytes() / 1e9:.2f}",
             f"{shape.cache_bytes_per_token():,.0f}",
+            f"{(shape.window_bytes() + shape.state_bytes()) / 1e6:.3g}",
         )
         lines.append(f"| {shape.name} | {' | '.join(map(str, sizes))} | {shape.source} |")
     return "\n".join(lines) + "\n"

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from simulator.catalogue.linear_attention import LinearAttention, SlidingWindow, check_count
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentAttention:
@@ -31,7 +33,7 @@ class LatentAttention:
             *(("cached_rank", 1), ("rope_head_dim", 0), ("value_head_dim", 1)),
             ("query_rank", 0),
         ):
-            _check(name, getattr(self, name), least, "latent attention")
+            check_count(name, getattr(self, name), least, "latent attention")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +67,12 @@ class ModelShape:
     gated: bool = True
     """The MLP multiplies with a gate: three matrices instead of two."""
     latent: LatentAttention | None = None
+    window: SlidingWindow | None = None
+    """Some layers attend to the last tokens only."""
+    linear: LinearAttention | None = None
+    """Some layers have a state instead of attention."""
+    gated_attention: bool = False
+    """Attention multiplies its output with a gate, as wide as its queries."""
     caveats: tuple[str, ...] = ()
     """What these sizes do not cover; for reports."""
     source: str = ""
@@ -74,13 +82,18 @@ class ModelShape:
             *("layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate"),
             "vocabulary",
         ):
-            _check(name, getattr(self, name), 1, self.name)
+            check_count(name, getattr(self, name), 1, self.name)
         for name in ("experts", "shared_intermediate", "first_dense_layers"):
-            _check(name, getattr(self, name), 0, self.name)
+            check_count(name, getattr(self, name), 0, self.name)
         if self.heads % self.kv_heads:
             raise ValueError(
                 f"{self.name} has {self.heads} heads and {self.kv_heads} key-value heads, but the "
                 "first must be a multiple of the second"
+            )
+        if self.full_layers < 1:
+            raise ValueError(
+                f"{self.name} has {self.layers} layers, of which {self.layers - self.full_layers} "
+                "have a window or a state, but at least one must attend to the whole context"
             )
         if self.first_dense_layers > self.layers:
             raise ValueError(
@@ -88,8 +101,8 @@ class ModelShape:
                 f"but must be <= layers ({self.layers})"
             )
         if self.experts:
-            _check("active_experts", self.active_experts, 1, self.name)
-            _check("moe_intermediate", self.moe_intermediate, 1, self.name)
+            check_count("active_experts", self.active_experts, 1, self.name)
+            check_count("moe_intermediate", self.moe_intermediate, 1, self.name)
             if self.active_experts > self.experts:
                 raise ValueError(
                     f"active_experts of {self.name} is {self.active_experts}, "
@@ -133,6 +146,16 @@ class ModelShape:
         """Layers whose MLP is a mixture of experts."""
         return self.layers - self.first_dense_layers if self.experts else 0
 
+    @property
+    def attention_layers(self) -> int:
+        """Layers with keys and values."""
+        return self.layers - (self.linear.layers if self.linear else 0)
+
+    @property
+    def full_layers(self) -> int:
+        """Layers that attend to the whole context."""
+        return self.attention_layers - (self.window.layers if self.window else 0)
+
     # --- bytes -----------------------------------------------------------------------------------
 
     def weight_bytes(self, bytes_per_parameter: float = 2) -> float:
@@ -167,12 +190,21 @@ class ModelShape:
         return self.experts * (1 - untaken)
 
     def cache_bytes_per_token(self, bytes_per_number: float = 2) -> float:
-        """Cache of one token over all layers: keys and values, or the latent vector."""
-        if self.latent is not None:
-            per_layer = self.latent.cached_rank + self.latent.rope_head_dim
-        else:
-            per_layer = 2 * self.kv_heads * self.head_dim
-        return self.layers * per_layer * bytes_per_number
+        """Cache of one token: keys and values, or the latent vector.
+
+        Over all layers that attend to the whole context; windows and states do not grow with it.
+        """
+        return self.full_layers * self._cached_per_layer * bytes_per_number
+
+    def window_bytes(self, bytes_per_number: float = 2) -> float:
+        """Cache of one sequence in the layers with a window, when it is full."""
+        if self.window is None:
+            return 0.0
+        return self.window.layers * self.window.tokens * self._cached_per_layer * bytes_per_number
+
+    def state_bytes(self) -> float:
+        """States of one sequence."""
+        return 0.0 if self.linear is None else self.linear.state_bytes()
 
     def cache_shards(self, tensor_parallel: int) -> int:
         """Parts that tensor parallelism cuts the cache of a token into.
@@ -190,16 +222,32 @@ class ModelShape:
     def attention_flops(self, context_tokens: float) -> float:
         """FLOPs of one new token's scores against a context, and of the weighted sum of its values.
 
-        For latent attention, as in training and prefill, with expanded keys and values.
+        In the layers that attend to all of it. For latent attention, as in training and prefill,
+        with expanded keys and values.
         """
+        return self._pair_flops(self.full_layers) * context_tokens
+
+    def window_flops(self) -> float:
+        """The same per attended token, in the layers with a window."""
+        return 0.0 if self.window is None else self._pair_flops(self.window.layers)
+
+    # --- parts -----------------------------------------------------------------------------------
+
+    def _pair_flops(self, layers: int) -> float:
+        """FLOPs of one pair of query and key in some layers."""
         if self.latent is None:
             score_dim = value_dim = self.head_dim
         else:
             score_dim = self.head_dim + self.latent.rope_head_dim
             value_dim = self.latent.value_head_dim
-        return 2.0 * self.layers * self.heads * (score_dim + value_dim) * context_tokens
+        return 2.0 * layers * self.heads * (score_dim + value_dim)
 
-    # --- parts -----------------------------------------------------------------------------------
+    @property
+    def _cached_per_layer(self) -> int:
+        """Numbers that a layer caches of a token."""
+        if self.latent is not None:
+            return self.latent.cached_rank + self.latent.rope_head_dim
+        return 2 * self.kv_heads * self.head_dim
 
     @property
     def _mlp_matrices(self) -> int:
@@ -211,8 +259,12 @@ class ModelShape:
         shared = self._mlp_matrices * self.hidden * self.shared_intermediate
         router = self.hidden * self.experts
         mixture = experts * self.expert_parameters + shared + router
+        stateful = (
+            self.linear.layers * self.linear.layer_parameters(self.hidden) if self.linear else 0
+        )
         return (
-            self.layers * self._attention_parameters
+            stateful
+            + self.attention_layers * self._attention_parameters
             + (self.layers - self.moe_layers) * dense
             + self.moe_layers * mixture
         )
@@ -221,7 +273,8 @@ class ModelShape:
     def _attention_parameters(self) -> int:
         """Attention parameters of one layer."""
         if self.latent is None:
-            return 2 * self.hidden * (self.heads + self.kv_heads) * self.head_dim
+            gate = self.hidden * self.heads * self.head_dim if self.gated_attention else 0
+            return 2 * self.hidden * (self.heads + self.kv_heads) * self.head_dim + gate
         latent = self.latent
         query_width = self.heads * (self.head_dim + latent.rope_head_dim)
         if latent.query_rank:
@@ -232,8 +285,3 @@ class ModelShape:
         expand = latent.cached_rank * self.heads * (self.head_dim + latent.value_head_dim)
         output = self.heads * latent.value_head_dim * self.hidden
         return queries + compress + expand + output
-
-
-def _check(name: str, value: object, least: int, model: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} of {model} is {value!r}, but must be a whole number >= {least}")

@@ -182,6 +182,13 @@ class RolloutConfig(Record):
     max_running: Whole = 0
     """Maximum sequences that one engine decodes at once; 0 takes what its KV cache holds, at most
     256."""
+    weight_precision: Literal["bf16", "fp8"] = "bf16"
+    """Weights of the engines' layers, and the products with them, in `bf16` or `fp8`
+    (`quantization: fp8` in vLLM and SGLang); the embedding and the head stay in bf16. Needs GPUs
+    with fp8 units."""
+    kv_cache_precision: Literal["bf16", "fp8"] = "bf16"
+    """Numbers of the KV cache (`kv_cache_dtype` in vLLM and SGLang): one of `fp8` has half of the
+    bytes."""
     memory_utilization: Annotated[float, Gt(0), Le(1)] = 0.85
     """Share of GPU memory for weights and KV cache (`mem_fraction_static` in SGLang)."""
     routing: RoutingName = "least_loaded"
@@ -196,6 +203,21 @@ class RolloutConfig(Record):
     """A turn finds the context of the turns before in the KV cache, unless others needed the room
     or the weights have changed since (automatic prefix caching of vLLM and SGLang). False reads
     the whole context again in every turn."""
+    speculative_tokens: Whole = 0
+    """Tokens that a step drafts for each sequence and verifies beside the next one
+    (`num_speculative_tokens` in vLLM; `speculative_num_draft_tokens` in SGLang, less one); 0 does
+    not speculate."""
+    acceptance_length: Annotated[float, Ge(1), Le(100), About(unit="tokens")] | None = None
+    """Mean tokens that a step adds to a sequence, the next one included; engines log it. Needs
+    `speculative_tokens`."""
+    draft_layers: Count = 1
+    """Layers of the draft, each like one of the model: 1 for EAGLE and for a module that predicts
+    several tokens (MTP)."""
+    draft_passes: Count | None = None
+    """Passes of the draft per step (`speculative_num_steps` in SGLang); null takes one per drafted
+    token, a chain. Fewer draft a tree."""
+    draft_pass_s: Seconds | None = None
+    """Measured time of one pass of the draft; null takes the cost model."""
     engine: EngineName = "default"
     """Engine and first version with these numbers: CPU time per decode step, how it grows with the
     running sequences, whether it overlaps with the GPU. `vllm-0.6` is V0, `vllm-0.8` V1,
@@ -259,6 +281,9 @@ class TrainerConfig(Record):
     0 shards over all. Only for `fsdp2`, `prime_rl` and `torchtitan`."""
     precision: Literal["bf16", "fp8"] = "bf16"
     """Matrix products of the layers in `bf16` or `fp8`; attention and the head stay in bf16."""
+    lora_rank: Whole = 0
+    """Rank of low-rank adapters on every matrix of the layers, experts included; the weights are
+    frozen, and a reference model is the one without adapters. 0 trains all weights."""
     gradient_precision: Literal["usual", "fp32", "bf16"] = "usual"
     """Numbers that gradients are accumulated in; `usual` takes those of the kind: bf16 for
     `megatron`, else fp32."""
@@ -306,6 +331,12 @@ class WeightsConfig(Record):
     backend: Literal["disk", "nccl", "delta"] = "disk"
     """How weights travel: `disk` (shared storage and polling, as in the paper), `nccl` or
     `delta`."""
+    merge_adapters: bool = False
+    """With `trainer.lora_rank`: merge adapters into the weights and send all of them. False sends
+    the adapters, which the engines merge."""
+    quantize_before_sending: bool = False
+    """The trainer quantizes weights before it sends them to engines in fp8, which halves the bytes.
+    False sends bf16, and the engines quantize while they load."""
     update_s: Seconds | None = None
     """Measured time from the end of a training step until every engine has the weights; null takes
     the cost model."""

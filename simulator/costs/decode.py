@@ -22,13 +22,16 @@ from dataclasses import dataclass, field
 
 from simulator.catalogue.gpu import GPU
 from simulator.catalogue.transformer import ModelShape
+from simulator.costs.attention.hybrid import plain, sequence_read_s
 from simulator.costs.coefficients import KernelCoefficients
 from simulator.costs.communication import engine_all_reduce_s
 from simulator.costs.engine_cpu import ENGINE_S
 from simulator.costs.engine_memory import check_tensor_parallel
 from simulator.costs.measured_engine import MeasuredDecode
+from simulator.costs.precision.fp8_kernels import FP8Kernels, precise_coefficients
+from simulator.costs.precision.numbers import BF16, EngineNumbers
 from simulator.costs.roofline import smooth_max
-from simulator.costs.typical_coefficients import kernel_coefficients
+from simulator.costs.speculation.draft import Speculation
 
 _ROUNDING = 1e-6
 """Fraction of a step that may be missing at its end: times are sums of many floats."""
@@ -54,6 +57,12 @@ class DecodeCost:
     """Factor on all times of this engine, for stragglers."""
     measured: MeasuredDecode | None = None
     """Replaces the formula."""
+    numbers: EngineNumbers = BF16
+    """Precision of weights and cache."""
+    fp8: FP8Kernels | None = None
+    """Speed of products in fp8; None if weights are in bf16."""
+    speculation: Speculation | None = None
+    """Drafts: seconds are then those of a token, so a step divided by the tokens it adds."""
     context_token_s: float = field(init=False)
     """GPU seconds of a step per token of context."""
     engine_s: float = field(init=False)
@@ -78,8 +87,14 @@ class DecodeCost:
             engine_s, sequence_s = self.overhead_s, self.overhead_sequence_s
             launch_s = self.launch_s
             shards = self.model.cache_shards(self.tensor_parallel)
-            read_s = self.model.cache_bytes_per_token() / shards / self.gpu.memory_bytes_per_s
+            cached = self.numbers.cache_bytes_per_token(self.model)
+            read_s = cached / shards / self.gpu.memory_bytes_per_s
             token_s = self.coefficients.cache_reading * read_s
+            if self.speculation is not None:
+                accepted = self.speculation.accepted
+                token_s *= self.speculation.more_reading(self.model) / accepted
+                engine_s, sequence_s = engine_s / accepted, sequence_s / accepted
+                launch_s /= accepted
         object.__setattr__(self, "engine_s", engine_s * self.slowdown)
         object.__setattr__(self, "engine_sequence_s", sequence_s * self.slowdown)
         object.__setattr__(self, "floor_s", (engine_s + launch_s) * self.slowdown)
@@ -96,11 +111,15 @@ class DecodeCost:
     def error(self) -> float:
         """Mean absolute relative error of the GPU's part on the points used for the fit.
 
-        At least 0.3 for mixtures of experts and latent attention, whose kernels were not measured.
+        At least 0.3 for mixtures of experts, latent attention, windows and states, whose kernels
+        were not measured.
         """
         if self.measured is not None:
             return self.measured.error
-        dense = self.model.experts == 0 and self.model.latent is None
+        dense = plain(self.model)
+        if self.speculation is not None:
+            least = self.speculation.error if dense else max(self.speculation.error, 0.3)
+            return max(self.coefficients.decode_error, least)
         return self.coefficients.decode_error if dense else max(self.coefficients.decode_error, 0.3)
 
     def base_s(self, sequences: int) -> float:
@@ -191,13 +210,12 @@ class DecodeCost:
         if self.measured is not None:
             return {"measured": self.measured.base_s(sequences) * self.slowdown}
         model, gpu, split, at = self.model, self.gpu, self.tensor_parallel, self.coefficients
-        weights = model.decode_weight_bytes(sequences=sequences) / split
+        drafts = self.speculation
+        rows = sequences if drafts is None else sequences * drafts.rows
+        weights = self.numbers.decode_weight_bytes(model, sequences=rows) / split
         reading_s = at.weight_reading * weights / gpu.memory_bytes_per_s
-        flops = model.linear_flops_per_token() * sequences / split
-        products_s = smooth_max(
-            reading_s, flops / (gpu.flops_per_s * at.matrix_efficiency), at.knee
-        )
-        message = sequences * model.hidden * 2
+        products_s = smooth_max(reading_s, self._computing_s(rows), at.knee)
+        message = rows * model.hidden * 2
         reduces_s = (2 * model.layers + 1) * engine_all_reduce_s(
             message, split, gpu, links=at.links
         )
@@ -205,10 +223,28 @@ class DecodeCost:
             "reading weights": reading_s,
             "computing": products_s - reading_s,
             "layers": at.layer_s * model.layers,
-            "sequences": at.sequence_s * sequences,
+            "sequences": at.sequence_s * rows,
             "all-reduce": reduces_s,
         }
+        if model.window is not None or model.linear is not None:
+            one_s = sequence_read_s(model, gpu, at, self.numbers, split)
+            parts["windows and states"] = one_s * sequences
+        if drafts is not None:
+            parts["drafting"] = drafts.drafting_s(
+                model, gpu, at, self.numbers, tensor_parallel=split, sequences=sequences
+            )
+            parts = {name: seconds / drafts.accepted for name, seconds in parts.items()}
         return {name: seconds * self.slowdown for name, seconds in parts.items()}
+
+    def _computing_s(self, tokens: float) -> float:
+        """Seconds of the products of `tokens` rows at the peak's share that large ones reach."""
+        model, gpu, at = self.model, self.gpu, self.coefficients
+        if self.fp8 is None:
+            flops = model.linear_flops_per_token() * tokens / self.tensor_parallel
+            return flops / (gpu.flops_per_s * at.matrix_efficiency)
+        efficiency = at.matrix_efficiency
+        seconds = self.fp8.computing_s(model, gpu, efficiency, tokens=tokens, head_tokens=tokens)
+        return seconds / self.tensor_parallel
 
 
 def _waiting_steps(missing_s: float, growth_s: float, steps: int) -> int:
@@ -235,6 +271,9 @@ def decode_cost(
     slowdown: float = 1.0,
     measured: MeasuredDecode | None = None,
     coefficients: KernelCoefficients | None = None,
+    numbers: EngineNumbers = BF16,
+    fp8: FP8Kernels | None = None,
+    speculation: Speculation | None = None,
 ) -> DecodeCost:
     """Decode steps of a model on a GPU.
 
@@ -245,20 +284,27 @@ def decode_cost(
         overlap: the CPU works on the next step while the GPU computes; False adds both.
         slowdown: factor on all times, for stragglers.
         measured: measured steps, which replace formula and overhead.
-        coefficients: custom coefficients; None uses the GPU's.
+        coefficients: custom coefficients of bf16; None uses the GPU's.
+        numbers: precision of weights and cache.
+        fp8: custom coefficients of fp8; None uses the GPU's.
+        speculation: what a step drafts; None nothing.
 
     Raises:
         ValueError: the model cannot be split over `tensor_parallel` GPUs, or a time is negative.
     """
+    known, kernels = precise_coefficients(gpu, numbers, coefficients, fp8)
     return DecodeCost(
         model=model,
         gpu=gpu,
         tensor_parallel=tensor_parallel,
-        coefficients=coefficients or kernel_coefficients(gpu),
+        coefficients=known,
         overhead_s=ENGINE_S if overhead_s is None else overhead_s,
         overhead_sequence_s=overhead_sequence_s,
         launch_s=launch_s,
         overlap=overlap,
         slowdown=slowdown,
         measured=measured,
+        numbers=numbers,
+        fp8=kernels,
+        speculation=speculation,
     )

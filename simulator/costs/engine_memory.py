@@ -10,11 +10,15 @@ activations as well, so set a few percent less here.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 from areal_lab.config.problem import Kind, refusal
 from simulator.catalogue.find_gpu import GPUS
 from simulator.catalogue.gpu import GPU
 from simulator.catalogue.transformer import ModelShape
+from simulator.costs.attention.hybrid import sequence_bytes
+from simulator.costs.precision.numbers import BF16, EngineNumbers
+from simulator.costs.speculation.draft import Speculation
 
 _MOST_GPUS = 72
 """Largest engine that is recommended: a rack."""
@@ -27,13 +31,19 @@ def cache_tokens(
     utilization: float = 0.85,
     *,
     longest_tokens: int = 1,
+    numbers: EngineNumbers = BF16,
+    sequences: int = 0,
+    speculation: Speculation | None = None,
 ) -> int:
     """Capacity of an engine's KV cache in tokens, over all its sequences.
 
     Args:
-        model: its shape; weights and cache in 16 bits.
+        model: its shape.
         utilization: share of each GPU's memory for weights and cache.
         longest_tokens: prompt plus response of the longest sequence, which must fit.
+        numbers: precision of weights and cache.
+        sequences: that run at the same time, each with windows and states beside the cache.
+        speculation: whose draft has weights and a cache too; None without.
 
     Raises:
         ValueError: one line, with a fix: the model or its longest sequence does not fit, it cannot
@@ -46,12 +56,13 @@ def cache_tokens(
     if longest_tokens < 1:
         raise ValueError(f"longest_tokens is {longest_tokens}, but must be >= 1")
     check_tensor_parallel(model, gpu, tensor_parallel)
-    tokens = _tokens(model, gpu, tensor_parallel, utilization)
+    held = _Held(model, numbers, sequences, speculation)
+    tokens = _tokens(held, gpu, tensor_parallel, utilization)
     if tokens >= longest_tokens:
         return tokens
     gib = 2**30
     room = gpu.memory_bytes * utilization / gib
-    weights = model.weight_bytes() / tensor_parallel / gib
+    weights = held.weight_bytes / tensor_parallel / gib
     if weights > room:
         problem = (
             f"{model.name} does not fit on {gpu.name} with tensor_parallel={tensor_parallel}: its "
@@ -65,7 +76,9 @@ def cache_tokens(
             f"memory_utilization={utilization:g} has room for {max(0, tokens)} tokens next to its "
             "weights"
         )
-    fix = _fix(model, gpu, tensor_parallel, utilization, longest_tokens)
+    if sequences and sequence_bytes(model, numbers, tensor_parallel):
+        problem += f", and windows and states of {sequences} sequences"
+    fix = _fix(held, gpu, tensor_parallel, utilization, longest_tokens)
     raise refusal("rollout", f"rollout: {problem}; {fix}", Kind.MEMORY)
 
 
@@ -92,25 +105,47 @@ def check_tensor_parallel(model: ModelShape, gpu: GPU, tensor_parallel: int) -> 
 def _splits(model: ModelShape, gpus: int) -> bool:
     if gpus < 1 or model.heads % gpus:
         return False
+    if model.linear is not None and model.linear.key_heads % gpus:
+        return False
     # Key-value heads are replicated evenly if there are fewer of them than GPUs.
     return model.kv_heads % gpus == 0 or gpus % model.kv_heads == 0
 
 
-def _tokens(model: ModelShape, gpu: GPU, tensor_parallel: int, utilization: float) -> int:
+class _Held(NamedTuple):
+    """What an engine holds."""
+
+    model: ModelShape
+    numbers: EngineNumbers
+    sequences: int
+    speculation: Speculation | None
+
+    @property
+    def weight_bytes(self) -> float:
+        """Of the model and its draft."""
+        weights = self.numbers.weight_bytes(self.model)
+        if self.speculation is None:
+            return weights
+        return weights + self.speculation.weight_bytes(self.model, self.numbers)
+
+
+def _tokens(held: _Held, gpu: GPU, tensor_parallel: int, utilization: float) -> int:
     """Tokens that fit; negative if the weights alone do not."""
-    room = gpu.memory_bytes * utilization - model.weight_bytes() / tensor_parallel
-    per_token = model.cache_bytes_per_token() / model.cache_shards(tensor_parallel)
+    model, numbers, sequences, speculation = held
+    room = gpu.memory_bytes * utilization - held.weight_bytes / tensor_parallel
+    room -= sequences * sequence_bytes(model, numbers, tensor_parallel)
+    per_token = numbers.cache_bytes_per_token(model) / model.cache_shards(tensor_parallel)
+    if speculation is not None:
+        per_token *= speculation.more_cache(model)
     return math.floor(room / per_token)
 
 
-def _fix(
-    model: ModelShape, gpu: GPU, tensor_parallel: int, utilization: float, longest: int
-) -> str:
+def _fix(held: _Held, gpu: GPU, tensor_parallel: int, utilization: float, longest: int) -> str:
     """The smallest change that makes it fit."""
+    model = held.model
     for split in range(tensor_parallel + 1, gpu.node_gpus + 1):
-        if _splits(model, split) and _tokens(model, gpu, split, utilization) >= longest:
+        if _splits(model, split) and _tokens(held, gpu, split, utilization) >= longest:
             return f"use tensor_parallel={split}"
-    if _tokens(model, gpu, tensor_parallel, 0.9) >= longest:
+    if _tokens(held, gpu, tensor_parallel, 0.9) >= longest:
         return "use memory_utilization=0.9"
     larger = sorted(
         (other for other in GPUS.values() if other.memory_bytes > gpu.memory_bytes),
@@ -118,7 +153,7 @@ def _fix(
     )
     for split in range(tensor_parallel, _MOST_GPUS + 1):
         for other in (one for one in larger if split <= one.node_gpus):
-            if _splits(model, split) and _tokens(model, other, split, utilization) >= longest:
+            if _splits(model, split) and _tokens(held, other, split, utilization) >= longest:
                 return (
                     f"no split within a node helps; use {other.name} with tensor_parallel={split}"
                 )

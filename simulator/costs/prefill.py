@@ -14,11 +14,13 @@ from dataclasses import dataclass, field
 
 from simulator.catalogue.gpu import GPU
 from simulator.catalogue.transformer import ModelShape
+from simulator.costs.attention.hybrid import plain, states_s
 from simulator.costs.coefficients import KernelCoefficients
 from simulator.costs.communication import engine_all_reduce_s
 from simulator.costs.engine_memory import check_tensor_parallel
+from simulator.costs.precision.fp8_kernels import FP8Kernels, precise_coefficients
+from simulator.costs.precision.numbers import BF16, EngineNumbers
 from simulator.costs.roofline import smooth_max
-from simulator.costs.typical_coefficients import kernel_coefficients
 
 CHUNK_TOKENS = 8192
 """Largest number of tokens per pass: `chunked_prefill_size` of SGLang on GPUs of 80 GB."""
@@ -43,8 +45,12 @@ class PrefillCost:
     coefficients: KernelCoefficients
     slowdown: float = 1.0
     chunk_tokens: int = CHUNK_TOKENS
+    numbers: EngineNumbers = BF16
+    """Precision of weights and cache; attention itself is computed in bf16."""
+    fp8: FP8Kernels | None = None
+    """Speed of products in fp8; None if weights are in bf16."""
     pair_s: float = field(init=False)
-    """Seconds per pair of attention."""
+    """Seconds per pair of attention, in the layers that attend to the whole context."""
     _pass_s: dict[int, float] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -66,11 +72,11 @@ class PrefillCost:
     def error(self) -> float:
         """Mean absolute relative error on the points used for the fit.
 
-        At least 0.3 for mixtures of experts and latent attention, whose kernels were not measured.
+        At least 0.3 for mixtures of experts, latent attention, windows and states, whose kernels
+        were not measured.
         """
-        dense = self.model.experts == 0 and self.model.latent is None
         known = self.coefficients.prefill_error
-        return known if dense else max(known, 0.3)
+        return known if plain(self.model) else max(known, 0.3)
 
     def seconds(self, new_tokens: int, pairs: float) -> float:
         """Seconds of a prefill, divided into chunks if it is long.
@@ -85,7 +91,18 @@ class PrefillCost:
         linear_s = self.pass_s(rest) if rest else 0.0
         if chunks:
             linear_s += chunks * self.pass_s(self.chunk_tokens)
-        return linear_s + self.pair_s * pairs
+        return linear_s + self.pair_s * pairs + self._others_s(new_tokens, pairs)
+
+    def _others_s(self, new_tokens: int, pairs: float) -> float:
+        """Seconds of layers with a window or a state; 0 without them."""
+        model, seconds = self.model, 0.0
+        if model.window is not None:
+            in_window = min(pairs, model.window.tokens * new_tokens)
+            seconds += self.pair_s * in_window * model.window_flops() / model.attention_flops(1)
+        if model.linear is not None:
+            peak = self.gpu.flops_per_s * self.tensor_parallel
+            seconds += self.slowdown * float(states_s(model, new_tokens, peak))
+        return seconds
 
     def pass_s(self, tokens: int) -> float:
         """Seconds of one forward pass, without its attention pairs."""
@@ -97,11 +114,16 @@ class PrefillCost:
 
     def _one_pass_s(self, tokens: int) -> float:
         model, gpu, split, at = self.model, self.gpu, self.tensor_parallel, self.coefficients
-        weights = model.decode_weight_bytes(sequences=tokens) / split
+        weights = self.numbers.decode_weight_bytes(model, sequences=tokens) / split
         reading_s = at.weight_reading * weights / gpu.memory_bytes_per_s
         # Of each sequence only the last token goes through the head.
-        flops = (model.linear_flops_per_token() - 2.0 * model.embedding_parameters) / split
-        computing_s = flops * tokens / (gpu.flops_per_s * at.matrix_efficiency)
+        if self.fp8 is None:
+            flops = (model.linear_flops_per_token() - 2.0 * model.embedding_parameters) / split
+            computing_s = flops * tokens / (gpu.flops_per_s * at.matrix_efficiency)
+        else:
+            computing_s = self.fp8.computing_s(
+                model, gpu, at.matrix_efficiency, tokens=tokens / split, head_tokens=0
+            )
         moved = at.activation_traffic * activation_bytes(model, split) * tokens
         message = tokens * model.hidden * 2
         seconds = (
@@ -121,24 +143,31 @@ def prefill_cost(
     slowdown: float = 1.0,
     chunk_tokens: int = CHUNK_TOKENS,
     coefficients: KernelCoefficients | None = None,
+    numbers: EngineNumbers = BF16,
+    fp8: FP8Kernels | None = None,
 ) -> PrefillCost:
     """Prefill of a model on a GPU.
 
     Args:
         slowdown: factor on all times, for stragglers.
         chunk_tokens: largest number of tokens per pass.
-        coefficients: custom coefficients; None uses the GPU's.
+        coefficients: custom coefficients of bf16; None uses the GPU's.
+        numbers: precision of weights and cache.
+        fp8: custom coefficients of fp8; None uses the GPU's.
 
     Raises:
         ValueError: the model cannot be split over `tensor_parallel` GPUs.
     """
+    known, kernels = precise_coefficients(gpu, numbers, coefficients, fp8)
     return PrefillCost(
         model=model,
         gpu=gpu,
         tensor_parallel=tensor_parallel,
-        coefficients=coefficients or kernel_coefficients(gpu),
+        coefficients=known,
         slowdown=slowdown,
         chunk_tokens=chunk_tokens,
+        numbers=numbers,
+        fp8=kernels,
     )
 
 

@@ -26,6 +26,7 @@ from simulator.costs.layers.exchanges import exchanges
 from simulator.costs.layers.groups import Groups, groups_of
 from simulator.costs.layers.shards import gathered_s, gradients_s
 from simulator.costs.layers.work import forward_work
+from simulator.costs.lora.adapters import TRAFFIC, Adapters, adapters_of, traffic_bytes
 from simulator.costs.micro_batching import (
     Cut,
     check_ranks,
@@ -86,6 +87,8 @@ class TrainingCost:
     """Tokens of the experts on the busiest GPU, relative to the mean, with expert parallelism."""
     recomputed: float | None = None
     """Forward passes that a backward pass repeats; None takes `activation_recompute`."""
+    adapter_traffic: float = 0.0
+    """Times that inputs and outputs of adapted matrices move again, with `lora_rank`."""
     groups: Groups = field(init=False)
 
     def __post_init__(self) -> None:
@@ -194,8 +197,26 @@ class TrainingCost:
             parts=parts,
             micro_batches=int(cut.present.sum()),
             tokens=tokens,
-            flops=forward_passes * float(forward_flops(tokens, own_pairs, self.model)),
+            flops=forward_passes * float(forward_flops(tokens, own_pairs, self.model))
+            + self._adapter_flops(tokens),
         )
+
+    @property
+    def adapters(self) -> Adapters | None:
+        """What is trained, if not all weights."""
+        return adapters_of(self.config)
+
+    @property
+    def _trained_share(self) -> float:
+        """Trained parameters / all of them."""
+        return 1.0 if self.adapters is None else self.adapters.share(self.model)
+
+    def _adapter_flops(self, tokens: float) -> float:
+        """FLOPs of adapters, less those of the gradients that frozen matrices do not have."""
+        if self.adapters is None:
+            return 0.0
+        frozen = self.model.linear_flops_per_token()
+        return tokens * (3 * self.adapters.flops_per_token(self.model) - frozen)
 
     def _cut(self, sizes: NDArray[np.int64], minibatches: int) -> Cut:
         if self.config.dynamic_batching:
@@ -244,6 +265,7 @@ class TrainingCost:
             groups=groups,
             fp8=config.precision == "fp8",
             imbalance=self.imbalance if groups.expert > 1 else 1.0,
+            adapter_bytes=traffic_bytes(self.model, self.adapter_traffic) if self.adapters else 0.0,
         )
         sent = exchanges(
             tokens,
@@ -269,6 +291,9 @@ class TrainingCost:
             later = (1 + self.again) * sent.ring_s
             again_s = np.maximum(0, later - (self.passes - 1) * work.attention_s)
             backward_s = backward_s + again_s
+        if self.adapters is not None:
+            # Frozen matrices have no gradients; the input's gradient passes through them.
+            backward_s = backward_s - work.gradients_s
         factor = config.time_factor
         if self.fully_sharded:
             gather_s = gathered_s(groups, self.model, self.gpu)
@@ -298,7 +323,7 @@ class TrainingCost:
 
     def _swap_s(self) -> float:
         """Seconds to copy the policy to the host, the reference in, and the policy back."""
-        if not self.speed.reference_on_host:
+        if not self.speed.reference_on_host or self.adapters is not None:
             return 0.0
         held = BYTES_PER_NUMBER * sum(self.groups.held_parameters(self.model))
         return 3 * held / self._host_bytes_per_s
@@ -321,6 +346,7 @@ class TrainingCost:
             self.gpu,
             self._gradient_bytes,
             fully_sharded=self.fully_sharded,
+            trained_share=self._trained_share,
         )
         if not self.speed.overlaps:
             return whole_s
@@ -333,12 +359,13 @@ class TrainingCost:
         sharded = self.gpus
         if self.fully_sharded:
             sharded = self.groups.shard_gpus * self.groups.tensor * self.groups.pipeline
-        traffic = _OPTIMIZER_TRAFFIC_BYTES * self.model.parameters / sharded
+        trained = self.model.parameters * self._trained_share
+        traffic = _OPTIMIZER_TRAFFIC_BYTES * trained / sharded
         own_s = 0.0 if self.config.mfu is not None else self.speed.step_s
         seconds = traffic / self.gpu.memory_bytes_per_s + own_s
         if self.config.optimizer_offload:
             # In and out at the same time: fp32 parameter and two moments.
-            state = OPTIMIZER_BYTES * self.model.parameters / sharded
+            state = OPTIMIZER_BYTES * trained / sharded
             seconds += state / self._host_bytes_per_s
         return seconds
 
@@ -385,6 +412,7 @@ def training_cost(
         fully_sharded=speed.gathers,
         speed=speed,
         imbalance=expert_imbalance(config),
+        adapter_traffic=TRAFFIC[config.kind],
     )
     if config.dynamic_batching and longest_tokens > config.micro_batch_tokens:
         raise refusal(

@@ -20,6 +20,7 @@ from simulator.catalogue.gpu import GPU
 from simulator.catalogue.transformer import ModelShape
 from simulator.config.schema import TrainerConfig
 from simulator.costs.layers.groups import groups_of
+from simulator.costs.lora.adapters import adapters_of
 
 GIB = 2**30
 RESERVED_BYTES = 3 * GIB
@@ -104,10 +105,14 @@ def training_memory(
     per_token = (in_flight * kept + working) / (config.tensor_parallel * groups.sequence)
     on_gpu = 0 if config.optimizer_offload else OPTIMIZER_BYTES
     read = config.reference_logprobs and not reference_on_host
+    adapters, share = adapters_of(config), 1.0
+    if adapters is not None:
+        # The reference is the model without adapters.
+        read, share = False, adapters.share(model)
     return TrainingMemory(
         parameters=(trained + read) * WEIGHT_BYTES * held,
-        gradients=trained * gradient_bytes * held,
-        optimizer=trained * on_gpu * model.parameters / sharded,
+        gradients=trained * gradient_bytes * held * share,
+        optimizer=trained * on_gpu * model.parameters / sharded * share,
         activations=per_token * micro_batch_tokens,
         gathered=gathered,
     )

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from simulator.catalogue.gpu import GPU
 from simulator.catalogue.transformer import ModelShape
+from simulator.costs.attention.hybrid import attention_flops, pair_flops, states_s
 from simulator.costs.typical_coefficients import reached_share
 
 Values = NDArray[np.float64]
@@ -119,7 +120,7 @@ def forward_flops(
     Args:
         pairs: (token, attended token) pairs, including itself: s (s + 1) / 2 for a sequence of s.
     """
-    return model.linear_flops_per_token() * tokens + model.attention_flops(1) * pairs
+    return model.linear_flops_per_token() * tokens + attention_flops(model, tokens, pairs)
 
 
 def pass_s(
@@ -136,9 +137,11 @@ def pass_s(
     peak = gpu.flops_per_s * reached_share(gpu)
     shared = (
         model.linear_flops_per_token() * tokens / (speed.matrix_efficiency * peak)
-        + model.attention_flops(1) * pairs / (speed.attention_efficiency * peak)
+        + pair_flops(model, tokens, pairs) / (speed.attention_efficiency * peak)
         + traffic * model.hidden * BYTES_PER_NUMBER * tokens / gpu.memory_bytes_per_s
     )
+    if model.linear is not None:
+        shared = shared + states_s(model, tokens, peak)
     launches = model.layers * speed.layer_s + model.moe_layers * speed.expert_layer_s
     return speed.slowdown * shared, speed.slowdown * launches
 

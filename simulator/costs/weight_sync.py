@@ -24,9 +24,11 @@ import numpy as np
 
 from simulator.catalogue.gpu import GPU
 from simulator.catalogue.transformer import ModelShape
-from simulator.config.schema import WeightsConfig
+from simulator.config.schema import SimulationConfig, WeightsConfig
 from simulator.costs.coefficients import DATA, read_table
 from simulator.costs.communication import NODE_PAIR_EFFICIENCY
+from simulator.costs.lora.adapters import Sent, sent_weights
+from simulator.costs.precision.numbers import BF16
 
 OTHER_NETWORK = "network is not stated"
 """In the reason why a row is not fitted: an update like the fitted ones, on other servers. It
@@ -167,8 +169,14 @@ class WeightSync:
         return self.export_s + self.delay_s + self.load_s
 
 
+def weight_update(config: SimulationConfig, model: ModelShape, gpu: GPU) -> WeightSync:
+    """Weight update of a config's engines; see `weight_sync`."""
+    stages = config.trainer.pipeline_parallel
+    return weight_sync(config.weights, model, gpu, sent_weights(config), writers=stages)
+
+
 def weight_sync(
-    config: WeightsConfig, model: ModelShape, gpu: GPU, *, writers: int = 1
+    config: WeightsConfig, model: ModelShape, gpu: GPU, sent: Sent = BF16, *, writers: int = 1
 ) -> WeightSync:
     """Weight update of disaggregated engines.
 
@@ -178,13 +186,14 @@ def weight_sync(
     Args:
         model: model whose weights are updated.
         gpu: GPU of the engines, whose network bounds the rate of full weights.
+        sent: what travels: weights in a precision, or adapters.
         writers: pipeline stages of the trainer, which write their layers to disk at the same time
             (`save_to_hf` of AReaL's realhf, 2025; the measured trainers have one).
 
     Raises:
         ValueError: if no update of such a model was published.
     """
-    size, mixture = model.weight_bytes(), bool(model.experts)
+    size, mixture = sent.weight_bytes(model), bool(model.experts)
     if config.backend == "disk":
         whole = sync_speed("disk", mixture=mixture)
         export_s = sync_speed("disk export", mixture=mixture).seconds(size)

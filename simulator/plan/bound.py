@@ -36,7 +36,7 @@ from simulator.config.schema import LengthConfig, SimulationConfig, TrainerConfi
 from simulator.costs.colocation.switch import switch_cost
 from simulator.costs.decode import DecodeCost
 from simulator.costs.training import training_cost
-from simulator.costs.weight_sync import weight_sync
+from simulator.costs.weight_sync import weight_update
 from simulator.workload.lengths import lengths_from
 from simulator.workload.streams import LENGTHS, stream
 
@@ -62,7 +62,7 @@ def least_step_s(config: SimulationConfig) -> float:
     if cluster.colocated and switch is not None:
         update_s = switch.seconds
     else:
-        sync = weight_sync(config.weights, model, gpu, writers=config.trainer.pipeline_parallel)
+        sync = weight_update(config, model, gpu)
         load_s = sync.load_s
         if switch is not None:
             others = cluster.rollout_gpus > cluster.hybrid_gpus

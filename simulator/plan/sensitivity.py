@@ -23,7 +23,7 @@ from simulator.costs.colocation.switch import switch_cost
 from simulator.costs.decode import decode_cost
 from simulator.costs.economics import Cost
 from simulator.costs.trainers.named import trainer_error
-from simulator.costs.weight_sync import weight_sync
+from simulator.costs.weight_sync import weight_update
 from simulator.plan.result import End, Input, Outcome, Sensitivity, best_of
 from simulator.plan.schema import PlanConfig
 from simulator.plan.trial import Job, Trial, shortened
@@ -235,7 +235,7 @@ def _weight_update(config: SimulationConfig) -> _Varied:
         taken, error = switch.seconds, switch.error
         given = config.weights.switch_s is not None
     else:
-        sync = weight_sync(config.weights, model, gpu, writers=config.trainer.pipeline_parallel)
+        sync = weight_update(config, model, gpu)
         measured = (config.weights.update_s, config.weights.export_s, config.weights.load_s)
         taken, given, error = sync.seconds, set(measured) != {None}, sync.error
     if given:
@@ -261,10 +261,7 @@ def _with_update(job: Job, factor: float) -> Job:
     config = job.config
     model, gpu = find_model(config.model), find_gpu(config.cluster.gpu)
     switch_s = switch_cost(config, model, gpu).seconds * factor
-    update_s = (
-        weight_sync(config.weights, model, gpu, writers=config.trainer.pipeline_parallel).seconds
-        * factor
-    )
+    update_s = weight_update(config, model, gpu).seconds * factor
     return _with_settings(job, {"weights.update_s": update_s, "weights.switch_s": switch_s})
 
 

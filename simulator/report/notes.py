@@ -62,9 +62,15 @@ def setting_lines(told: Mapping[str, Any]) -> Iterator[str]:
             split += f", {letters} {trainer[f'{setting}_parallel']}"
     if trainer["kind"] != TrainerConfig().kind:
         split = f"{trainer['kind']}, {split}"
+    if trainer["lora_rank"]:
+        split += f", LoRA {trainer['lora_rank']}"
     engines = (
         f"{generates // rollout['tensor_parallel']} engines of TP {rollout['tensor_parallel']}"
     )
+    if rollout["weight_precision"] != "bf16":
+        engines += f", {rollout['weight_precision']}"
+    if rollout["speculative_tokens"]:
+        engines += f", {rollout['speculative_tokens']} drafted tokens"
     place = f"{config['model']} on {cluster['gpus']} {gpu}"
     if split_up.colocated:
         yield f"{place}, which generate ({engines}) and train ({split})"

@@ -6,19 +6,18 @@ import math
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from simulator.assembly.engines import engine_cpu, engine_decode
+from simulator.assembly.engines import engine_cpu, engine_decode, engine_prefill
 from simulator.assembly.unused import ignored_settings
 from simulator.catalogue.find_gpu import find_gpu
 from simulator.catalogue.gpu import GPU
 from simulator.catalogue.models import ModelShape, find_model
 from simulator.config.schema import SimulationConfig
 from simulator.costs.colocation.switch import switch_cost
-from simulator.costs.measured_engine import GIVEN, measured_prefill
+from simulator.costs.measured_engine import GIVEN
 from simulator.costs.outside import outside_from
-from simulator.costs.prefill import prefill_cost
 from simulator.costs.trainers.named import SPEEDS, measured_on, trainer_error
 from simulator.costs.training_memory import unchecked_memory
-from simulator.costs.weight_sync import weight_sync
+from simulator.costs.weight_sync import weight_update
 from simulator.workload.lengths import lengths_from
 from simulator.workload.tails import TAILS
 from simulator.workload.trace_lengths import TraceLengths
@@ -110,7 +109,7 @@ def _engine_parts(config: SimulationConfig, model: ModelShape, gpu: GPU) -> Iter
     rollout = config.rollout
     decode = engine_decode(config, model, gpu)
     yield Part("decode", decode.provenance, decode.error)
-    prefill = measured_prefill(config) or prefill_cost(model, gpu, rollout.tensor_parallel)
+    prefill = engine_prefill(config, model, gpu)
     yield Part("prefill", prefill.provenance, prefill.error)
     if rollout.decode_step_s is None:
         if rollout.engine_overhead_s is None:
@@ -130,6 +129,11 @@ def _training_part(config: SimulationConfig, model: ModelShape, gpu: GPU) -> Par
     if trainer.mfu is not None:
         return Part("training", f"a utilization of {trainer.mfu:g}, {GIVEN}", None)
     source = SPEEDS[trainer.kind].provenance
+    if trainer.lora_rank:
+        source = (
+            f"adapters of rank {trainer.lora_rank}: steps of NeMo (2024-07), AutoModel (2025-10) "
+            f"and prime-rl (2026-02); {source}"
+        )
     if trainer.time_factor != 1 or trainer.fixed_s:
         source = (
             f"{trainer.kind} times {trainer.time_factor:.3g} and {trainer.fixed_s:.3g} s per step; "
@@ -163,7 +167,7 @@ def _weights_parts(config: SimulationConfig, model: ModelShape, gpu: GPU) -> Ite
         yield Part("switching", switch.provenance, switch.error)
     if config.cluster.colocated:
         return
-    sync = weight_sync(config.weights, model, gpu, writers=config.trainer.pipeline_parallel)
+    sync = weight_update(config, model, gpu)
     yield Part("weight update", sync.provenance, sync.error)
 
 

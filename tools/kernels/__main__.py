@@ -20,6 +20,7 @@ from simulator.catalogue.models import find_model
 from simulator.costs.coefficients import DATA, KernelCoefficients
 from simulator.costs.engine_memory import cache_tokens
 from tools.kernels.fit import COLLECTIVES, fit_gpu, held_out_errors
+from tools.kernels.fp8 import MEASURED, fit_fp8, fp8_table, held_out_fp8_errors
 from tools.kernels.points import (
     DecodePoint,
     LinearPoint,
@@ -59,6 +60,14 @@ and H200 SXM, 0.5.10 on A100 SXM 80 GB; bf16. Written by python -m tools.kernels
 """
 
 
+_ABOUT_FP8 = """{what}
+Summed from kernel times measured by NVIDIA: AIConfigurator 0.12.0 (ai-dynamo/aiconfigurator,
+2026-09), systems/data; Apache-2.0, (c) NVIDIA CORPORATION & AFFILIATES. SGLang 0.5.14 on H100 SXM
+and H200 SXM; products in fp8 with scales per token, a kernel that quantizes the input of each of
+them, cache in fp8; head and prefill attention in bf16. Written by python -m tools.kernels.
+"""
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Read the tables if a folder is given, fit, write the coefficients, and print their errors."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
@@ -80,6 +89,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.into.mkdir(parents=True, exist_ok=True)
     path = options.into / "kernel_coefficients.csv"
     path.write_text(coefficients_table(fitted), encoding="utf-8")
+    in_fp8 = {name: fit_fp8(name, points_from, fitted[name]) for name in MEASURED}
+    (options.into / "fp8_coefficients.csv").write_text(
+        fp8_table(in_fp8, _ABOUT_FP8.format(what="Fitted coefficients of fp8 kernels.")),
+        encoding="utf-8",
+    )
+    for name, kernels in in_fp8.items():
+        decode, prefill = held_out_fp8_errors(name, kernels, points_from)
+        print(
+            f"{name} fp8: decode {kernels.decode_error:.1%} (other models {decode:.1%}), "
+            f"prefill {kernels.prefill_error:.1%} ({prefill:.1%})"
+        )
     for name, known in fitted.items():
         decode, prefill = held_out_errors(name, known, points_from)
         print(
@@ -121,6 +141,20 @@ def write_all_points(tables_folder: Path, folder: Path) -> None:
         [point for one in tables for point in _message_points(one)],
         folder,
         about("Seconds of collectives within a node. engine_all_reduce is SGLang's, in a graph."),
+    )
+
+    fp8 = [read_kernel_tables(tables_folder, find_gpu(name), fp8=True) for name in MEASURED]
+    about_fp8 = _ABOUT_FP8.format(
+        what="Seconds of all kernels of a pass or step; see the bf16 table."
+    )
+    write_points(
+        LinearPoint, [p for one in fp8 for p in _linear_points(one)], folder, about_fp8, fp8=True
+    )
+    write_points(
+        DecodePoint, [p for one in fp8 for p in _decode_points(one)], folder, about_fp8, fp8=True
+    )
+    write_points(
+        PrefillPoint, [p for one in fp8 for p in _prefill_points(one)], folder, about_fp8, fp8=True
     )
 
 

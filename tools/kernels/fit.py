@@ -26,6 +26,8 @@ from simulator.costs.communication import (
     engine_all_reduce_s,
 )
 from simulator.costs.decode import decode_cost
+from simulator.costs.precision.fp8_kernels import FP8Kernels
+from simulator.costs.precision.numbers import BF16, EngineNumbers
 from simulator.costs.prefill import causal_pairs, prefill_cost
 from simulator.costs.roofline import smooth_max
 from simulator.stats.least_squares import Fit, fit_positive
@@ -148,17 +150,34 @@ def fit_links(points: Sequence[MessagePoint]) -> LinkCoefficients:
     )
 
 
-def predict_steps(points: Iterable[DecodePoint], known: KernelCoefficients) -> list[float]:
+def predict_steps(
+    points: Iterable[DecodePoint],
+    known: KernelCoefficients,
+    *,
+    numbers: EngineNumbers = BF16,
+    fp8: FP8Kernels | None = None,
+) -> list[float]:
     """GPU seconds of decode steps, by the cost model."""
     return [
         decode_cost(
-            find_model(point.model), find_gpu(point.gpu), point.tensor_parallel, coefficients=known
+            find_model(point.model),
+            find_gpu(point.gpu),
+            point.tensor_parallel,
+            coefficients=known,
+            numbers=numbers,
+            fp8=fp8,
         ).gpu_s(point.sequences, point.sequences * point.context_tokens)
         for point in points
     ]
 
 
-def predict_prefills(points: Iterable[PrefillPoint], known: KernelCoefficients) -> list[float]:
+def predict_prefills(
+    points: Iterable[PrefillPoint],
+    known: KernelCoefficients,
+    *,
+    numbers: EngineNumbers = BF16,
+    fp8: FP8Kernels | None = None,
+) -> list[float]:
     """Seconds of prefills by the cost model, each in one pass."""
     predicted = []
     for point in points:
@@ -169,6 +188,8 @@ def predict_prefills(points: Iterable[PrefillPoint], known: KernelCoefficients) 
             point.tensor_parallel,
             chunk_tokens=tokens,
             coefficients=known,
+            numbers=numbers,
+            fp8=fp8,
         )
         pairs = point.sequences * causal_pairs(point.length_tokens)
         predicted.append(cost.seconds(tokens, pairs))

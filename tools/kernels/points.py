@@ -84,23 +84,31 @@ TABLES: dict[type, str] = {
 """File in `data`, by kind of point."""
 
 
-def read_points(kind: type[Point], folder: Path | None = None) -> list[Point]:
+def read_points(kind: type[Point], folder: Path | None = None, *, fp8: bool = False) -> list[Point]:
     """The points of one kind.
 
     Args:
         kind: the record of a row.
         folder: folder of the tables; None uses the shipped ones.
+        fp8: those of kernels in fp8.
     """
     types = get_type_hints(kind)
     return [
         kind(**{name: types[name](text) for name, text in row.items()})
-        for row in read_table((folder or DATA) / TABLES[kind])
+        for row in read_table((folder or DATA) / file_name(kind, fp8=fp8))
     ]
 
 
-def write_points(kind: type[Point], points: Iterable[Point], folder: Path, about: str) -> None:
+def file_name(kind: type[Point], *, fp8: bool = False) -> str:
+    """The file of one kind of points."""
+    return f"fp8_{TABLES[kind]}" if fp8 else TABLES[kind]
+
+
+def write_points(
+    kind: type[Point], points: Iterable[Point], folder: Path, about: str, *, fp8: bool = False
+) -> None:
     """Write the points of one kind, below comment lines with their source."""
-    with (folder / TABLES[kind]).open("w", encoding="utf-8", newline="") as file:
+    with (folder / file_name(kind, fp8=fp8)).open("w", encoding="utf-8", newline="") as file:
         file.writelines(f"# {line}\n" for line in about.splitlines())
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(kind._fields)

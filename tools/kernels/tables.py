@@ -1,8 +1,8 @@
 """Kernel times measured by NVIDIA, and decode steps and prefills of a model summed from them.
 
 Reads the Parquet tables of AIConfigurator (`systems/data/<gpu>/`, Apache-2.0): matrix products,
-attention, all-reduce; bf16, heads of 128. Between measured shapes, times are interpolated linearly
-in logarithms; outside of them the result is None. Needs pandas and pyarrow.
+attention, all-reduce; bf16 or fp8, heads of 128. Between measured shapes, times are interpolated
+linearly in logarithms; outside of them the result is None. Needs pandas and pyarrow.
 
     step = layers * (4 products + attention + 3 elementwise) + head + (2 * layers + 1) all-reduces
 """
@@ -55,11 +55,15 @@ class Curve(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelTables:
-    """Measured seconds of one GPU's kernels, bf16."""
+    """Measured seconds of one GPU's kernels."""
 
     gpu: GPU
     products: Mapping[tuple[int, int], Curve]
     """Seconds by rows, by (columns, inner width)."""
+    head_products: Mapping[tuple[int, int], Curve]
+    """The same in bf16, in which the head stays."""
+    fp8: bool
+    """Products and the cache are in fp8, and inputs of products are quantized."""
     widths: Sequence[int]
     """Measured numbers of columns, which are also those of inner widths."""
     decode_attention: Mapping[tuple[int, int], Mapping[int, Curve]]
@@ -72,20 +76,26 @@ class KernelTables:
     """Seconds by bytes, by (NCCL operation, number of GPUs)."""
 
 
-def read_kernel_tables(folder: Path, gpu: GPU) -> KernelTables:
+def read_kernel_tables(folder: Path, gpu: GPU, *, fp8: bool = False) -> KernelTables:
     """The tables of one GPU.
 
     Args:
         folder: AIConfigurator's `systems/data`.
         gpu: one of `SYSTEMS`.
+        fp8: products with scales per token, and attention over a cache in fp8; prefill attention
+            stays in bf16.
 
     Raises:
         ValueError: one line: the folder has no table of it.
     """
     system = folder / SYSTEMS[gpu.name]
-    products = _read(system, "*gemm_perf.parquet", gemm_dtype="bfloat16")
+    head = products = _read(system, "*gemm_perf.parquet", gemm_dtype="bfloat16")
     attention = {"attn_dtype": "bfloat16", "kv_cache_dtype": "bfloat16", "head_dim": 128}
-    decode = _read(system, "*generation_attention_perf.parquet", **attention)
+    cached = attention
+    if fp8:
+        products = _read(system, "*gemm_perf.parquet", gemm_dtype="fp8")
+        cached = {**attention, "kv_cache_dtype": "fp8"}
+    decode = _read(system, "*generation_attention_perf.parquet", **cached)
     prefill = _read(system, "*context_attention_perf.parquet", **attention)
     custom = _read(system, "*custom_allreduce_perf.parquet", backend="sglang_graph")
     nccl = _read(system, "*nccl*_perf.parquet", nccl_dtype="half")
@@ -98,6 +108,8 @@ def read_kernel_tables(folder: Path, gpu: GPU) -> KernelTables:
     return KernelTables(
         gpu=gpu,
         products={key: _curve(rows, "m") for key, rows in products.groupby(["n", "k"])},
+        head_products={key: _curve(rows, "m") for key, rows in head.groupby(["n", "k"])},
+        fp8=fp8,
         widths=[int(one) for one in sorted(products["n"].unique())],
         decode_attention={
             key: {int(n): _curve(some, "context") for n, some in rows.groupby("batch_size")}
@@ -152,13 +164,16 @@ def linear_layers_s(
     split = tensor_parallel
     heads = model.heads * model.head_dim // split
     cached = 2 * max(1, model.kv_heads // split) * model.head_dim
-    layer = (
-        _product_s(tables, rows, heads + cached, model.hidden)
-        + _product_s(tables, rows, model.hidden, heads)
-        + _product_s(tables, rows, 2 * model.intermediate // split, model.hidden)
-        + _product_s(tables, rows, model.hidden, model.intermediate // split)
+    inner, products = model.intermediate // split, tables.products
+    shapes = (
+        *((heads + cached, model.hidden), (model.hidden, heads)),
+        *((2 * inner, model.hidden), (model.hidden, inner)),
     )
-    head = _product_s(tables, head_rows, model.vocabulary // split, model.hidden)
+    layer = sum(_product_s(tables, products, rows, *shape) for shape in shapes)
+    if tables.fp8:
+        layer += sum(_elementwise_s(tables.gpu, rows * width) for _, width in shapes)
+    columns = model.vocabulary // split
+    head = _product_s(tables, tables.head_products, head_rows, columns, model.hidden)
     return model.layers * layer + head
 
 
@@ -180,7 +195,13 @@ def _elementwise_s(gpu: GPU, numbers: int) -> float:
     return ELEMENTWISE_LATENCY_S + 2 * numbers / rate
 
 
-def _product_s(tables: KernelTables, rows: int, columns: int, inner: int) -> float:
+def _product_s(
+    tables: KernelTables,
+    products: Mapping[tuple[int, int], Curve],
+    rows: int,
+    columns: int,
+    inner: int,
+) -> float:
     """[rows, inner] x [inner, columns], interpolated between the four nearest measured shapes."""
     widths = tables.widths
     # The head is wider than any measured product; times of wide products are proportional to width.
@@ -188,7 +209,7 @@ def _product_s(tables: KernelTables, rows: int, columns: int, inner: int) -> flo
     logs = 0.0
     for width, width_share in _neighbors(widths, min(columns, widths[-1])):
         for depth, depth_share in _neighbors(widths, inner):
-            seconds = tables.products[width, depth].at(rows)
+            seconds = products[width, depth].at(rows)
             logs += width_share * depth_share * math.log(seconds)
     return factor * math.exp(logs)
 

@@ -17,7 +17,8 @@ _TEXT = """\
 
 ## GPUs
 
-FLOP/s are for **dense** bf16 matrix products; data sheets print twice as much, "with sparsity".
+FLOP/s are for **dense** bf16 matrix products; data sheets print twice as much, "with sparsity". The
+column fp8 has those of fp8; 0 means no fp8 units.
 Link rates are for one direction; data sheets add both. A link of 0 GB/s means no NVLink: such GPUs
 use PCIe. Vendors' GB of memory are GiB. `-` means that no number is published.
 
@@ -52,6 +53,7 @@ network_bytes_per_s: 25e9    # one direction, per GPU
 power_w: 500
 price: 1.8                   # dollars per GPU-hour
 node_gpus: 8                 # this and the following have defaults
+fp8_flops_per_s: 1000e12     # dense; 0 means no fp8 units
 pcie_bytes_per_s: 64e9
 idle_power_w: 90             # {idle:.0%} of power_w
 ```
@@ -69,9 +71,12 @@ three times as much, without recomputation. A decode step reads all weights but 
 for a mixture of experts the table counts all experts, which is close to what large batches read.
 
 {models}
-The simulator only reads widths and counts from a `config.json`. Layers that attend to a part of the
-context (sliding windows) are counted as if they attended to all of it, with a warning; models with
-other kinds of layers (Mamba, linear attention) are refused.
+The simulator only reads widths and counts from a `config.json`. Layers with a sliding window, and
+those with a state instead of attention (Gated DeltaNet of Qwen3-Next and Qwen3.5, Kimi Delta
+Attention), are counted as such: *per sequence* is the memory of full windows and states, which does
+not grow with the context. Layers that choose what they attend to (sparse attention) are counted as
+if they attended to everything, with a warning; models with other kinds of layers (Mamba) are
+refused.
 """
 
 

@@ -7,9 +7,13 @@ from pathlib import Path
 from typing import Final
 
 from simulator.catalogue.find_gpu import GPUS, find_gpu
+from simulator.costs.attention.hybrid import STATE_EFFICIENCY
 from simulator.costs.engine_cpu import EAGER_LAYER_S, ENGINES
+from simulator.costs.precision.fp8_kernels import fitted_fp8
+from simulator.costs.speculation.draft import PASS_S, ROUND_S
 from simulator.costs.typical_coefficients import kernel_coefficients
 from tools.kernels.fit import held_out_errors
+from tools.kernels.fp8 import held_out_fp8_errors
 from tools.kernels.points import DecodePoint, PrefillPoint, read_points
 from tools.kernels.tables import SYSTEMS
 
@@ -41,6 +45,49 @@ Errors of coefficients are mean absolute relative errors of the GPU's part. *Oth
 Qwen2.5-3B and -72B and Llama-3.1-8B and -70B, which are held out of the fit (fitted: Qwen2.5-1.5B,
 7B, 14B on one GPU, 32B on four). A plain roofline model has errors of 31 to 47 % on the same steps.
 
+## Engines in fp8
+
+`rollout.weight_precision=fp8` and `rollout.kv_cache_precision=fp8` can be set alone or together.
+Weights of the layers take 1 byte each and 4 bytes per block of 128 x 128, the embedding and the
+head 2 as before; keys and values take 1 byte. Products of the layers reach `e_c` of the fp8 peak,
+and a kernel quantizes the input of each, which is in `e_L`. Attention is computed in bf16.
+
+{fp8}
+
+Other GPUs with fp8 units take the mean change from their bf16 coefficients, with an error of at
+least +-30 %; GPUs without (A100, Ascend 910B, TPU v6e) are refused. A published server (Qwen3-8B on
+an H100, vLLM 0.30, 2026-09) decodes 1, 4 and 16 sequences in 4.8, 5.3 and 7.2 ms; predicted are 5
+to 9 % more, because it fuses kernels that quantize. Its cache holds 373 users instead of 327;
+predicted are 368.
+
+Weight updates send bf16, and the engines quantize while they load, unless
+`weights.quantize_before_sending=true`.
+
+## Windows and states
+
+Layers with a sliding window read at most its tokens, and layers with a state (Gated DeltaNet, Kimi
+Delta Attention) read and write it once per sequence and step: both at `e_kv` of the bandwidth,
+whatever the context. Published kernel times of Gated DeltaNet on an H100 with 32 to 512 sequences
+(`linear_attention.csv`) are met within 4 % on average, and nothing is fitted to them. Over many
+tokens (prefill, training) states reach {states:.1%} of the bf16 peak, counted token by token: 16 %
+mean error on 24 published times. Windows and states of the running sequences take their memory
+before the cache does. A sequence shorter than its window counts with the whole window. Errors of
+such models are at least +-30 %, as for mixtures. Kimi Linear decodes 3.98 times as fast as with
+full attention at 128K and up to 6 times at 1M (arXiv:2510.26692); predicted are 4.1 and 4.3. Source
+of kernel times: AIConfigurator 0.12.0 (2026-09), SGLang 0.5.14.
+
+## Speculative decoding
+
+`rollout.speculative_tokens` drafts k tokens per step and sequence, and verifies k + 1 together:
+weights and cache are read once, products have k + 1 times the rows, and a mixture reads more
+experts. The draft has `draft_layers` layers like those of the model, and its head; each of its
+passes reads them and takes {drafted:.2f} ms more, a step {round:.2f} ms more, fitted to six
+published rounds of one sequence on H100s (`speculative_rounds.csv`: SGLang and vLLM, 2025) with a
+mean error of 7 % (70B: 21 %). A step adds `acceptance_length` tokens, which depends on draft and
+task: engines log it. Large batches are bound by products and gain less, or lose. Trees in batches
+are the least certain (+-50 %): a published one gains 2.7 times for one request and 1.6 for eight,
+here 2.7 and 2.5.
+
 ## Limitations
 
 - **The engine's CPU** differs more than any other input between engines and hosts: measure it
@@ -50,7 +97,8 @@ Qwen2.5-3B and -72B and Llama-3.1-8B and -70B, which are held out of the fit (fi
   coefficients, with an error of +-30 %.
 - **Without CUDA graphs** (`rollout.cuda_graphs=false`) a step takes at least {layer:.2f} ms per
   layer for launches, within a factor of two. Batches beyond the largest graph are not told apart.
-- **Not modeled**: sampling over many candidates, structured output, speculative decoding.
+- **Not modeled**: sampling over many candidates, structured output; that fewer drafted tokens are
+  accepted while the policy moves away from the draft.
 - **H800**: not measured. It is the same chip as the H100 with less than half of its NVLink
   bandwidth, and has the H100's coefficients.
 
@@ -84,7 +132,39 @@ def page() -> str:
     lines += [f"- **{', '.join(names)}**: {source}." for source, names in by_source.items()]
     lines += ["", "## Errors", "", *map(_row, _errors())]
     lines += ["", "## CPU time of engines", "", _ENGINES, "", *map(_row, _engines())]
-    return "\n".join(lines) + "\n" + _AFTER.format(layer=EAGER_LAYER_S * 1e3)
+    fp8 = "\n".join(map(_row, _in_fp8()))
+    return (
+        "\n".join(lines)
+        + "\n"
+        + _AFTER.format(
+            layer=EAGER_LAYER_S * 1e3,
+            fp8=fp8,
+            states=STATE_EFFICIENCY,
+            drafted=1e3 * PASS_S,
+            round=1e3 * ROUND_S,
+        )
+    )
+
+
+def _in_fp8() -> list[Sequence[str]]:
+    rows: list[Sequence[str]] = [
+        (
+            *("GPU", "e_w", "e_kv", "e_L us", "e_B us", "e_c", "p", "e_x", "decode"),
+            *("other models", "prefill", "other models"),
+        ),
+        ("---", *("--:",) * 11),
+    ]
+    for name, at in fitted_fp8().items():
+        numbers = (
+            *(at.weight_reading, at.cache_reading, at.layer_s * 1e6, at.sequence_s * 1e6),
+            *(at.matrix_efficiency, at.knee, at.activation_traffic),
+        )
+        decode, prefill = held_out_fp8_errors(name, at)
+        errors = (at.decode_error, decode, at.prefill_error, prefill)
+        rows.append(
+            (name, *(f"{one:.3g}" for one in numbers), *(f"{error:.1%}" for error in errors))
+        )
+    return rows
 
 
 def _engines() -> list[Sequence[str]]:

@@ -17,6 +17,7 @@ from simulator.catalogue.gpu import GPU
 from simulator.catalogue.transformer import ModelShape
 from simulator.costs.colocation.host_copies import copy_rate
 from simulator.costs.colocation.published import relative_fit, rows_of
+from simulator.costs.precision.numbers import BF16, EngineNumbers
 
 Sleep = Literal["to_host", "discard", "none"]
 
@@ -40,21 +41,28 @@ def sleep_start() -> SleepStart:
 
 
 def sleep_or_wake_s(
-    sleep: Sleep, model: ModelShape, gpu: GPU, *, tensor_parallel: int, gpus: int
+    sleep: Sleep,
+    model: ModelShape,
+    gpu: GPU,
+    *,
+    tensor_parallel: int,
+    gpus: int,
+    numbers: EngineNumbers = BF16,
 ) -> float:
     """Seconds until all engines sleep, or until all are awake: both take the same.
 
     Args:
         sleep: what becomes of the weights.
-        model: model of the engines, in bf16.
+        model: model of the engines.
         gpu: GPU of the engines.
         tensor_parallel: GPUs of one engine, which share its weights.
         gpus: GPUs of the cluster.
+        numbers: precision of the weights.
     """
     if sleep == "none":
         return 0.0
     start_s = sleep_start().seconds
     if sleep == "discard":
         return start_s
-    held = model.weight_bytes() / tensor_parallel
+    held = numbers.weight_bytes(model) / tensor_parallel
     return start_s + held / copy_rate("to host", gpu, pinned=True, gpus=gpus).bytes_per_s

@@ -14,6 +14,8 @@ from typing import Literal, NamedTuple
 
 from simulator.catalogue.transformer import ModelShape
 from simulator.costs.colocation.published import relative_fit, rows_of
+from simulator.costs.lora.adapters import Sent
+from simulator.costs.precision.numbers import BF16
 
 Refit = Literal["packed", "by_tensor"]
 
@@ -60,7 +62,7 @@ def expert_matrices(model: ModelShape) -> int:
     return model.moe_layers * model.experts * (3 if model.gated else 2)
 
 
-def refit_s(refit: Refit, model: ModelShape) -> float:
-    """Seconds of one refit of a model in bf16."""
+def refit_s(refit: Refit, model: ModelShape, sent: Sent = BF16) -> float:
+    """Seconds of one refit of a model of which this travels."""
     speed = refit_speed(refit, mixture=bool(model.experts))
-    return speed.seconds(model.weight_bytes(), expert_matrices(model))
+    return speed.seconds(sent.weight_bytes(model), expert_matrices(model))

@@ -18,6 +18,8 @@ from simulator.costs.colocation.engine_sleep import sleep_or_wake_s, sleep_start
 from simulator.costs.colocation.host_copies import PINNED_ERROR, copy_rate
 from simulator.costs.colocation.refit import refit_s, refit_speed
 from simulator.costs.colocation.trainer_state import move_s
+from simulator.costs.lora.adapters import sent_weights
+from simulator.costs.precision.numbers import engine_numbers
 
 SLEEP: Final = "engine falls asleep"
 RELOAD: Final = "reload trainer state"
@@ -125,6 +127,7 @@ def _modeled(config: SimulationConfig, model: ModelShape, gpu: GPU) -> dict[str,
         gpu,
         tensor_parallel=config.rollout.tensor_parallel,
         gpus=gpus,
+        numbers=engine_numbers(config),
     )
     offload_s, reload_s = (
         move_s(
@@ -143,7 +146,7 @@ def _modeled(config: SimulationConfig, model: ModelShape, gpu: GPU) -> dict[str,
         RELOAD: reload_s,
         OFFLOAD: offload_s,
         WAKE: change_s,
-        REFIT: refit_s(colocation.refit, model),
+        REFIT: refit_s(colocation.refit, model, sent_weights(config)),
         GRAPHS: colocation.graphs_s,
         OTHER: colocation.other_s,
     }

@@ -96,6 +96,21 @@ def groups_of(config: TrainerConfig, model: ModelShape, gpus: int) -> Groups:
             "trainer.context_parallel for more",
             Kind.DIVISIBILITY,
         )
+    if config.context_parallel > 1 and model.linear is not None:
+        raise refusal(
+            "trainer.context_parallel",
+            f"trainer.context_parallel is {config.context_parallel}, but the states of "
+            f"{model.name} pass from token to token, not around a ring of keys; use "
+            "trainer.sequence_parallel",
+        )
+    if model.linear is not None and model.linear.key_heads % (tensor * config.sequence_parallel):
+        raise refusal(
+            "trainer.tensor_parallel",
+            f"trainer.tensor_parallel is {tensor} and trainer.sequence_parallel "
+            f"{config.sequence_parallel}, but their product must divide the "
+            f"{model.linear.key_heads} key heads of linear attention of {model.name}",
+            Kind.DIVISIBILITY,
+        )
     # Embedding and head may stand for a layer each in an interleaved schedule.
     ends = 2 * (config.pipeline_chunks > 1)
     if pipeline * config.pipeline_chunks > model.layers + ends:

@@ -15,20 +15,30 @@ from simulator.costs.training_speed import BYTES_PER_NUMBER
 
 
 def gradients_s(
-    groups: Groups, model: ModelShape, gpu: GPU, gradient_bytes: int, *, fully_sharded: bool
+    groups: Groups,
+    model: ModelShape,
+    gpu: GPU,
+    gradient_bytes: int,
+    *,
+    fully_sharded: bool,
+    trained_share: float = 1.0,
 ) -> float:
     """Reduce-scatter of gradients, all-gather of bf16 parameters (distributed optimizer).
 
     If fully sharded, the next pass gathers instead.
+
+    Args:
+        trained_share: share of the parameters that has gradients.
     """
+    trained_bytes = gradient_bytes * trained_share
     if not fully_sharded:
-        scattered_s = over_copies_s(groups, model, gpu, gradient_bytes)
-        return scattered_s + over_copies_s(groups, model, gpu, BYTES_PER_NUMBER)
+        scattered_s = over_copies_s(groups, model, gpu, trained_bytes)
+        return scattered_s + over_copies_s(groups, model, gpu, BYTES_PER_NUMBER * trained_share)
     shards, copies = groups.shard_gpus, groups.copies()[0] // groups.shard_gpus
-    scattered_s = over_copies_s(groups, model, gpu, gradient_bytes, most=shards)
+    scattered_s = over_copies_s(groups, model, gpu, trained_bytes, most=shards)
     if copies == 1:
         return scattered_s
-    size = gradient_bytes * model.parameters / (groups.tensor * groups.pipeline * shards)
+    size = trained_bytes * model.parameters / (groups.tensor * groups.pipeline * shards)
     return scattered_s + all_reduce_s(size, copies, gpu, gpus_per_node=1)
 
 
@@ -38,7 +48,7 @@ def gathered_s(groups: Groups, model: ModelShape, gpu: GPU) -> float:
 
 
 def over_copies_s(
-    groups: Groups, model: ModelShape, gpu: GPU, parameter_bytes: int, *, most: int | None = None
+    groups: Groups, model: ModelShape, gpu: GPU, parameter_bytes: float, *, most: int | None = None
 ) -> float:
     """One gather or scatter among the GPUs that hold the same parameters or gradients.
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from simulator.catalogue.gpu import GPU
 from simulator.catalogue.transformer import ModelShape
+from simulator.costs.attention.hybrid import pair_flops
 from simulator.costs.layers.groups import Groups
 from simulator.costs.training_speed import BYTES_PER_NUMBER, TrainerSpeed, pass_s
 from simulator.costs.typical_coefficients import kernel_coefficients
@@ -39,6 +40,9 @@ class Work(NamedTuple):
     """All of it."""
     attention_s: Values
     """The part of attention."""
+    gradients_s: Values
+    """What a backward pass takes for the gradients of the matrices: their products, and reading
+    their inputs and the gradients of their outputs."""
 
 
 def forward_work(
@@ -52,6 +56,7 @@ def forward_work(
     groups: Groups,
     fp8: bool = False,
     imbalance: float = 1.0,
+    adapter_bytes: float = 0.0,
 ) -> Work:
     """Work of a forward pass, without exchanges.
 
@@ -61,9 +66,13 @@ def forward_work(
         present: which micro-batches exist.
         fp8: whether the products of the layers are in fp8.
         imbalance: tokens of the busiest GPU's experts, relative to the mean.
+        adapter_bytes: that low-rank adapters move per token.
     """
     shared_s, launches_s = pass_s(tokens, pairs, model, gpu, speed)
-    attention_s = model.attention_flops(1) * pairs / (speed.attention_efficiency * gpu.flops_per_s)
+    if adapter_bytes:
+        shared_s = shared_s + speed.slowdown * adapter_bytes * tokens / gpu.memory_bytes_per_s
+    attended = pair_flops(model, tokens, pairs)
+    attention_s = attended / (speed.attention_efficiency * gpu.flops_per_s)
     attention_s = speed.slowdown * attention_s / groups.cuts
     products_s = speed.slowdown / (speed.matrix_efficiency * gpu.flops_per_s) * tokens
     expert_flops = 2.0 * model.moe_layers * model.active_experts * model.expert_parameters
@@ -77,22 +86,31 @@ def forward_work(
         # The last stage has the head as well, and the others wait for it.
         head_s = 2.0 * model.embedding_parameters * products_s
         seconds = seconds + (groups.pipeline - 1) / groups.cuts * head_s
+    linear_flops = model.linear_flops_per_token()
+    if fp8:
+        head_flops = 2.0 * model.embedding_parameters
+        linear_flops = (linear_flops - head_flops) / speed.fp8_speedup + head_flops
+    traffic = model.layers * speed.hidden_traffic
+    traffic += model.moe_layers * model.active_experts * speed.expert_traffic
+    moved_s = traffic * model.hidden * BYTES_PER_NUMBER * tokens / gpu.memory_bytes_per_s
+    gradients_s = (linear_flops * products_s + speed.slowdown * moved_s) / groups.cuts
     if not model.experts:
-        return Work(np.asarray(seconds), np.asarray(attention_s))
+        return Work(np.asarray(seconds), np.asarray(attention_s), np.asarray(gradients_s))
     own_s = expert_flops * products_s / groups.cuts
     if speed.experts == "layer":
         cut = 1 - 1 / groups.expert_shards
         fixed_s = speed.slowdown * model.moe_layers * speed.expert_layer_s * cut
         seconds = seconds - present * (fixed_s / groups.pipeline)
         seconds = seconds + (imbalance - 1) * own_s
-        return Work(np.asarray(seconds), np.asarray(attention_s))
+        return Work(np.asarray(seconds), np.asarray(attention_s), np.asarray(gradients_s))
     at = kernel_coefficients(gpu)
     held = groups.held_parameters(model)[1]
     size = BYTES_PER_NUMBER / (2 if fp8 else 1)
     reading_s = held * size * at.weight_reading / gpu.memory_bytes_per_s
     read_s = np.where(present, reading_s, 0.0)
     together_s = grouped_s(np.asarray(imbalance * own_s), read_s)
-    return Work(np.asarray(seconds - own_s + together_s), np.asarray(attention_s))
+    seconds = seconds - own_s + together_s
+    return Work(np.asarray(seconds), np.asarray(attention_s), np.asarray(gradients_s))
 
 
 def grouped_s(computing_s: Values, reading_s: Values) -> Values:

@@ -23,6 +23,7 @@ from typing import Any, Final
 from simulator.catalogue.gpu import GPU
 from simulator.catalogue.transformer import ModelShape
 from simulator.config.schema import TrainerConfig, TrainerKind
+from simulator.costs.lora.adapters import LORA_ERROR
 from simulator.costs.trainer_speeds import (
     AREAL,
     ELSEWHERE,
@@ -180,6 +181,11 @@ def measured_on(kind: TrainerKind, gpu: GPU) -> bool:
 
 def trainer_error(config: TrainerConfig, gpu: GPU, model: ModelShape) -> SpeedError:
     """Error of a named trainer's speed; of the default, also how much others may differ."""
+    if config.lora_rank:
+        known = trainer_error(config.model_copy(update={"lora_rank": 0}), gpu, model)
+        said = f"{known.source}; at least {LORA_ERROR:.0%} with adapters"
+        error, span = max(LORA_ERROR, known.error), max(LORA_ERROR, known.span)
+        return SpeedError(error, span, said)
     if config.kind == "areal":
         return speed_error(gpu)
     speed = SPEEDS[config.kind]

@@ -50,6 +50,14 @@ PARAMETERS = {
     "SmolLM2-135M": 134_515_008,
     "Mixtral-8x7B": 46_702_792_704,
     "DeepSeek-V3": 671_026_404_352,
+    # As transformers 5.23 counts their models without weights.
+    "gpt-oss-20b": 20_914_757_184,
+    "gpt-oss-120b": 116_829_156_672,
+    "Gemma-3-27B": 27_009_002_240,
+    "Qwen3-Next-80B-A3B": 79_674_391_296,
+    "Qwen3.5-27B": 26_895_998_464,
+    "Qwen3.5-35B-A3B": 34_660_610_688,
+    "Kimi-Linear-48B-A3B": 49_133_074_464,
 }
 
 
@@ -478,11 +486,11 @@ def test_shared_experts_are_counted_by_width_or_number() -> None:
     [
         ({"model_type": "llamas"}, "family 'llamas' is unknown"),
         ({"sliding_window": 4096}, "30 of its 30 layers attend to only a part of the context"),
-        ({"sliding_window": 512, "sliding_window_pattern": 6}, "25 of its 30 layers"),
         (
-            {"layer_types": ["sliding_attention", "full_attention"] * 15},
+            {"layer_types": ["indexed_attention", "full_attention"] * 15},
             "15 of its 30 layers attend to only a part",
         ),
+        ({"global_head_dim": 512}, "global layers have heads of another width"),
         ({"quantization_config": {"quant_method": "fp8"}}, "are quantized"),
     ],
 )
@@ -510,6 +518,7 @@ def test_windows_that_are_off_or_never_exceeded_have_no_caveat(change: dict[str,
         *("llama", "qwen2", "qwen3", "qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "llama4_text"),
         *("deepseek_v3", "gpt_oss", "ernie4_5_moe", "phi3", "phi", "gemma2", "starcoder2"),
         *("gpt_neox", "nemotron", "glm4"),
+        *("gemma3_text", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "kimi_linear"),
     ],
 )
 def test_transformers_counts_the_same_parameters(family: str) -> None:
