@@ -38,15 +38,15 @@ WHY = (
     "(`simulator/stats/model_error.py`).",
     "Trainers of NeMo-RL and verl are named ones, with speeds from published steps; none is fitted "
     "to these rows. What the synchronous step takes beyond its simulated terms is fitted as "
-    "`colocation.other_s`: 0 to a quarter of the step, most of it for large models. It is not in "
+    "`colocation.other_s`: 3 to 24 % of the step. It is not in "
     "asynchronous rows. The last line of the ablation fits the trainer's speed instead, which puts "
     "this rest into the asynchronous trainer, too.",
-    "verl prints no lengths. Their mean is fitted to the printed time of generation, with the "
-    "spread of conversations (1.36 in ln, Mooncake): responses of base models have longer tails "
-    "than those of distilled ones. V8's synchronous update then takes 293 s, and 286 are printed.",
-    "V7 is the row that no length explains: with a cap of 10,240 tokens, 52.9 s of generation are "
-    "shorter than what the fewest tokens take here, and its update takes as long on 16 GPUs as on "
-    "8. It stays in the scores.",
+    "verl prints no lengths. Their mean is fitted to the printed update, with a named trainer and "
+    "the spread of conversations (1.36 in ln, Mooncake): responses of base models have longer tails "
+    "than those of distilled ones. Generation of V8 then takes 244 s, and 247 are printed.",
+    "V7's update takes as long on 16 GPUs as on 8, which nothing here explains. No number reaches "
+    "its synchronous step, so that row counts as predicted, too; its gain is near because both "
+    "steps are as much too long.",
     "Figure 4 compares two systems. verl's trainer is fitted to its run on the fewest GPUs; its "
     "engines decode without CUDA graphs, its default then (`enforce_eager`). verl's other runs and "
     "all of AReaL's are predicted, with AReaL's trainer, which is 10 to 29 % too slow where it "

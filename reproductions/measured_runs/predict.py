@@ -78,8 +78,10 @@ class Predicted:
 
     @property
     def is_fitted(self) -> bool:
-        """Whether the step or a part of it was fitted to this row."""
-        return self.row is self.family.synchronous and bool(self.fitted)
+        """Whether the step or a part of it was fitted to this row, and all of it was reached."""
+        if self.row is not self.family.synchronous or not self.fitted:
+            return False
+        return all(one.reached for one in self.fitted)
 
 
 def predict(

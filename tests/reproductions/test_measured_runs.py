@@ -182,6 +182,7 @@ def test_a_number_out_of_range_stays_at_its_end() -> None:
     first = predict(one, runs_of(one), SIZES)[0]
     assert first.fitted[0].value == pytest.approx(0.1)
     assert not first.fitted[0].reached
+    assert not first.is_fitted  # so it counts in the scores
     assert "end of its range" in families([first])[0]["fitted"]
 
 
