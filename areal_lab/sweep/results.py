@@ -1,7 +1,7 @@
 """What a command left behind, as numbers by dotted name: from a run's summary, or from JSON.
 
 {"reward_after": {"mean": 0.6, "ci95": 0.1, "n": 64}}  -->  reward_after, .ci95, .n
-{"step_s": {"mean": 3.4, "low": 3.3, "high": 3.5}}     -->  step_s, step_s.ci95
+{"step_s": {"mean": 3.4, "low": 3.3, "high": 3.5}}     -->  step_s, step_s.ci95 (of the seeds)
 {"lag": {"token": {"mean": 1.0, "max": 2}}}            -->  lag.token.mean, lag.token.max
 """
 
@@ -59,7 +59,7 @@ def figures_of(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
         full = f"{prefix}{name}"
         if name in _NO_FIGURES:
             continue
-        if isinstance(one, Mapping) and one.keys() in ({"mean", "low", "high"}, _INTERVAL):
+        if isinstance(one, Mapping) and one.keys() in _ESTIMATES:
             yield from _estimate(full, one)
         elif isinstance(one, Mapping):
             yield from figures_of(one, f"{full}.")
@@ -69,7 +69,13 @@ def figures_of(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
             yield full, float(one)
 
 
-_INTERVAL: Final = {"mean", "n", "ci95"}
+_ESTIMATES: Final = (
+    {"mean", "n", "ci95"},
+    {"mean", "low", "high"},
+    {"mean", "low", "high", "seeds_low", "seeds_high"},
+)
+"""The last is a simulated number: `low` and `high` contain the model's error, which the cells of a
+sweep share."""
 
 
 def _estimate(name: str, value: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
@@ -80,7 +86,8 @@ def _estimate(name: str, value: Mapping[str, Any]) -> Iterator[tuple[str, float]
     if "n" in value:
         yield f"{name}.n", value["n"]
     ci95 = value.get("ci95")
-    if value.get("low") is not None:
-        ci95 = (value["high"] - value["low"]) / 2
+    seeds = "seeds_" if "seeds_low" in value else ""
+    if value.get(f"{seeds}low") is not None:
+        ci95 = (value[f"{seeds}high"] - value[f"{seeds}low"]) / 2
     if ci95 is not None and math.isfinite(ci95):
         yield f"{name}.ci95", float(ci95)

@@ -14,7 +14,16 @@ from reproductions.measured_runs.predict import Predicted, Sizes, predict
 from reproductions.measured_runs.score import Scores, score, summary
 
 REST: Final = "colocation.other_s"
-_SPEED: Final = Fit(setting="trainer.time_factor", low=0.1, high=30.0, part="step")
+LENGTH: Final = "workload.answers.mean_tokens"
+OTHER_FITS: Final[Mapping[str, Mapping[str, Fit | None]]] = {
+    "the trainer's speed fitted instead of this rest": {
+        REST: Fit(setting="trainer.time_factor", low=0.1, high=30.0, part="step")
+    },
+    "verl's lengths fitted to generation, not to the update": {
+        LENGTH: Fit(setting=LENGTH, low=200, high=20_000, part="generation")
+    },
+}
+"""Other numbers of the synchronous row, or other parts of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +41,7 @@ class Term:
 
 TERMS: Final = (
     Term(
-        name="named trainers (AReaL's for all)",
+        name="named trainers (AReaL's for NeMo-RL and verl)",
         off={"trainer.kind": "areal", "trainer.shard_group": 0},
         only_if=("trainer.kind",),
         in_rows=False,  # AReaL's does not shard: verl's of Figure 4 would not fit into memory
@@ -59,13 +68,25 @@ TERMS: Final = (
 )
 
 
-def ablation(
+def without_rest(
     predicted: Sequence[Predicted], runs: MeasuredRuns, sizes: Sizes
+) -> list[Predicted]:
+    """All rows as they are predicted if the rest of a colocated step is not fitted."""
+    families = [_refitted(one, {REST: None}) for one in runs.families]
+    return _predict(families, predicted, runs, sizes)
+
+
+def ablation(
+    predicted: Sequence[Predicted],
+    unfitted: Sequence[Predicted],
+    runs: MeasuredRuns,
+    sizes: Sizes,
 ) -> list[dict[str, Any]]:
-    """The scores with everything, and without each term.
+    """The scores with everything, without each term, and with other fits.
 
     Args:
         predicted: all rows, with everything.
+        unfitted: of `without_rest`.
         runs: what they were predicted from.
         sizes: of the other predictions.
     """
@@ -73,16 +94,11 @@ def ablation(
     for term in TERMS:
         changed = [without(one, term) for one in runs.families]
         rows.append(_record(f"without: {term.name}", _scores(changed, predicted, runs, sizes)))
-    rest = [_refitted(one, ()) for one in runs.families]
-    rows.append(
-        _record(
-            "without: the fitted rest of a colocated step", _scores(rest, predicted, runs, sizes)
-        )
-    )
-    speed = [_refitted(one, (_SPEED,)) for one in runs.families]
-    rows.append(
-        _record("the trainer's speed fitted instead", _scores(speed, predicted, runs, sizes))
-    )
+    name = "without: the fitted rest of a colocated step"
+    rows.append(_record(name, summary(score(unfitted, runs))))
+    for name, fits in OTHER_FITS.items():
+        changed = [_refitted(one, fits) for one in runs.families]
+        rows.append(_record(name, _scores(changed, predicted, runs, sizes)))
     return rows
 
 
@@ -116,21 +132,31 @@ def _same(rows: Sequence[Measured], before: Sequence[Measured]) -> bool:
     return all(one is other for one, other in zip(rows, before, strict=True))
 
 
-def _refitted(family: Family, instead: Sequence[Fit]) -> Family:
-    """With other fits in place of the rest of a colocated step."""
-    fits = [fit for fit in family.fits if fit.setting != REST]
-    return family if len(fits) == len(family.fits) else replace(family, fits=[*fits, *instead])
+def _refitted(family: Family, instead: Mapping[str, Fit | None]) -> Family:
+    """With other fits, by setting, or without; the same object if it fits none of these."""
+    if not any(fit.setting in instead for fit in family.fits):
+        return family
+    fits = [instead.get(fit.setting, fit) for fit in family.fits]
+    return replace(family, fits=[fit for fit in fits if fit is not None])
 
 
 def _scores(
     families: Sequence[Family], before: Sequence[Predicted], runs: MeasuredRuns, sizes: Sizes
 ) -> Scores:
     changed = replace(runs, families=families)
+    return summary(score(_predict(families, before, runs, sizes), changed))
+
+
+def _predict(
+    families: Sequence[Family], before: Sequence[Predicted], runs: MeasuredRuns, sizes: Sizes
+) -> list[Predicted]:
+    """Rows of these families; those of families that are not changed are taken from before."""
+    changed = replace(runs, families=families)
     found: list[Predicted] = []
     for one in families:
         known = [row for row in before if row.family is one]
         found += known or predict(one, changed, sizes)
-    return summary(score(found, changed))
+    return found
 
 
 def _record(name: str, scores: Scores) -> dict[str, Any]:

@@ -83,6 +83,11 @@ class Predicted:
             return False
         return all(one.reached for one in self.fitted)
 
+    @property
+    def step_is_fitted(self) -> bool:
+        """Whether the whole step was, and not only parts of it."""
+        return self.is_fitted and any(one.fit.part == "step" for one in self.fitted)
+
 
 def predict(
     family: Family, runs: MeasuredRuns, sizes: Sizes, shared: Sequence[SharedFit] = SHARED

@@ -2,8 +2,9 @@
 
     results/measured_runs.json (saved) --records--> simulator/report/data/measured_errors.json
 
-`python -m reproductions.measured_runs --save` writes both. Rows that something was fitted to have
-no error and are left out.
+`python -m reproductions.measured_runs --save` writes both. Who predicts has no measured synchronous
+step to fit the rest of a colocated step to, so the errors are those without this fit. Rows whose
+step something else was fitted to have no error and are left out.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from reproductions.measured_runs.ablation import REST
 from reproductions.measured_runs.families import Family, Measured, MeasuredRuns, load
 from reproductions.report import results
 from simulator.catalogue.find_gpu import find_gpu
@@ -50,7 +52,7 @@ def records(saved: Sequence[Mapping[str, Any]], runs: MeasuredRuns) -> list[dict
     return [
         _record(one, families[one["family"]], families[one["family"]].row(one["row"]))
         for one in saved
-        if not one["fitted"]
+        if not one["without_rest"]["step_is_fitted"]
     ]
 
 
@@ -63,16 +65,19 @@ def to_text(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _record(saved: Mapping[str, Any], family: Family, row: Measured) -> dict[str, Any]:
     config = load_simulation(None, {**family.settings, **row.settings})
-    gain = saved["predicted_gain"]
+    predicted = saved["without_rest"]
+    gain = predicted["predicted_gain"]
     return {
         "row": row.id,
         "family": family.id,
         "group": family.group,
         "kind": kind_of(config)._asdict(),
         "gpu": find_gpu(config.cluster.gpu).name,
-        "fitted": [fit.setting for fit in family.fits if fit.mode in ("", row.mode)],
-        "step": _log(saved["predicted_s"][0] / saved["measured_s"]),
-        "gain": None if gain is None else _log(gain[0] / saved["measured_gain"]),
+        "fitted": [
+            fit.setting for fit in family.fits if fit.mode in ("", row.mode) and fit.setting != REST
+        ],
+        "step": _log(predicted["predicted_s"] / saved["measured_s"]),
+        "gain": None if gain is None else _log(gain / saved["measured_gain"]),
     }
 
 

@@ -381,7 +381,7 @@ class ColocationConfig(Record):
     other_s: Seconds = 0.0
     """Time per step of what no other setting names: hand-over of data between processes, barriers,
     checks. What a measured synchronous step takes beyond a simulated one
-    (`reproductions.measured_runs`: 3 to 24 % of the step)."""
+    (`reproductions.measured_runs`: 1 to 22 % of the step)."""
     graphs_s: Seconds = 0.0
     """Time to capture CUDA graphs again at each wake-up. Sleeping engines of vLLM and SGLang keep
     them; engines that are restarted take 14 s (1B, vLLM 0.6) to 20 s (Llama 4, SGLang)."""

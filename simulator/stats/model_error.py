@@ -29,7 +29,7 @@ class ModelError:
     spread: float
     """Root mean square of ln(predicted / measured): 0.2 is a factor of 1.2 either way."""
     groups: int
-    """Independent systems that it was estimated from."""
+    """Groups (system, model, GPU) that it was estimated from."""
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.spread) or self.spread < 0:

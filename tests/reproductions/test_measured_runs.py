@@ -13,7 +13,7 @@ import pytest
 from areal_lab.plots.style import save_picture
 from areal_lab.runlog.intervals import student_t
 from reproductions.measured_runs.__main__ import data, findings, rows
-from reproductions.measured_runs.ablation import TERMS, ablation, without
+from reproductions.measured_runs.ablation import REST, TERMS, ablation, without, without_rest
 from reproductions.measured_runs.chart import draw
 from reproductions.measured_runs.families import Bars, Family, Fit, Measured, MeasuredRuns, load
 from reproductions.measured_runs.parts import PARTS_OF_A_STEP, seconds_of
@@ -30,6 +30,7 @@ from simulator.stats.model_error import Prediction
 SIZES = Sizes(seeds=2, overrides={})
 BARS = Bars(gain_median=0.12, gain_largest=0.35, step_median=0.2, coverage=(0.8, 0.97))
 SPEED = Fit(setting="trainer.mfu", part="update", low=0.02, high=1.0)
+STEP = Fit(setting="trainer.mfu", part="step", low=0.02, high=1.0)
 LENGTH = Fit(setting="workload.answers.mean_tokens", part="generation", low=50, high=500)
 PLANTED = {"trainer.mfu": 0.21, "workload.answers.mean_tokens": 170}
 COMMON: dict[str, Any] = {
@@ -303,9 +304,9 @@ def test_a_term_is_switched_off_where_there_is_one() -> None:
 def test_ablation_scores_every_term_and_predicts_again_only_what_changes() -> None:
     runs = runs_of(*(slowed(family(name, fits=[SPEED]), 1.2) for name in "ab"))
     predicted = [row for one in runs.families for row in predict(one, runs, SIZES)]
-    records = ablation(predicted, runs, SIZES)
+    records = ablation(predicted, without_rest(predicted, runs, SIZES), runs, SIZES)
     assert records[0]["terms"] == "everything"
-    assert len(records) == len(TERMS) + 3
+    assert len(records) == len(TERMS) + 4
     colocation = next(one for one in records if "seconds of colocation" in one["terms"])
     assert all(one["largest"] == records[0]["largest"] for one in records if one is not colocation)
 
@@ -316,19 +317,27 @@ def test_the_packaged_errors_are_those_of_the_saved_rows() -> None:
     assert [one.row for one in measured_errors().rows] == [one["row"] for one in saved_records()]
 
 
-def test_predicted_rows_are_exported_and_fitted_ones_are_not() -> None:
-    runs = runs_of(*(slowed(family(name, fits=[SPEED]), 1.2) for name in "ab"))
-    scored = score([row for one in runs.families for row in predict(one, runs, SIZES)], runs)
-    exported = records(data(scored, runs), runs)
-    assert [(one["family"], one["row"]) for one in exported] == [
+def test_errors_are_exported_without_the_fitted_rest() -> None:
+    """A synchronous step is longer than simulated; a user cannot know by how much."""
+    rest = Fit(setting=REST, part="step", low=0.01, high=100, mode="synchronous")
+    one = family("a", fits=[rest])
+    first, last = one.rows
+    longer_s = first.measured["step_s"] * 1.5
+    one = replace(one, rows=[replace(first, measured={**first.measured, "step_s": longer_s}), last])
+    runs = runs_of(one, family("b", fits=[STEP]))
+    predicted = [row for each in runs.families for row in predict(each, runs, SIZES)]
+    scored = score(predicted, runs)
+    assert scored[0].step_s.log_error == pytest.approx(0, abs=0.01)  # it is fitted
+    exported = records(data(scored, without_rest(predicted, runs, SIZES), runs), runs)
+    assert [(each["family"], each["row"]) for each in exported] == [
+        ("a", "synchronous"),
         ("a", "asynchronous"),
         ("b", "asynchronous"),
     ]
-    for one, found in zip(exported, (one for one in scored if one.gain is not None), strict=True):
-        assert found.gain is not None
-        assert one["step"] == pytest.approx(found.step_s.log_error, abs=1e-4)
-        assert one["gain"] == pytest.approx(found.gain.log_error, abs=1e-4)
-        assert one["kind"] == {"mixture": False, "colocated": False, "agent": False}
-        assert one["gpu"] == "H100"
-        assert one["fitted"] == ["trainer.mfu"]
-        assert one["step"] == pytest.approx(-math.log(1.2), abs=0.03)
+    synchronous, asynchronous, other = exported
+    assert synchronous["step"] == pytest.approx(-math.log(1.5), abs=0.1)
+    gain = synchronous["step"] - asynchronous["step"]
+    assert asynchronous["gain"] == pytest.approx(gain, abs=0.01)
+    assert (asynchronous["fitted"], other["fitted"]) == ([], ["trainer.mfu"])
+    assert asynchronous["kind"] == {"mixture": False, "colocated": False, "agent": False}
+    assert (asynchronous["gpu"], synchronous["kind"]["colocated"]) == ("H100", True)

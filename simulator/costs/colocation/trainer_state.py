@@ -13,6 +13,7 @@ from simulator.catalogue.transformer import ModelShape
 from simulator.config.schema import TrainerConfig
 from simulator.costs.colocation.host_copies import Direction, copy_rate
 from simulator.costs.colocation.published import rows_of
+from simulator.costs.trainers.named import SPEEDS
 from simulator.costs.training_memory import training_memory
 
 Offload = Literal["all", "optimizer", "none"]
@@ -28,10 +29,21 @@ def move_start_s() -> float:
 def offloaded_bytes(
     offload: Offload, config: TrainerConfig, model: ModelShape, *, gpus: int
 ) -> float:
-    """Bytes that one GPU moves: optimizer state, and bf16 parameters with `all`."""
+    """Bytes that one GPU moves: optimizer state, and with `all` the parameters that it holds.
+
+    A reference that is kept in the host's memory is there already.
+    """
     if offload == "none":
         return 0.0
-    memory = training_memory(model, config, gpus=gpus, micro_batch_tokens=0)
+    speed = SPEEDS[config.kind]
+    memory = training_memory(
+        model,
+        config,
+        gpus=gpus,
+        micro_batch_tokens=0,
+        fully_sharded=speed.gathers,
+        reference_on_host=speed.reference_on_host,
+    )
     return memory.optimizer + (memory.parameters if offload == "all" else 0.0)
 
 
