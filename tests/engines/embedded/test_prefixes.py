@@ -259,6 +259,33 @@ def test_kept_prefixes_make_room_for_running_requests(
     assert batcher.kept_prefix_bytes == kept * first_bytes // 13
 
 
+@pytest.mark.parametrize("size", [(9, 10), (2, 65)], ids=["rows", "tokens"])
+def test_a_cache_grows_in_all_layers_after_it_failed(
+    monkeypatch: pytest.MonkeyPatch, size: tuple[int, int]
+) -> None:
+    cache = KVCache(
+        layers=3, kv_heads=1, head_dim=2, dtype=torch.float32, device=torch.device("cpu")
+    )
+    cache.reserve(2, 10, live=0, longest=0)
+    for layer in cache.layers:
+        layer[:, :2, :, :10] = 7
+    new_zeros, calls = torch.Tensor.new_zeros, iter(range(9))
+
+    def fails_once(tensor: torch.Tensor, *shape: Any) -> torch.Tensor:
+        if next(calls) == 1:
+            raise torch.OutOfMemoryError("no memory is left")
+        return new_zeros(tensor, *shape)
+
+    monkeypatch.setattr(torch.Tensor, "new_zeros", fails_once)
+    with pytest.raises(torch.OutOfMemoryError):
+        cache.reserve(*size, live=2, longest=10)
+    cache.reserve(*size, live=2, longest=10)
+    assert len({layer.shape for layer in cache.layers}) == 1
+    assert cache.rows >= size[0]
+    assert cache.capacity >= size[1]
+    assert all((layer[:, :2, :, :10] == 7).all() for layer in cache.layers)
+
+
 def turn_of(batcher: Batcher, history: list[int], name: str) -> Sample:
     batcher.add(request(name, history, 4))
     return run(batcher)[name]
