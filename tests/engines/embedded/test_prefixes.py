@@ -267,8 +267,9 @@ def test_a_cache_grows_in_all_layers_after_it_failed(
         layers=3, kv_heads=1, head_dim=2, dtype=torch.float32, device=torch.device("cpu")
     )
     cache.reserve(2, 10, live=0, longest=0)
-    for layer in cache.layers:
-        layer[:, :2, :, :10] = 7
+    with torch.inference_mode():
+        for layer in cache.layers:
+            layer[:, :2, :, :10] = 7
     new_zeros, calls = torch.Tensor.new_zeros, iter(range(9))
 
     def fails_once(tensor: torch.Tensor, *shape: Any) -> torch.Tensor:
