@@ -64,9 +64,9 @@ class KVCache:
         _, _, kv_heads, _, head_dim = self._empty.shape
         for index, old in enumerate(self.layers):
             # Layer by layer, so that old and new storage do not exist in full at the same time.
-            # Zeros, since attention multiplies values beyond a row's end by a weight of 0.
             if old.shape[1] == rows and old.shape[3] == tokens:
                 continue
+            # Zeros, since attention multiplies values beyond a row's end by a weight of 0.
             new = old.new_zeros(2, rows, kv_heads, tokens, head_dim)
             new[:, :live, :, :longest] = old[:, :live, :, :longest]
             self.layers[index] = new
