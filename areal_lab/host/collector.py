@@ -14,10 +14,11 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 _LOOK_S: Final = 1.0
-_WORTH_IT: Final = 20_000
-"""New objects below which no search is worth its time."""
-_MOST: Final = 250_000
-"""New objects after which it does not wait for a pause: some 50 MB if all of them are in cycles."""
+_IDLE_OBJECTS: Final = 20_000
+"""New objects below which a pause is not worth a search."""
+_BUSY_OBJECTS: Final = 250_000
+"""New objects after which a search does not wait for a pause. It bounds their number, not the bytes
+that they hold."""
 
 
 @asynccontextmanager
@@ -31,25 +32,36 @@ async def collected_in_pauses(idle: Callable[[], bool]) -> AsyncIterator[None]:
         idle: whether nothing waits for this process now.
     """
     was_enabled = gc.isenabled()
+    frozen = gc.get_freeze_count()
     gc.collect()
     gc.freeze()  # modules stay
     gc.disable()
-    task = asyncio.create_task(_collect(idle))
+    task = asyncio.create_task(_collect(idle, was_enabled))
     try:
         yield
     finally:
         task.cancel()
+        if not frozen:
+            gc.unfreeze()
         if was_enabled:
             gc.enable()
+        await asyncio.wait((task,))  # so that it does not enable a later block's collection
 
 
-async def _collect(idle: Callable[[], bool]) -> None:
+async def _collect(idle: Callable[[], bool], was_enabled: bool) -> None:
     kept = 0
-    while True:
-        await asyncio.sleep(_LOOK_S)
-        # Those made less those freed since the last search.
-        new = gc.get_count()[0]
-        # As Python does: what is kept is not searched again until it has grown by a quarter.
-        if new > max(_MOST, kept // 4) or (new > _WORTH_IT and idle()):
-            gc.collect()
-            kept = len(gc.get_objects())
+    try:
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            # Those made less those freed since the last search.
+            new = gc.get_count()[0]
+            # What is kept is searched again when it has grown: during calls by a quarter, which is
+            # Python's own rule, in a pause by a twentieth.
+            if new > max(_BUSY_OBJECTS, kept // 4) or (
+                new > max(_IDLE_OBJECTS, kept // 20) and idle()
+            ):
+                gc.collect()
+                kept = len(gc.get_objects())
+    finally:
+        if was_enabled:  # also if it fails: nothing else would search
+            gc.enable()

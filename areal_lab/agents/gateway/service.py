@@ -208,6 +208,7 @@ class Service:
             self.in_flight -= 1
             self.sessions.end_call(session, now_s)
             session.changed.set()
+            del exchange  # its task's error refers to this frame
 
     async def _replies(self, session: Session, call: Call) -> list[ChatReply]:
         try:

@@ -4,9 +4,9 @@
        ^------retract------'
 
 A step is one forward pass over the last token of every running request and the prompts of those
-admitted in this step. A prefix that a running request, or one that has ended lately, has computed
-with the same weights is copied; only the rest of an admitted prompt is computed. Not thread-safe:
-the scheduler's thread owns it.
+admitted in this step. A prefix that a running request, or one that has ended (while it fits the
+limit), has computed with the same weights is copied; only the rest of an admitted prompt is
+computed. Not thread-safe: the scheduler's thread owns it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -352,8 +353,7 @@ class Batcher:
         if not self.running:
             return []
         self._reserve(decoding)
-        for prefix, row, shared in new.restored:
-            self._cache.restore(prefix.layers, row, shared)
+        self._restore(new)
         logits = self._forward(decoding, new)
         for sample in self.running[:decoding]:
             sample.length += 1
@@ -425,7 +425,22 @@ class Batcher:
         # A decoding row gets one more token in this step; a new one is as long as its prompt.
         longest = max((s.length for s in self.running[:decoding]), default=0)
         needed = max(longest + 1, *(s.length for s in self.running), 1)
-        self._cache.reserve(len(self.running), needed, live=decoding, longest=longest)
+        grow = partial(
+            self._cache.reserve, len(self.running), needed, live=decoding, longest=longest
+        )
+        try:
+            grow()
+        except torch.OutOfMemoryError:  # of a GPU
+            self._kept.clear()
+            give_back(self._device)
+        else:
+            return
+        grow()
+
+    def _restore(self, new: _Admitted) -> None:
+        for prefix, row, shared in new.restored:
+            self._cache.restore(prefix.layers, row, shared)
+        new.restored.clear()  # their memory is free for the pass
 
     def _forward(self, decoding: int, new: _Admitted) -> Float[Tensor, "N V"]:
         old = self.running[:decoding]
@@ -495,7 +510,8 @@ class Batcher:
             return
         full = (*sample.request.prompt_tokens, *sample.tokens)
         tokens = np.array(full[: sample.length], dtype=np.int64)
-        self._kept.add(tokens, lambda: self._cache.copy(sample.row, sample.length))
+        size_bytes = sample.length * self._cache.token_bytes
+        self._kept.add(tokens, size_bytes, lambda: self._cache.copy(sample.row, sample.length))
 
     def _tensor(self, values: list[int]) -> Tensor:
         return to_device(torch.tensor(values, dtype=torch.long), self._device)

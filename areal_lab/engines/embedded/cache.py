@@ -29,23 +29,30 @@ class KVCache:
     @property
     def rows(self) -> int:
         """Rows that fit without growing."""
-        return self.layers[0].shape[1]
+        return self.layers[-1].shape[1]
 
     @property
     def capacity(self) -> int:
         """Tokens a row can hold without growing."""
-        return self.layers[0].shape[3]
+        return self.layers[-1].shape[3]
 
     @property
     def size_bytes(self) -> int:
         """Memory held now."""
         return sum(layer.numel() * layer.element_size() for layer in self.layers)
 
+    @property
+    def token_bytes(self) -> int:
+        """Memory that keys and values of one token need."""
+        _, _, kv_heads, _, head_dim = self._empty.shape
+        return len(self.layers) * 2 * kv_heads * head_dim * self._empty.element_size()
+
     @torch.inference_mode()
     def reserve(self, rows: int, tokens: int, *, live: int, longest: int) -> None:
         """Make room for `rows` rows of `tokens` tokens; keeps `longest` tokens of `live` rows.
 
         Grows by at least a quarter, so the total cost of copying stays proportional to the tokens.
+        After it failed for want of memory it can be called again: the last layer grows last.
         """
         if rows <= self.rows and tokens <= self.capacity:
             return
@@ -57,6 +64,8 @@ class KVCache:
         _, _, kv_heads, _, head_dim = self._empty.shape
         for index, old in enumerate(self.layers):
             # Layer by layer, so that old and new storage do not exist in full at the same time.
+            if old.shape[1] == rows and old.shape[3] == tokens:
+                continue
             # Zeros, since attention multiplies values beyond a row's end by a weight of 0.
             new = old.new_zeros(2, rows, kv_heads, tokens, head_dim)
             new[:, :live, :, :longest] = old[:, :live, :, :longest]

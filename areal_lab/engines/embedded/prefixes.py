@@ -88,19 +88,37 @@ class KeptPrefixes:
         """The one with the longest common prefix, and its length, as `Prefixes.longest_of`."""
         return self._prefixes.longest_of(tokens)
 
-    def add(self, tokens: np.ndarray, copy: Callable[[], list[Float[Tensor, "2 H T D"]]]) -> None:
-        """Keep these tokens; forgets the oldest ones to make room."""
-        if not self._most_bytes or not len(tokens):
+    def add(
+        self,
+        tokens: np.ndarray,
+        size_bytes: int,
+        copy: Callable[[], list[Float[Tensor, "2 H T D"]]],
+    ) -> None:
+        """Keep these tokens, unless they alone exceed the limit; forgets the oldest ones before.
+
+        Args:
+            tokens: whose keys and values these are.
+            size_bytes: of the copy.
+            copy: called if they are kept, once there is room.
+        """
+        if not 0 < size_bytes <= self._most_bytes:
             return
+        while self.size_bytes + size_bytes > self._most_bytes:
+            self._forget(self._by_age[0])
         kept = KeptPrefix(len(tokens), copy())
         self._by_age.append(kept)
         self._prefixes.add(tokens, kept)
         self.size_bytes += kept.size_bytes
-        while self.size_bytes > self._most_bytes:
-            self._forget(self._by_age[0])
 
     def used(self, kept: KeptPrefix, tokens: int) -> None:
-        """A request has copied the first `tokens`. It keeps the whole of what it continues."""
+        """Forget a prefix that a request has copied in full: that request is kept, longer, when it
+        ends, unless it is aborted.
+
+        Args:
+            kept: the prefix.
+            tokens: how many of its tokens were copied; the last one may be missing, since the
+                logits of a prompt's last token are needed.
+        """
         if tokens >= kept.tokens - 1:
             self._forget(kept)
 

@@ -152,8 +152,9 @@ def _parser() -> argparse.ArgumentParser:
         "--prefix-cache-gib",
         type=_gib,
         default=1.0,
-        help="memory for keys and values of ended requests, which the next turns of their "
-        "conversations share; 0 keeps none",
+        help="limit of the keys and values of ended requests, which the next turns of their "
+        "conversations share: tensors on the model's device, for which a CPU process holds about "
+        "half as much again; 0 keeps none",
     )
     parser.add_argument("--context-length", type=int, help="at most the model's; its default")
     parser.add_argument("--weight-version", help="default: the manifest's version, else 0")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from typing import Any
 
 import httpx2
 import pytest
 
+from areal_lab.agents.gateway.chat import CHAT
 from areal_lab.agents.gateway.conversation import PromptTooLong
 from areal_lab.agents.gateway.errors import ApiError
 from tests.agents.gateway.scripted import (
@@ -177,6 +180,7 @@ async def test_models_are_listed_as_the_client_expects_and_any_is_found() -> Non
         assert (await lab.http.get("/models", headers=admin)).status_code == 200
         assert (await lab.http.get("/models")).status_code == 401
         assert (await lab.http.get("/health")).json() == {"status": "ok"}
+        assert (await lab.http.head("/health")).status_code == 200
 
 
 @virtually
@@ -764,6 +768,35 @@ async def test_unused_sessions_are_swept_and_make_room() -> None:
         lab.service.sweep()
         assert lab.service.statistics()["open_sessions"] == 0
         assert lab.service.statistics()["counts"]["never_exported"] == 1
+
+
+@pytest.mark.parametrize("failure", [PromptTooLong("9 tokens"), ValueError("no image")], ids=type)
+@virtually
+async def test_a_session_whose_calls_failed_leaves_no_cycles(failure: Exception) -> None:
+    """Otherwise all of its prompts would stay until a search for cycles."""
+    async with gateway(lambda: Scripted(failure=failure)) as lab:
+        agent = await lab.start()
+        # Neither HTTP, whose connections are not what this is about, nor the list of the test.
+        conversation = weakref.ref(lab.conversations.pop())
+        session = lab.service.open_session([agent.key])
+        call = CHAT.parse(BODIES["/chat/completions"])
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(2):
+                exchange = lab.service.ask(session, CHAT, call, b"")
+                await asyncio.wait((exchange.task,))
+                assert isinstance(exchange.task.exception(), ApiError)
+            # The error that the test itself holds shows frames, which hold the conversation.
+            failure.__traceback__ = None
+            lab.service.end_session(session)
+            lab.service.export(session)
+            del exchange, session
+            await asyncio.sleep(100)
+            lab.service.sweep()
+            assert conversation() is None
+        finally:
+            gc.enable()
 
 
 @virtually

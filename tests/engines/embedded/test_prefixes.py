@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import weakref
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +12,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from areal_lab.engines.embedded import batcher as batcher_module
 from areal_lab.engines.embedded.batcher import Batcher, Sample
+from areal_lab.engines.embedded.cache import KVCache
 from areal_lab.engines.embedded.prefixes import KeptPrefixes, Prefixes
 from areal_lab.engines.protocol import MemoryTag, PauseMode
 from areal_lab.engines.weights.folder import deduplicated_state
@@ -137,16 +141,150 @@ def test_the_oldest_are_forgotten_first() -> None:
     kept = KeptPrefixes(3 * 4 * 10)
 
     def add(first: int) -> None:
-        kept.add(np.array([first, *range(9)]), lambda: [torch.zeros(1, 1, 10, 1)])
+        def copy() -> list[torch.Tensor]:
+            assert kept.size_bytes <= 80, "there must be room before it is copied"
+            return [torch.zeros(1, 1, 10, 1)]
+
+        kept.add(np.array([first, *range(9)]), 40, copy)
 
     for first in range(5):
         add(first)
     assert kept.size_bytes == 120
     found = [kept.longest_of(np.array([first, *range(9), 9]))[1] for first in range(5)]
     assert found == [0, 0, 10, 10, 10]
-    whole = KeptPrefixes(39)
-    whole.add(np.arange(10), lambda: [torch.zeros(1, 1, 10, 1)])
-    assert not whole.size_bytes
+    kept.add(np.arange(31), 124, pytest.fail)
+    assert kept.size_bytes == 120, "one that does not fit must displace none"
+    kept.add(np.arange(30), 120, lambda: [torch.zeros(1, 1, 30, 1)])
+    assert kept.longest_of(np.arange(31))[1] == 30
+    assert kept.size_bytes == 120
+
+
+def test_a_prompt_without_anything_new_takes_a_prefix_over() -> None:
+    """All except its last token are copied."""
+    batcher = batcher_of(tiny_model(), kept_prefix_bytes=ENOUGH)
+    sample = turn_of(batcher, list(range(2, 12)), "first")
+    again = request("again", [*range(2, 12), *sample.tokens[:-1]], 4)
+    batcher.add(again)
+    batcher.step()
+    assert batcher.running[0].cached_tokens == len(again.prompt_tokens) - 1
+    assert not batcher.kept_prefix_bytes
+
+
+def test_aborted_requests_are_not_kept_and_a_flush_drops_what_is() -> None:
+    batcher = batcher_of(tiny_model(), kept_prefix_bytes=ENOUGH)
+    batcher.add(request("aborted", range(2, 12), 4))
+    batcher.step()
+    batcher.abort()
+    assert not batcher.kept_prefix_bytes
+    turn_of(batcher, list(range(2, 12)), "ended")
+    assert batcher.kept_prefix_bytes
+    batcher.flush()
+    assert not batcher.cache_bytes
+
+
+def test_only_what_is_computed_counts_in_the_budget_of_a_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And a prompt that waits for the next step finds its prefix there."""
+    model = tiny_model()
+    batcher = batcher_of(model, kept_prefix_bytes=ENOUGH)
+    histories = [[first, *range(20, 50)] for first in (2, 3, 4)]
+    for index, history in enumerate(histories):
+        history.extend((*turn_of(batcher, history, f"{index}").tokens, 5, 6, 7))
+    monkeypatch.setattr(batcher_module, "PREFILL_TOKENS", 10)
+    for index, history in enumerate(histories):
+        batcher.add(request(f"next{index}", history, 4))
+    batcher.step()
+    assert len(batcher.running) == 2  # of 4 new tokens each
+    samples = run(batcher)
+    for index, history in enumerate(histories):
+        sample = samples[f"next{index}"]
+        assert sample.cached_tokens == len(history) - 4
+        assert largest_error(model, sample) < FLOAT32_ERROR
+
+
+def test_a_copied_prefix_has_no_memory_during_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    batcher = batcher_of(tiny_model(), kept_prefix_bytes=ENOUGH)
+    copies = []
+    copy, forward = KVCache.copy, Batcher._forward
+
+    def watched_copy(cache: KVCache, row: int, tokens: int) -> list[torch.Tensor]:
+        layers = copy(cache, row, tokens)
+        copies.extend(weakref.ref(layer) for layer in layers)
+        return layers
+
+    def watched_forward(batcher: Batcher, *args: Any) -> torch.Tensor:
+        assert all(copied() is None for copied in copies)
+        return forward(batcher, *args)
+
+    monkeypatch.setattr(KVCache, "copy", watched_copy)
+    history = list(range(2, 12))
+    sample = turn_of(batcher, history, "first")
+    assert all(copied() is not None for copied in copies)
+    monkeypatch.setattr(Batcher, "_forward", watched_forward)
+    after = turn_of(batcher, [*history, *sample.tokens, 5], "second")
+    assert after.cached_tokens == 13
+    assert len(copies) == 4  # two layers of each turn
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_kept_prefixes_make_room_for_running_requests(
+    monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """The memory ends when the first layer has grown."""
+    model = tiny_model()
+    batcher = batcher_of(model, kept_prefix_bytes=ENOUGH)
+    sample = turn_of(batcher, list(range(2, 12)), "first")
+    first_bytes = batcher.kept_prefix_bytes
+    turn_of(batcher, list(range(40, 60)), "other")
+    new_zeros, calls = torch.Tensor.new_zeros, []
+
+    def short_of_memory(tensor: torch.Tensor, *shape: Any) -> torch.Tensor:
+        calls.append(shape)
+        if 2 <= len(calls) <= times + 1:
+            raise torch.OutOfMemoryError("no memory is left")
+        return new_zeros(tensor, *shape)
+
+    monkeypatch.setattr(torch.Tensor, "new_zeros", short_of_memory)
+    batcher.add(request("long", [*range(2, 12), *sample.tokens, *range(20, 90)], 4))
+    if times == 2:
+        with pytest.raises(torch.OutOfMemoryError):
+            batcher.step()
+        return
+    long = run(batcher)["long"]
+    assert long.cached_tokens == 13
+    assert largest_error(model, long) < FLOAT32_ERROR
+    assert len(calls) == 3, "a layer that has grown does not grow again"
+    kept = len(long.request.prompt_tokens) + 3
+    assert batcher.kept_prefix_bytes == kept * first_bytes // 13
+
+
+@pytest.mark.parametrize("size", [(9, 10), (2, 65)], ids=["rows", "tokens"])
+def test_a_cache_grows_in_all_layers_after_it_failed(
+    monkeypatch: pytest.MonkeyPatch, size: tuple[int, int]
+) -> None:
+    cache = KVCache(
+        layers=3, kv_heads=1, head_dim=2, dtype=torch.float32, device=torch.device("cpu")
+    )
+    cache.reserve(2, 10, live=0, longest=0)
+    with torch.inference_mode():
+        for layer in cache.layers:
+            layer[:, :2, :, :10] = 7
+    new_zeros, calls = torch.Tensor.new_zeros, iter(range(9))
+
+    def fails_once(tensor: torch.Tensor, *shape: Any) -> torch.Tensor:
+        if next(calls) == 1:
+            raise torch.OutOfMemoryError("no memory is left")
+        return new_zeros(tensor, *shape)
+
+    monkeypatch.setattr(torch.Tensor, "new_zeros", fails_once)
+    with pytest.raises(torch.OutOfMemoryError):
+        cache.reserve(*size, live=2, longest=10)
+    cache.reserve(*size, live=2, longest=10)
+    assert len({layer.shape for layer in cache.layers}) == 1
+    assert cache.rows >= size[0]
+    assert cache.capacity >= size[1]
+    assert all((layer[:, :2, :, :10] == 7).all() for layer in cache.layers)
 
 
 def turn_of(batcher: Batcher, history: list[int], name: str) -> Sample:
