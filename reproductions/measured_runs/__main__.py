@@ -40,8 +40,8 @@ WHY = (
     "Trainers of NeMo-RL and verl are named ones, with speeds from published steps; none is fitted "
     "to these rows. What the synchronous step takes beyond its simulated terms is fitted as "
     "`colocation.other_s`, 1 to 22 % of the step; it is not in asynchronous rows. The table of "
-    "other assumptions has the trainer's speed fitted instead, and nothing fitted: medians change "
-    "little, and without this rest nearly all gains are too low.",
+    "other assumptions, with one seed each, has the trainer's speed fitted instead, and nothing "
+    "fitted: medians change little, and without this rest most gains are too low.",
     "verl prints no lengths. Their mean is fitted to the printed update, with the spread of "
     "conversations (1.36 in ln, Mooncake), the longest of the named ones: an assumption, since no "
     "histogram of a base model in training was found. Both were chosen after all rows had been "

@@ -5,22 +5,24 @@ Numbers are fitted anew without the term. Families that do not have it keep thei
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from reproductions.measured_runs.families import Family, Fit, Measured, MeasuredRuns, Settings
 from reproductions.measured_runs.predict import Predicted, Sizes, predict
 from reproductions.measured_runs.score import Scores, score, summary
 
+Refit: TypeAlias = Callable[[Fit], Fit | None]
+"""Another fit in place of one, or none."""
 REST: Final = "colocation.other_s"
 LENGTH: Final = "workload.answers.mean_tokens"
-OTHER_FITS: Final[Mapping[str, Mapping[str, Fit | None]]] = {
+OTHER_FITS: Final[Mapping[str, Mapping[str, Refit]]] = {
     "the trainer's speed fitted instead of this rest": {
-        REST: Fit(setting="trainer.time_factor", low=0.1, high=30.0, part="step")
+        REST: lambda _: Fit(setting="trainer.time_factor", low=0.1, high=30.0, part="step")
     },
     "verl's lengths fitted to generation, not to the update": {
-        LENGTH: Fit(setting=LENGTH, low=200, high=20_000, part="generation")
+        LENGTH: lambda fit: replace(fit, part="generation")
     },
 }
 """Other numbers of the synchronous row, or other parts of it."""
@@ -72,7 +74,7 @@ def without_rest(
     predicted: Sequence[Predicted], runs: MeasuredRuns, sizes: Sizes
 ) -> list[Predicted]:
     """All rows as they are predicted if the rest of a colocated step is not fitted."""
-    families = [_refitted(one, {REST: None}) for one in runs.families]
+    families = [_refitted(one, {REST: lambda _: None}) for one in runs.families]
     return _predict(families, predicted, runs, sizes)
 
 
@@ -88,8 +90,9 @@ def ablation(
         predicted: all rows, with everything.
         unfitted: of `without_rest`.
         runs: what they were predicted from.
-        sizes: of the other predictions.
+        sizes: of the other predictions, which have one seed.
     """
+    sizes = replace(sizes, seeds=1)
     rows = [_record("everything", summary(score(predicted, runs)))]
     for term in TERMS:
         changed = [without(one, term) for one in runs.families]
@@ -132,11 +135,11 @@ def _same(rows: Sequence[Measured], before: Sequence[Measured]) -> bool:
     return all(one is other for one, other in zip(rows, before, strict=True))
 
 
-def _refitted(family: Family, instead: Mapping[str, Fit | None]) -> Family:
+def _refitted(family: Family, instead: Mapping[str, Refit]) -> Family:
     """With other fits, by setting, or without; the same object if it fits none of these."""
     if not any(fit.setting in instead for fit in family.fits):
         return family
-    fits = [instead.get(fit.setting, fit) for fit in family.fits]
+    fits = [instead[fit.setting](fit) if fit.setting in instead else fit for fit in family.fits]
     return replace(family, fits=[fit for fit in fits if fit is not None])
 
 
