@@ -352,7 +352,7 @@ def _costs(
     yield from trainer
     if cluster.switches and not trainer:  # whose layout it moves
         yield from _refused("weights", lambda: switch_cost(config, model, gpu))
-    if not cluster.colocated:
+    if cluster.sends_weights:
         yield from _refused("weights", lambda: weight_update(config, model, gpu))
 
 

@@ -147,7 +147,7 @@ def build(config: SimulationConfig) -> System:
         ),
         training_gpus=training_gpus if colocated else cluster.only_training_gpus,
         minibatches=workload.minibatches,
-        weights=UpdateSeconds() if colocated else weight_update(config, model, gpu),
+        weights=weight_update(config, model, gpu) if cluster.sends_weights else UpdateSeconds(),
         # The trainer takes part in a broadcast, but not in loading from disk.
         push_holds_trainer=config.weights.backend != "disk",
         switch=switch_cost(config, model, gpu) if cluster.switches else None,

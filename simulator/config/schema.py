@@ -34,6 +34,9 @@ EngineName = Literal[
 ]
 Placement = Literal["disaggregated", "colocated"]
 TrainerKind = Literal["areal", "megatron", "fsdp2", "prime_rl", "torchtitan"]
+Sleep = Literal["to_host", "discard", "none"]
+Offload = Literal["all", "optimizer", "none"]
+Refit = Literal["packed", "by_tensor"]
 
 
 class LengthConfig(Record):
@@ -167,6 +170,11 @@ class ClusterConfig(Record):
     def switches(self) -> bool:
         """Whether some GPUs alternate between generation and training."""
         return self.colocated or self.hybrid_gpus > 0
+
+    @property
+    def sends_weights(self) -> bool:
+        """Whether engines get weights from other GPUs; false if all that generate also train."""
+        return not self.colocated and self.rollout_gpus > self.hybrid_gpus
 
     @property
     def generating_gpu(self) -> str:
@@ -354,7 +362,7 @@ class WeightsConfig(Record):
 class ColocationConfig(Record):
     """What colocated and hybrid GPUs do between generation and training."""
 
-    sleep: Literal["to_host", "discard", "none"] = "to_host"
+    sleep: Sleep = "to_host"
     """What a sleeping engine does with its weights: copy them to main memory and back (`to_host`,
     vLLM's sleep level 1), `discard` them (level 2, SGLang's release_memory_occupation), or keep
     everything on the GPU (`none`), because training fits beside it."""
@@ -362,7 +370,7 @@ class ColocationConfig(Record):
     """Measured time until all engines sleep; null takes the cost model."""
     wake_s: Seconds | None = None
     """Measured time until all are awake, without new weights; null takes the cost model."""
-    offload: Literal["all", "optimizer", "none"] = "all"
+    offload: Offload = "all"
     """What of the trainer main memory holds during generation: `all` (optimizer state and
     parameters), only the `optimizer` state, or `none`."""
     pinned: bool = False
@@ -372,7 +380,7 @@ class ColocationConfig(Record):
     """Measured time to move the trainer's state to main memory; null takes the cost model."""
     reload_s: Seconds | None = None
     """Measured time to move it back; null takes the cost model."""
-    refit: Literal["packed", "by_tensor"] = "packed"
+    refit: Refit = "packed"
     """How new weights reach the engine: many tensors `packed` into one buffer, or one after another
     (`by_tensor`), which takes 2.5 ms for each matrix of an expert."""
     refit_s: Seconds | None = None
@@ -426,7 +434,8 @@ class ScheduleConfig(Record):
     """Minibatches that the trainer takes at once, as soon as their prompts have finished, while the
     others of the batch are generated (verl's fully asynchronous recipe). Its
     `trigger_parameter_sync_step` is `workload.minibatches` divided by this: new weights follow the
-    last minibatch. 0 waits for the whole batch."""
+    last minibatch. Each time log-probs are scored, and a reference model in main memory
+    (`trainer.kind=megatron`) is swapped in and out. 0 waits for the whole batch."""
 
     @property
     def versions_ahead(self) -> float:

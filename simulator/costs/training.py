@@ -322,7 +322,10 @@ class TrainingCost:
         return float(lanes.reshape(minibatches, self.data_parallel).sum(axis=0).max())
 
     def _swap_s(self) -> float:
-        """Seconds to copy the policy to the host, the reference in, and the policy back."""
+        """Seconds to copy the policy to the host, the reference in, and the policy back.
+
+        Once per call: a batch in parts (`schedule.require_batches`) is scored and swaps in each.
+        """
         if not self.speed.reference_on_host or self.adapters is not None:
             return 0.0
         held = BYTES_PER_NUMBER * sum(self.groups.held_parameters(self.model))

@@ -59,16 +59,14 @@ def least_step_s(config: SimulationConfig) -> float:
     running = running_sequences(config, model, rollout_gpu)
     work_s = _work_s(decode, lengths, workload.prompt_tokens, running) / engines
     switch = switch_cost(config, model, gpu) if cluster.switches else None
-    if cluster.colocated and switch is not None:
-        update_s = switch.seconds
-    else:
+    export_s, load_s = 0.0, 0.0
+    if cluster.sends_weights:
         sync = weight_update(config, model, gpu)
-        load_s = sync.load_s
-        if switch is not None:
-            others = cluster.rollout_gpus > cluster.hybrid_gpus
-            load_s = max(load_s if others else 0.0, switch.to_generation_s)
-            train_s += switch.to_training_s
-        update_s = sync.export_s + load_s
+        export_s, load_s = sync.export_s, sync.load_s
+    if switch is not None:
+        load_s = max(load_s, switch.to_generation_s)
+        train_s += switch.to_training_s
+    update_s = export_s + load_s
     eta = config.schedule.versions_ahead
     if eta == 0:
         longest_s = float(

@@ -229,8 +229,8 @@ def _training_speed(config: SimulationConfig) -> _Varied:
 
 def _weight_update(config: SimulationConfig) -> _Varied:
     model, gpu = find_model(config.model), find_gpu(config.cluster.gpu)
-    colocated = config.cluster.colocated
-    if colocated:
+    sends = config.cluster.sends_weights
+    if not sends:
         switch = switch_cost(config, model, gpu)
         taken, error = switch.seconds, switch.error
         given = config.weights.switch_s is not None
@@ -249,7 +249,7 @@ def _weight_update(config: SimulationConfig) -> _Varied:
         return (f"{taken * factor:.3g} s", lambda job: _with_update(job, factor))
 
     return _Varied(
-        name="weight update" if not colocated else "switch and weight update",
+        name="weight update" if sends else "switch and weight update",
         value=f"{taken:.3g} s",
         source=source,
         ends=(end(max(0.0, 1 - error)), end(1 + error)),

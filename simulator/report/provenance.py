@@ -13,6 +13,7 @@ from simulator.catalogue.gpu import GPU
 from simulator.catalogue.models import ModelShape, find_model
 from simulator.config.schema import SimulationConfig
 from simulator.costs.colocation.switch import switch_cost
+from simulator.costs.engine_cpu import EAGER_ERROR, EAGER_LAYER_S
 from simulator.costs.measured_engine import GIVEN
 from simulator.costs.outside import outside_from
 from simulator.costs.trainers.named import SPEEDS, measured_on, trainer_error
@@ -120,6 +121,12 @@ def _engine_parts(config: SimulationConfig, model: ModelShape, gpu: GPU) -> Iter
             yield Part("engine CPU", f"{taken}: {engine.source}", engine.error)
         else:
             yield Part("engine CPU", f"rollout.engine_overhead_s, {GIVEN}", 0.0)
+        if not rollout.cuda_graphs:
+            launches = (
+                f"{1e3 * EAGER_LAYER_S:.2f} ms for each of {model.layers} layers: steps without "
+                "CUDA graphs of three models (2024-09 to 2026-09), within a factor of two"
+            )
+            yield Part("kernel launches", launches, EAGER_ERROR)
 
 
 def _training_part(config: SimulationConfig, model: ModelShape, gpu: GPU) -> Part:
@@ -165,10 +172,9 @@ def _weights_parts(config: SimulationConfig, model: ModelShape, gpu: GPU) -> Ite
     if config.cluster.switches:
         switch = switch_cost(config, model, gpu)
         yield Part("switching", switch.provenance, switch.error)
-    if config.cluster.colocated:
-        return
-    sync = weight_update(config, model, gpu)
-    yield Part("weight update", sync.provenance, sync.error)
+    if config.cluster.sends_weights:
+        sync = weight_update(config, model, gpu)
+        yield Part("weight update", sync.provenance, sync.error)
 
 
 def _outside_parts(config: SimulationConfig) -> Iterator[Part]:

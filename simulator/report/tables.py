@@ -96,7 +96,7 @@ def _step_table(told: Mapping[str, Any]) -> Table:
         "energy",
         quantity(energy, "kWh"),
         "",
-        f"{number(mean_of(energy) * steps)} kWh in all; GPUs only",
+        f"{number(mean_of(energy) * steps)} kWh in total; GPUs only",
     )
     return table
 

@@ -83,8 +83,8 @@ def sigma_of_truncated(mean_tokens: float, max_tokens: int, truncated_share: flo
             "workload.answers.truncated_share",
             f"workload.answers.truncated_share is {truncated_share:g}, but with a mean of "
             f"{mean_tokens:g} tokens after the cut at {max_tokens} it must be below "
-            f"{_most_share(mean_tokens, max_tokens):.3g}: so many responses of the maximum length "
-            "alone have a larger mean; lower it, or raise mean_tokens",
+            f"{_most_share(mean_tokens, max_tokens):.3g}, or responses of the maximum length alone "
+            "make the mean larger; lower it, or raise mean_tokens",
         )
     return increasing_root(lambda sigma: -mean_of(sigma), -mean_tokens, _LEAST_SIGMA, MOST_SIGMA)
 

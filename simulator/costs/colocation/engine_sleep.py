@@ -11,15 +11,14 @@ The cache is discarded in both ways, and the process, its CUDA context and graph
 from __future__ import annotations
 
 from functools import cache
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from simulator.catalogue.gpu import GPU
 from simulator.catalogue.transformer import ModelShape
+from simulator.config.schema import Sleep
 from simulator.costs.colocation.host_copies import copy_rate
 from simulator.costs.colocation.published import relative_fit, rows_of
 from simulator.costs.precision.numbers import BF16, EngineNumbers
-
-Sleep = Literal["to_host", "discard", "none"]
 
 
 class SleepStart(NamedTuple):

@@ -10,14 +10,13 @@ buffer saves it (48 to 6 s and 60 to 7 s for Qwen3-30B-A3B).
 from __future__ import annotations
 
 from functools import cache
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from simulator.catalogue.transformer import ModelShape
+from simulator.config.schema import Refit
 from simulator.costs.colocation.published import relative_fit, rows_of
 from simulator.costs.lora.adapters import Sent
 from simulator.costs.precision.numbers import BF16
-
-Refit = Literal["packed", "by_tensor"]
 
 
 class RefitSpeed(NamedTuple):

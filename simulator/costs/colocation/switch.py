@@ -37,11 +37,16 @@ _SETTINGS: Final[Mapping[str, str]] = MappingProxyType(
 )
 OTHER_SYSTEMS: Final = 0.3
 """Mean relative error on published sums of other systems, which no term is fitted to (rows `whole`
-of the table): 25 to 38 %, by the parallelism that they do not state."""
+of the table): 25 to 38 %, by the parallelism that they do not state.
+
+Their models have 0.6 to 4B parameters. Measured steps of larger ones are longer by more than that,
+in no term: 89 s beside 23 s of terms (32B on 32 H100), 138 s beside 19 s (7B on 16 H20). See
+`colocation.other_s` and `reproductions.measured_runs`, rows N4 and V8."""
 _SOURCE: Final = (
     "published seconds (simulator/costs/data/colocation.csv): engines that sleep (vLLM 2025-10), "
     "state in main memory (NeMo-RL, SGLang, torch_memory_saver 2026), refits (HybridFlow 2024-09; "
-    "NeMo-RL, SkyRL, slime, verl 2025; Relax, vime 2026)"
+    "NeMo-RL, SkyRL, slime, verl 2025; Relax, vime 2026); sums were compared for models of at most "
+    "4B, and measured steps of larger ones were longer by what no term names (colocation.other_s)"
 )
 
 
@@ -81,7 +86,7 @@ def switch_cost(config: SimulationConfig, model: ModelShape, gpu: GPU) -> Switch
     """To training and back, once per training step.
 
     Raises:
-        ValueError: no GPUs, or all terms are 0 while `weights.switch_s` gives their sum.
+        ValueError: no GPUs.
     """
     gpus = config.cluster.training_gpus
     if gpus < 1:

@@ -165,6 +165,14 @@ def check_adapters(config: SimulationConfig) -> None:
                 f"trainer.{name}",
                 f"trainer.{name} is {shown}, but trainer.lora_rank is {rank}: {why}",
             )
+    sleep = config.colocation.sleep
+    if sleep == "discard" and config.cluster.switches and not weights.merge_adapters:
+        raise refusal(
+            "colocation.sleep",
+            f"colocation.sleep is discard, but with trainer.lora_rank ({rank}) only adapters come "
+            "back to an engine that dropped its weights; use to_host or none, or set "
+            "weights.merge_adapters",
+        )
     if weights.quantize_before_sending and not weights.merge_adapters:
         raise refusal(
             "weights.quantize_before_sending",

@@ -228,6 +228,7 @@ def test_given_terms_have_no_error() -> None:
     some = switch(colocation__offload_s=100.0)
     assert some.error < 0.1
     assert "colocation.offload_s, given; published" in some.provenance
+    assert "larger ones were longer by what no term names (colocation.other_s)" in some.provenance
     assert switch(colocation__pinned=True, colocation__sleep="discard").error < PINNED_ERROR
 
 

@@ -10,8 +10,8 @@ from simulator.catalogue.find_gpu import find_gpu
 from simulator.catalogue.models import find_model
 from simulator.config.load import load_simulation
 from simulator.costs.decode import DecodeCost, decode_cost
-from simulator.costs.engine_cpu import EAGER_LAYER_S, ENGINE_S, ENGINES
-from simulator.report.provenance import cost_parts
+from simulator.costs.engine_cpu import EAGER_ERROR, EAGER_LAYER_S, ENGINE_S, ENGINES, EngineCPU
+from simulator.report.provenance import Part, cost_parts
 
 
 def decode(model: str, gpu: str, **settings: Any) -> DecodeCost:
@@ -20,8 +20,12 @@ def decode(model: str, gpu: str, **settings: Any) -> DecodeCost:
     return engine_decode(config, find_model(model), find_gpu(gpu))
 
 
+def cpu_s(engine: EngineCPU, sequences: int) -> float:
+    return engine.step_s + sequences * engine.sequence_s
+
+
 def test_the_default_is_unchanged() -> None:
-    assert ENGINES["default"].seconds(1) == ENGINES["default"].seconds(256) == ENGINE_S == 1.5e-3
+    assert cpu_s(ENGINES["default"], 1) == cpu_s(ENGINES["default"], 256) == ENGINE_S == 1.5e-3
     usual = decode("Qwen2.5-0.5B", "H100")
     plain = decode_cost(find_model("Qwen2.5-0.5B"), find_gpu("H100"))
     assert usual == plain
@@ -31,7 +35,7 @@ def test_the_default_is_unchanged() -> None:
 def test_every_engine_has_a_source_and_costs_more_with_more_sequences() -> None:
     for name, engine in ENGINES.items():
         assert "20" in engine.source or name in ("default", "sglang-0.5")
-        assert engine.seconds(256) >= engine.seconds(1) > 0
+        assert cpu_s(engine, 256) >= cpu_s(engine, 1) > 0
 
 
 def test_vllm_0_6_takes_as_long_for_one_sequence_as_published() -> None:
@@ -54,7 +58,7 @@ def test_asynchronous_scheduling_hides_the_cpu() -> None:
     assert 1e3 * hidden.step_s(32, 32 * 80) == pytest.approx(6, rel=0.05)
     shown = decode("Qwen2.5-7B", "H100", engine="vllm-0.8")
     assert shown.step_s(32, 32 * 80) - hidden.step_s(32, 32 * 80) == pytest.approx(
-        ENGINES["vllm-0.8"].seconds(32)
+        cpu_s(ENGINES["vllm-0.8"], 32)
     )
 
 
@@ -79,12 +83,12 @@ def test_table_1_is_within_the_stated_error_of_areals_engine() -> None:
     """The synchronous 1.5B row was fitted with 14.25 ms for few sequences."""
     engine = ENGINES["areal-0.3"]
     assert engine.error is not None
-    assert engine.seconds(1) * (1 + engine.error) == pytest.approx(14.25e-3, rel=0.01)
+    assert cpu_s(engine, 1) * (1 + engine.error) == pytest.approx(14.25e-3, rel=0.01)
 
 
 def test_sglang_is_no_slower_than_its_published_speed_of_a_small_model() -> None:
     """Qwen3-0.6B on an H20: 414.2 tokens/s with 0.4.6.post1 (2025-05)."""
-    assert ENGINES["sglang-0.4"].seconds(0) <= 1 / 414.2
+    assert cpu_s(ENGINES["sglang-0.4"], 0) <= 1 / 414.2
 
 
 @pytest.mark.parametrize(
@@ -101,7 +105,7 @@ def test_without_graphs_a_step_takes_at_least_its_launches() -> None:
         graphs = decode("Qwen2.5-1.5B", "H100", engine=engine)
         eager = decode("Qwen2.5-1.5B", "H100", engine=engine, cuda_graphs=False)
         launches_s = 28 * EAGER_LAYER_S
-        assert eager.step_s(1, 100) == pytest.approx(launches_s + ENGINES[engine].seconds(1))
+        assert eager.step_s(1, 100) == pytest.approx(launches_s + cpu_s(ENGINES[engine], 1))
         # The launches are hidden once the GPU takes longer.
         assert eager.step_s(256, 10**7) == graphs.step_s(256, 10**7)
         assert eager.parts(1, 100)["engine CPU"] > graphs.parts(1, 100)["engine CPU"]
@@ -118,8 +122,14 @@ def test_measured_times_replace_the_engines() -> None:
     assert engine(engine="vllm-0.6", engine_sequence_s=1e-6) == (1.37e-3, 1e-6, False)
     assert engine(engine_overhead_s=2e-3, engine_sequence_s=3e-6) == (2e-3, 3e-6, True)
     assert engine(engine="vllm-0.6", engine_overlap=True) == (1.37e-3, 43e-6, True)
-    both = load_simulation(None, {"rollout.engine": "vllm-0.8", "rollout.engine_overhead_s": 0.1})
-    assert [line for line in ignored_settings(both) if line.startswith("rollout.engine is vllm")]
+
+
+def test_an_engine_whose_cpu_time_is_measured_still_says_whether_it_overlaps() -> None:
+    settings = {"rollout.engine": "vllm-0.8", "rollout.engine_overhead_s": 0.1}
+    assert not list(ignored_settings(load_simulation(None, settings)))
+    for replaced in ({"rollout.engine_overlap": True}, {"rollout.decode_step_s": 0.01}):
+        found = list(ignored_settings(load_simulation(None, settings | replaced)))
+        assert [line for line in found if line.startswith("rollout.engine is vllm-0.8")]
 
 
 def test_the_report_names_the_engine() -> None:
@@ -127,3 +137,20 @@ def test_the_report_names_the_engine() -> None:
     (part,) = [part for part in cost_parts(config) if part.name == "engine CPU"]
     assert part.source.startswith("1.4 ms per decode step and 43 us per sequence: vLLM 0.6")
     assert part.error == 0.5
+
+
+def test_launches_without_graphs_are_a_part_with_the_error_of_published_steps() -> None:
+    def launches(**settings: Any) -> list[Part]:
+        values = {f"rollout.{name}": value for name, value in settings.items()}
+        parts = cost_parts(load_simulation(None, values))
+        return [part for part in parts if part.name == "kernel launches"]
+
+    published_s = (8.23e-3 / 32, (1 / 207.7 + 1 / 205.1) / 2 / 12, 22e-3 / 28)
+    errors = [abs(EAGER_LAYER_S / seconds - 1) for seconds in published_s]
+    assert sum(errors) / len(errors) == pytest.approx(EAGER_ERROR, abs=0.01)
+    (part,) = launches(cuda_graphs=False)
+    assert part.error == EAGER_ERROR
+    assert part.source.startswith("0.43 ms for each of 28 layers")
+    assert launches(cuda_graphs=False, engine_overhead_s=0.0) == [part]
+    assert not launches()
+    assert not launches(cuda_graphs=False, decode_step_s=0.01)

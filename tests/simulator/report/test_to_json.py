@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from areal_lab.config.record import value_of
 from areal_lab.runlog.intervals import student_t
-from simulator.assembly.simulate import replicate
+from simulator.assembly.simulate import replicate, simulate
 from simulator.assembly.unused import ignored_overrides, ignored_settings
 from simulator.catalogue.find_gpu import find_gpu
 from simulator.config.load import load_simulation, presets
@@ -268,6 +269,92 @@ def test_a_setting_without_effect_has_a_warning(override: str) -> None:
     assert found[0].startswith(override.replace("=", " is "))
 
 
+COLOCATED = ("cluster.placement=colocated", "schedule.name=synchronous", "weights.update_s=null")
+LORA = ("trainer.lora_rank=8", "weights.merge_adapters=true")
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides"),
+    [
+        ("trainer.precision", ("trainer.precision=fp8",)),
+        ("trainer.precision", ("trainer.step_s=null", "trainer.mfu=0.3", "trainer.precision=fp8")),
+        ("trainer.lora_rank", LORA),
+        ("trainer.balance", ("trainer.balance=batch",)),
+        ("trainer.kind", ("trainer.kind=fsdp2",)),
+        ("trainer.pipeline_chunks", ("trainer.pipeline_chunks=2",)),
+        ("rollout.engine_overlap", ("rollout.engine_overlap=false",)),
+        ("weights.update_s", (*COLOCATED[:2], "weights.update_s=2")),
+        ("weights.load_s", (*COLOCATED, "weights.load_s=2")),
+        ("weights.update_s", ("cluster.hybrid_gpus=2", "weights.update_s=2")),
+        ("weights.merge_adapters", (*COLOCATED, *LORA, "colocation.refit_s=2")),
+        ("colocation.pinned", (*COLOCATED, "colocation.pinned=true", "colocation.offload=none")),
+        (
+            "colocation.pinned",
+            (
+                *(*COLOCATED, "colocation.pinned=true"),
+                *("colocation.offload_s=1", "colocation.reload_s=1"),
+            ),
+        ),
+        (
+            "colocation.sleep",
+            (
+                *(*COLOCATED, "colocation.sleep=discard"),
+                *("colocation.sleep_s=1", "colocation.wake_s=1"),
+            ),
+        ),
+        (
+            "colocation.offload",
+            (
+                *(*COLOCATED, "colocation.offload=optimizer"),
+                *("colocation.offload_s=1", "colocation.reload_s=1"),
+            ),
+        ),
+        (
+            "colocation.refit",
+            (*COLOCATED, "colocation.refit=by_tensor", "colocation.refit_s=1"),
+        ),
+        ("outside.validation_steps", ("outside.validation_steps=5",)),
+        ("outside.checkpoint_steps", ("outside.checkpoint_steps=5",)),
+    ],
+)
+def test_a_setting_that_another_one_replaces_has_a_warning(
+    name: str, overrides: tuple[str, ...]
+) -> None:
+    """And changes nothing: without it, the times are the same."""
+    config = load_simulation("small", overrides)
+    (found,) = ignored_settings(config)
+    assert found.startswith(f"{name} is ")
+    assert "has no effect: " in found
+    without = {name: value_of(load_simulation(None), name)}
+    if name == "trainer.lora_rank":
+        without["weights.merge_adapters"] = False
+    assert simulate(config).step_s == simulate(config.with_settings(without)).step_s
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        # A measured step of adapters, which travel alone.
+        ("trainer.lora_rank=8", "weights.update_s=null"),
+        # Adapters are a part of the weights that a refit brings.
+        (*COLOCATED, *LORA),
+        # Without it, engines would never get the weights that they drop.
+        (*COLOCATED, *LORA, "colocation.sleep=discard", "colocation.refit_s=2"),
+        # What is moved to main memory depends on the trainer.
+        (*COLOCATED, *LORA, "trainer.kind=fsdp2"),
+        (*COLOCATED, "colocation.sleep=discard", "colocation.sleep_s=1"),
+        (*COLOCATED, "colocation.pinned=true", "colocation.offload_s=1"),
+        ("outside.validation_steps=5", "outside.validation_s=3"),
+        ("weights.update_s=null", "weights.load_s=2"),
+        ("cluster.hybrid_gpus=1", "weights.update_s=2"),
+        # They change the cache, too.
+        ("rollout.weight_precision=fp8", "cluster.gpu=H100"),
+    ],
+)
+def test_a_setting_that_is_only_partly_replaced_has_no_warning(overrides: tuple[str, ...]) -> None:
+    assert not list(ignored_settings(load_simulation("small", overrides)))
+
+
 def test_minibatches_that_are_streamed_are_named_with_the_schedule() -> None:
     streamed = ["workload.minibatches=4", "schedule.require_batches=2"]
     lines = setting_lines(told(*streamed))
@@ -304,8 +391,7 @@ def test_trainers_that_generate_meanwhile_are_gpus_that_alternate() -> None:
 
 
 def test_hybrid_gpus_are_ignored_when_colocated() -> None:
-    colocated = ["cluster.placement=colocated", "schedule.name=synchronous"]
-    found = list(ignored_settings(load_simulation("small", [*colocated, "cluster.hybrid_gpus=1"])))
+    found = list(ignored_settings(load_simulation("small", [*COLOCATED, "cluster.hybrid_gpus=1"])))
     assert len(found) == 1
     assert found[0].startswith(
         "cluster.hybrid_gpus is 1, but has no effect: all GPUs are colocated"
@@ -319,8 +405,7 @@ def test_a_setting_with_an_effect_has_no_warning() -> None:
         *("schedule.batch_order=bounded_lag", "schedule.max_lag=3", "schedule.drop_late=true"),
         *("cluster.placement=colocated", "schedule.name=synchronous", "weights.switch_s=2"),
         *("rollout.decode_step_s=null", "rollout.engine_overhead_s=0.1", "trainer.step_s=null"),
-        *("trainer.mfu=0.3", "weights.update_s=null", "weights.load_s=2", "workload.turns=2"),
-        "workload.tool.mean_s=3",
+        *("trainer.mfu=0.3", "weights.update_s=null", "workload.turns=2", "workload.tool.mean_s=3"),
     ]
     assert not list(ignored_settings(load_simulation("small", effective)))
 

@@ -31,6 +31,8 @@ from areal_lab.runlog.records import TRAINER, Log, engine_process
 from areal_lab.runlog.replay import check_replay
 from simulator.assembly.simulate import build, simulate
 from simulator.config.load import load_simulation
+from simulator.plan.bound import least_step_s
+from simulator.report.provenance import cost_parts
 from simulator.run.one_seed import run_system
 from simulator.run.pools import WAIT_HYBRID
 from simulator.run.system import System, UpdateSeconds
@@ -245,6 +247,21 @@ def test_a_step_begins_only_when_hybrid_engines_have_loaded() -> None:
     _, log = run_with_log(system)
     pushed, begun = times(log, WeightsPushed), times(log, Train)
     assert all(train >= push for train, push in zip(begun[1:], pushed, strict=False))
+
+
+def test_without_other_engines_no_weights_are_written_or_sent() -> None:
+    config = load_simulation(
+        "small", ["weights.backend=disk", "weights.update_s=null", "schedule.name=synchronous"]
+    )
+    some, all_of_them = (config.with_settings({"cluster.hybrid_gpus": gpus}) for gpus in (1, 2))
+    slow = {"weights.export_s": 100.0, "weights.load_s": 100.0}
+    assert build(all_of_them).weights == UpdateSeconds()
+    for seconds in (least_step_s, lambda one: simulate(one).step_s):
+        assert seconds(all_of_them.with_settings(slow)) == seconds(all_of_them)
+        assert seconds(some.with_settings(slow)) > seconds(some) + 100
+    parts = [[part.name for part in cost_parts(one)] for one in (some, all_of_them)]
+    assert ["weight update" in names for names in parts] == [True, False]
+    assert all("switching" in names for names in parts)
 
 
 def test_training_has_the_hybrid_gpus_too() -> None:

@@ -28,6 +28,7 @@ from areal_lab.runlog.records import TRAINER
 from areal_lab.runlog.replay import check_replay
 from simulator.assembly.simulate import build, simulate
 from simulator.config.load import load_simulation
+from simulator.costs.training_timing import PROXIMAL, REFERENCE
 from simulator.run.draws import Draws
 from simulator.run.one_seed import run_system
 from simulator.run.system import Seconds, System, UpdateSeconds
@@ -312,6 +313,28 @@ def test_parts_of_equal_sequences_cost_what_the_batch_does(kind: str) -> None:
     once = whole.training.step([5000] * sequences, minibatches=4)
     part = of_parts.training.step([5000] * (sequences // 4), minibatches=1)
     assert 4 * part.seconds == pytest.approx(once.seconds, rel=1e-6)
+
+
+def test_every_part_swaps_the_reference_in() -> None:
+    """It is scored apart, so that a batch in four parts copies four times as much."""
+    config = load_simulation(
+        "table_1_1.5b_asynchronous",
+        [
+            *("trainer.kind=megatron", "trainer.reference_logprobs=true"),
+            *("workload.minibatches=4", "schedule.require_batches=1"),
+        ],
+    )
+    of_parts = build(config)
+    whole = build(config.with_settings({"schedule.require_batches": 0}))
+    sequences = whole.limits.batch_groups * whole.samples
+
+    def swap_s(system: System, count: int, minibatches: int) -> float:
+        parts = system.training.step([5000] * count, minibatches=minibatches).parts
+        return parts[REFERENCE] - parts[PROXIMAL]
+
+    once_s = swap_s(whole, sequences, 4)
+    assert once_s > 0
+    assert swap_s(of_parts, sequences // 4, 1) == pytest.approx(once_s)
 
 
 def test_a_trainer_that_fails_does_the_parts_before_it_again() -> None:

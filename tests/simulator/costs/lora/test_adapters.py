@@ -33,6 +33,7 @@ from simulator.costs.weight_sync import weight_sync
 
 H100 = find_gpu("H100")
 SMALL, MIXTURE = find_model("Llama-3.1-8B"), find_model("Qwen3-30B-A3B")
+COLOCATED = ("cluster.placement=colocated", "schedule.name=synchronous")
 KINDS: dict[str, TrainerKind] = {"nemo": "megatron", "prime-rl": "prime_rl", "automodel": "fsdp2"}
 
 
@@ -217,12 +218,24 @@ def test_the_error_with_adapters_is_at_least_that_between_systems() -> None:
             ],
             "only adapters travel, in bf16",
         ),
+        (
+            [*COLOCATED, "trainer.lora_rank=8", "colocation.sleep=discard"],
+            "colocation.sleep is discard, but with trainer.lora_rank (8) only adapters come back",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_one_line(changes: list[str], message: str) -> None:
     (said,) = problems(load_simulation("small", changes))
     assert message in said.message
     assert "\n" not in said.message
+
+
+def test_engines_may_drop_weights_that_an_update_brings_back() -> None:
+    dropped = [*COLOCATED, "colocation.sleep=discard"]
+    lora = ["trainer.lora_rank=8", "trainer.step_s=null"]
+    for changes in ([], [*lora, "weights.merge_adapters=true"]):
+        assert not problems(load_simulation("small", [*dropped, *changes]))
+    assert not problems(load_simulation("small", [*lora, "colocation.sleep=discard"]))
 
 
 def test_a_run_with_adapters_trains_faster() -> None:

@@ -54,7 +54,7 @@ def test_mixtures_share_their_coefficients_on_h100_and_gb200() -> None:
     assert found.error < 0.12
 
 
-def test_mixtures_that_nobody_tuned_take_longer_than_those_of_recipes() -> None:
+def test_untuned_mixtures_take_longer_than_those_of_recipes() -> None:
     tuned = dataclasses.replace(BENCHMARKED, dispatch="copies")
     on_blackwell = dataclasses.replace(tuned, matrix_efficiency=BLACKWELL_EFFICIENCY)
     ratios = [
