@@ -6,17 +6,14 @@ Gradients are released, not copied, as Megatron-Core and verl do.
 from __future__ import annotations
 
 from functools import cache
-from typing import Literal
 
 from simulator.catalogue.gpu import GPU
 from simulator.catalogue.transformer import ModelShape
-from simulator.config.schema import TrainerConfig
+from simulator.config.schema import Offload, TrainerConfig
 from simulator.costs.colocation.host_copies import Direction, copy_rate
 from simulator.costs.colocation.published import rows_of
 from simulator.costs.trainers.named import SPEEDS
 from simulator.costs.training_memory import training_memory
-
-Offload = Literal["all", "optimizer", "none"]
 
 
 @cache
