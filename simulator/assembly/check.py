@@ -175,11 +175,12 @@ def _placement(config: SimulationConfig, rollout_gpu: GPU) -> Iterator[Problem]:
         )
     if cluster.hybrid_gpus and not cluster.colocated:
         yield from _hybrid(config)
-    if split > rollout_gpu.node_gpus:
+    node = rollout_gpu.node_gpus
+    if split > node and split % node:
         yield _wrong(
             "rollout.tensor_parallel",
-            f"is {split}, but a node of {rollout_gpu.name} has {rollout_gpu.node_gpus} GPUs and an "
-            "engine does not reach beyond it",
+            f"is {split}, but a node of {rollout_gpu.name} has {node} GPUs, and a larger engine "
+            f"takes whole nodes; use {node} or {math.ceil(split / node) * node}",
             Kind.PLACEMENT,
         )
 

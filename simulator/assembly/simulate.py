@@ -163,6 +163,7 @@ def build(config: SimulationConfig) -> System:
         samples_per_engine=rollout.max_samples,
         failures=failures_from(config.faults),
         engines_per_node=max(1, rollout_gpu.node_gpus // rollout.tensor_parallel),
+        nodes_per_engine=math.ceil(rollout.tensor_parallel / rollout_gpu.node_gpus),
         training_nodes=math.ceil(training_gpus / gpu.node_gpus),
         rollout_gpu=rollout_gpu,
         training_gpu=gpu,

@@ -186,7 +186,7 @@ class RolloutConfig(Record):
     """Inference engines."""
 
     tensor_parallel: Count = 1
-    """GPUs per engine."""
+    """GPUs per engine; an engine that is larger than a node takes whole nodes."""
     max_running: Whole = 0
     """Maximum sequences that one engine decodes at once; 0 takes what its KV cache holds, at most
     256."""

@@ -117,7 +117,9 @@ class EventLoop:
         if system.failures is not None:
             for node in range(0, len(self.slots), system.engines_per_node):
                 on_node = self.slots[node : node + system.engines_per_node]
-                self.env.process(node_of_engines(self, system.failures, node, on_node))
+                self.env.process(
+                    node_of_engines(self, system.failures, node, on_node, system.nodes_per_engine)
+                )
         if system.requests:
             self.env.process(self._request())
         self.tell(RunStarted(tuple(range(system.engines))))

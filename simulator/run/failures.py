@@ -46,10 +46,15 @@ class Run(Protocol):
         ...
 
 
-def node_of_engines(run: Run, failures: Failures, node: int, slots: list[Slot]) -> Process:
-    """The life of one node."""
+def node_of_engines(
+    run: Run, failures: Failures, node: int, slots: list[Slot], nodes: int = 1
+) -> Process:
+    """The life of one node, or of the `nodes` of one engine, which any of them stops."""
     generator = stream(run.seed, ENGINE_FAILURES, node)
-    while not math.isinf(uptime_s := failures.uptime_s(generator)):
+    while True:
+        uptime_s = min(failures.uptime_s(generator) for _ in range(nodes))
+        if math.isinf(uptime_s):
+            return
         yield run.env.timeout(uptime_s)
         for slot in slots:
             run.fail(slot)

@@ -327,6 +327,7 @@ class System:
     requests: Sequence[tuple[float, PauseRequested | ResumeRequested | EtaRequested]] = ()
     """What a person asks of the run, and when (seconds), in order; a pause must end."""
     engines_per_node: int = 8
+    nodes_per_engine: int = 1
     training_nodes: int = 1
     rollout_gpu: GPU | None = None
     """For cost and energy; None computes neither."""
@@ -339,7 +340,7 @@ class System:
     def __post_init__(self) -> None:
         for name in (
             *("steps", "samples", "engines", "gpus_per_engine", "minibatches"),
-            *("turns", "engines_per_node", "training_nodes"),
+            *("turns", "engines_per_node", "nodes_per_engine", "training_nodes"),
             *(() if self.limits.hybrid_engines else ("training_gpus",)),
         ):
             if getattr(self, name) < 1:

@@ -260,9 +260,9 @@ def test_the_defaults_can_be_simulated() -> None:
             "leave it empty",
         ),
         (
-            {"rollout__tensor_parallel": 16, "model": "Qwen2.5-32B"},
+            {"rollout__tensor_parallel": 12, "model": "Qwen2.5-1.5B"},
             "a node of H800 has 8 GPUs",
-            "",
+            "use 8 or 16",
         ),
         # --- memory
         (

@@ -188,6 +188,17 @@ def test_the_default_number_of_running_sequences_is_what_the_cache_holds() -> No
     assert build(small(schedule__max_concurrent_prompts=9)).limits.max_in_flight == 9
 
 
+def test_an_engine_may_take_whole_nodes() -> None:
+    """It exchanges over the network, and any of its nodes stops it."""
+    settings = {"model": "Qwen3-32B", "cluster__gpus": 48, "cluster__rollout_gpus": 32}
+    layout = {"trainer__tensor_parallel": 4, "trainer__pipeline_parallel": 2}
+    near, far = (
+        build(small(rollout__tensor_parallel=split, **settings, **layout)) for split in (8, 16)
+    )
+    assert (near.engines, near.engines_per_node, near.nodes_per_engine) == (4, 1, 1)
+    assert (far.engines, far.engines_per_node, far.nodes_per_engine) == (2, 1, 2)
+
+
 def test_placements_divide_the_gpus() -> None:
     system = build(small(rollout__tensor_parallel=2))
     assert (system.engines, system.gpus_per_engine, system.training_gpus) == (3, 2, 2)

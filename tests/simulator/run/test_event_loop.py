@@ -297,6 +297,34 @@ def test_random_failures_lose_no_group() -> None:
             assert len(set(trained)) == len(trained) == 25 * 4
 
 
+def test_an_engine_of_several_nodes_fails_when_the_first_of_them_does() -> None:
+    """The minimum of three exponential times has a third of their mean."""
+
+    class Often:
+        detection_s, restart_s = 1.0, 1.0
+
+        def uptime_s(self, generator: np.random.Generator, /) -> float:
+            return float(generator.exponential(3000.0))
+
+    losses = []
+    for nodes in (1, 3):
+        found = 0
+        for seed in range(8):
+            system = toy_system(
+                asynchronous(2),
+                in_flight=8,
+                engines=3,
+                engines_per_node=1,
+                nodes_per_engine=nodes,
+                failures=Often(),
+                lengths=lognormal(100),
+                steps=25,
+            )
+            found += run_with_log(system, seed)[0].counts.engine_losses
+        losses.append(found)
+    assert 1.8 < losses[1] / losses[0] < 5
+
+
 # --- turns ---------------------------------------------------------------------------------------
 
 
