@@ -166,7 +166,7 @@ async def _in_processes(
         listening = asyncio.create_task(_listen(children[0], pipe, tell), name="listen")
         deaths = [asyncio.create_task(child.died()) for child in children[1:]]
         try:
-            return await _first_cause(listening, deaths, children[1:])
+            return await _first_cause(listening, deaths, children)
         finally:
             for task in (listening, *deaths):
                 task.cancel()
@@ -175,17 +175,21 @@ async def _in_processes(
 async def _first_cause(
     listening: asyncio.Task[dict[str, Any]],
     deaths: Sequence[asyncio.Task[ChildDied]],
-    others: Sequence[Child],
+    children: Sequence[Child],
 ) -> dict[str, Any]:
     """The summary from the first rank, or the error that came first.
 
-    What the first rank says of a lost peer is that it is lost, so a peer that was killed goes
-    before it; where all fail alike, such as on bad data, the first one says why.
+    What a rank says of a lost peer is that it is lost, so a rank that was killed goes before the
+    others; where all fail alike, such as on bad data, the first one says why.
     """
+    first, *others = children
     await asyncio.wait([listening, *deaths], return_when=asyncio.FIRST_COMPLETED)
     if not listening.done():
         await asyncio.wait([listening], timeout=DEATH_NOTICE_S)
-        if listening.done() and isinstance(listening.exception(), ConfigError | NoneType):
+        if listening.done() and (
+            isinstance(listening.exception(), ConfigError | NoneType)
+            or (_killed(first) and not any(map(_killed, others)))
+        ):
             return listening.result()
         raise next(death.result() for death in deaths if death.done())
     if listening.exception() is None or isinstance(listening.exception(), ConfigError):
@@ -193,9 +197,13 @@ async def _first_cause(
     if deaths and not any(death.done() for death in deaths):
         await asyncio.wait(deaths, timeout=DEATH_NOTICE_S, return_when=asyncio.FIRST_COMPLETED)
     for child, death in zip(others, deaths, strict=True):
-        if death.done() and (child.process.returncode or 0) < 0:
+        if death.done() and _killed(child):
             raise death.result()
     return listening.result()
+
+
+def _killed(child: Child) -> bool:
+    return (child.process.returncode or 0) < 0
 
 
 async def _listen(child: Child, pipe: Connection, tell: Tell) -> dict[str, Any]:

@@ -49,6 +49,8 @@ GRACE_S: Final = 10.0
 """How long calls that sample have to end once the gateway is asked to stop."""
 _CUT_S: Final = 5.0
 """How long engines have to return what there is of calls that are cut off."""
+_ABORT_S: Final = 0.2
+"""Between two requests to an engine to abort what it has."""
 _LOOK_S: Final = 0.01
 """Between two looks at whether calls have left an engine that is lost."""
 _STATE_S: Final = 5.0
@@ -206,8 +208,11 @@ class StandaloneGateway:
             hurrying.cancel()
         if service.in_flight:
             # Engines first: a reply that is given up has only what has arrived of it.
-            await pool.abort(self._on_engines())
-            await service.drain(_CUT_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_CUT_S):
+                    while service.in_flight:  # an engine cannot abort what is on its way to it
+                        await pool.abort(self._on_engines())
+                        await service.drain(_ABORT_S)
             await self._give_up()
 
     async def _end_without_engines(self) -> None:

@@ -187,7 +187,7 @@ def test_calls_that_are_cut_off_keep_their_tokens(model: Path) -> None:
     async def scenario() -> None:
         async with serving(plan) as (gateway, work, client):
             key = await client.start()
-            calling = asyncio.create_task(client.chat(key, tokens=240, n=32))
+            calling = asyncio.create_task(client.chat(key, tokens=240, n=128))
             await until_sampling(gateway)
             gateway.stop.set()
             gateway.hurry.set()
