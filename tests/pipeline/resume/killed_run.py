@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -143,7 +144,9 @@ def trained_groups(folder: Path) -> Counter[GroupId]:
     """How often each group was trained on, from the samples that the trainer got."""
     found: Counter[GroupId] = Counter()
     for file in sorted((folder / "trajectories").glob("step-*.jsonl")):
-        found.update(json.loads(line)["group"] for line in file.read_text().splitlines())
+        # A run that continues removes those after its checkpoint.
+        with suppress(FileNotFoundError):
+            found.update(json.loads(line)["group"] for line in file.read_text().splitlines())
     return found
 
 
