@@ -539,7 +539,7 @@ class Coordinator:
     # --- decisions -------------------------------------------------------------------------------
 
     def _decide(self) -> tuple[Action, ...]:
-        # A run that is stopped ends its step first; one that cannot go on ends in the middle of it.
+        # A run that is stopped ends its step first; one that cannot continue ends in the middle.
         if self._ending is not None and not (self._ending == _STOPPED and self._between_parts):
             return self._wind_up(self._ending)
         push = self._trained > self._pushed and self._pushing is None and self._may_push()

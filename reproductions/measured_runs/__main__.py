@@ -33,10 +33,9 @@ QUICK = ("N1", "N4", "A1")
 QUICK_STEPS = {"workload.steps": 3, "workload.warmup_steps": 1}
 WHY = (
     "A family is one system, model and GPU under one workload. Its first row is the synchronous "
-    "one; what is fitted to it is in the first table. Constants shared by systems may be fitted to "
-    "families of other groups only, and so are the intervals: the spread of ln(predicted / "
-    "measured) over the other groups, each counted once, together with the seeds "
-    "(`simulator/stats/model_error.py`).",
+    "one; what is fitted to it is in the first table. Intervals come from families of other groups "
+    "only: the spread of ln(predicted / measured) over the other groups, each counted once, "
+    "together with the seeds (`simulator/stats/model_error.py`).",
     "Trainers of NeMo-RL and verl are named ones, with speeds from published steps; none is fitted "
     "to these rows. What the synchronous step takes beyond its simulated terms is fitted as "
     "`colocation.other_s`, 1 to 22 % of the step; it is not in asynchronous rows. The table of "

@@ -1,6 +1,6 @@
 """What each term of the cost model does to the errors: all rows again without it.
 
-Numbers are fitted anew without the term. Families that do not have it keep their prediction.
+Numbers are fitted again without the term. Families that do not have it keep their prediction.
 """
 
 from __future__ import annotations
@@ -109,8 +109,7 @@ def without(family: Family, term: Term) -> Family:
     """The family without a term; the same object if it has none."""
     names = term.only_if or tuple(term.off)
     if any(name in family.settings for name in names):
-        settings = {**family.settings, **_known(term.off, family.settings)}
-        return replace(family, settings=settings)
+        return replace(family, settings={**family.settings, **term.off})
     if not term.in_rows:
         return family
     rows = [
@@ -120,15 +119,6 @@ def without(family: Family, term: Term) -> Family:
         for row in family.rows
     ]
     return family if _same(rows, family.rows) else replace(family, rows=rows)
-
-
-def _known(off: Settings, settings: Settings) -> Mapping[str, Any]:
-    """A shard group is only replaced where there is one."""
-    return {
-        name: value
-        for name, value in off.items()
-        if name in settings or name != "trainer.shard_group"
-    }
 
 
 def _same(rows: Sequence[Measured], before: Sequence[Measured]) -> bool:

@@ -143,10 +143,6 @@ class MeasuredRuns:
     axis_factor: float
     """Trained tokens per token of the axis of AReaL's picture."""
 
-    def others(self, family: Family) -> list[Family]:
-        """Families of other groups: what may be known when this one is predicted."""
-        return [other for other in self.families if other.group != family.group]
-
     def step_s(self, family: Family, row: Measured) -> float:
         """Measured seconds per step."""
         return row.step_s(family.batch_tokens, self.axis_factor)

@@ -1,11 +1,9 @@
 """Predict a family: fit its numbers to the synchronous row, then simulate every row.
 
-    settings of family <- shared constants, fitted to other groups <- of row <- fitted numbers
-                                     --simulate--> Predicted (a run per row)
+    settings of family <- of row <- fitted numbers --simulate--> Predicted (a run per row)
 
-A shared constant is a function of the families of other groups that gives settings: fixed seconds a
-step, a trainer's speed, colocation. It never sees the family that is predicted, nor another one of
-the same system, model and GPU.
+What systems share is in the cost model, from published measurements of its terms; nothing is fitted
+to several families.
 """
 
 from __future__ import annotations
@@ -13,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
 
 from reproductions.measured_runs.families import (
     PARTS,
@@ -29,10 +26,6 @@ from simulator.config.load import load_simulation
 from simulator.config.schema import SimulationConfig
 from simulator.run.result import Replicated
 
-SharedFit: TypeAlias = Callable[[Sequence[Family]], Settings]
-"""Settings that hold for all systems, from measured families."""
-SHARED: tuple[SharedFit, ...] = ()
-"""Constants that are fitted to other families. None yet: what is shared is in the cost model."""
 TOLERANCE = 1e-3
 """Largest |ln(simulated / measured)| of a fitted part."""
 MOST_TRIALS = 20
@@ -52,8 +45,6 @@ class Context:
     """What the runs of a family share."""
 
     family: Family
-    common: Settings
-    """Shared constants, fitted to other groups."""
     sizes: Sizes
 
 
@@ -89,21 +80,13 @@ class Predicted:
         return self.is_fitted and any(one.fit.part == "step" for one in self.fitted)
 
 
-def predict(
-    family: Family, runs: MeasuredRuns, sizes: Sizes, shared: Sequence[SharedFit] = SHARED
-) -> list[Predicted]:
+def predict(family: Family, runs: MeasuredRuns, sizes: Sizes) -> list[Predicted]:
     """All rows of a family, the fitted one first.
-
-    Args:
-        shared: constants that are fitted to the families of other groups.
 
     Raises:
         ValueError: a row cannot be simulated with its settings.
     """
-    common: dict[str, Any] = {}
-    for one in shared:
-        common |= one(runs.others(family))
-    context = Context(family=family, common=common, sizes=sizes)
+    context = Context(family=family, sizes=sizes)
     fitted: list[Fitted] = []
     for fit in family.fits:
         fitted.append(_solve(fit, context, fitted, _target_s(fit, family, runs)))
@@ -119,7 +102,6 @@ def configured(row: Measured, context: Context, fitted: Sequence[Fitted]) -> Sim
         "name": row.id,
         "seeds": context.sizes.seeds,
         **context.family.settings,
-        **context.common,
         **row.settings,
         **context.sizes.overrides,
         **{one.fit.setting: one.value for one in fitted if one.fit.mode in ("", row.mode)},

@@ -44,7 +44,7 @@ class CachingEngine(Engine, Protocol):
 
     def begin_with(self, group: GroupId, key: Hashable, /, *, shared: bool = False) -> None:
         """The prompt of a group that was just submitted begins with that context; a shared one is
-        first read by whoever is first."""
+        first read by the first of them."""
         ...
 
 

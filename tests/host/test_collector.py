@@ -35,7 +35,7 @@ def as_before() -> Iterator[None]:
 
 
 async def forgotten(cycles: int) -> weakref.ref[Cycle]:
-    """The first of so many cycles, after some looks."""
+    """The first of these cycles, after some looks."""
     first = Cycle()
     reference = weakref.ref(first)
     kept = [first, *(Cycle() for _ in range(cycles))]

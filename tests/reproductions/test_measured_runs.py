@@ -89,7 +89,7 @@ def _context(settings: dict[str, Any]) -> Context:
         fits=(),
         rows=[_row(SYNCHRONOUS, {})],
     )
-    return Context(family=bare, common={}, sizes=SIZES)
+    return Context(family=bare, sizes=SIZES)
 
 
 def runs_of(*wanted: Family) -> MeasuredRuns:
@@ -150,7 +150,7 @@ def test_prompt_lengths_follow_from_the_printed_throughput() -> None:
 
 @pytest.mark.parametrize("one", load().families, ids=lambda one: one.id)
 def test_every_row_can_be_simulated(one: Family) -> None:
-    context = Context(family=one, common={}, sizes=SIZES)
+    context = Context(family=one, sizes=SIZES)
     assert one.source
     assert one.fits
     for row in one.rows:
@@ -190,29 +190,10 @@ def test_a_number_out_of_range_stays_at_its_end() -> None:
 def test_a_number_of_one_mode_leaves_the_other_rows_alone() -> None:
     one = family("planted", fits=[replace(SPEED, mode="synchronous")])
     fitted = predict(one, runs_of(one), SIZES)[0].fitted
-    context = Context(family=one, common={}, sizes=SIZES)
+    context = Context(family=one, sizes=SIZES)
     configs = [configured(row, context, fitted) for row in one.rows]
     assert configs[0].trainer.mfu == pytest.approx(fitted[0].value)
     assert configs[1].trainer.mfu is None
-
-
-def test_shared_constants_never_see_the_family_or_its_group() -> None:
-    own, twin, other = (
-        family(name, group=group, fits=[]) for name, group in (("a", "x"), ("b", "x"), ("c", "y"))
-    )
-    seen = []
-
-    def constant(known: Sequence[Family]) -> dict[str, float]:
-        seen.extend(one.id for one in known)
-        return {"weights.switch_s": 100.0}
-
-    with_it, without = (
-        predict(own, runs_of(own, twin, other), SIZES, shared)[0].run.step_s.mean
-        for shared in ((constant,), ())
-    )
-    assert seen == ["c"]
-    # In place of what the cost model has for the switch, some seconds.
-    assert without + 80 < with_it < without + 100
 
 
 def test_parts_sum_to_the_step() -> None:
@@ -297,7 +278,7 @@ def test_a_term_is_switched_off_where_there_is_one() -> None:
         changed = [without(one, term) for one in load().families if without(one, term) is not one]
         assert changed, term.name
         for one in changed:
-            context = Context(family=one, common={}, sizes=SIZES)
+            context = Context(family=one, sizes=SIZES)
             assert all(problems(configured(row, context, ())) == [] for row in one.rows), term.name
 
 

@@ -509,9 +509,10 @@ class Batcher:
         if sample.finish_reason == "abort" or sample.prefix_era != self._era:
             return
         full = (*sample.request.prompt_tokens, *sample.tokens)
-        tokens = np.array(full[: sample.length], dtype=np.int64)
         size_bytes = sample.length * self._cache.token_bytes
-        self._kept.add(tokens, size_bytes, lambda: self._cache.copy(sample.row, sample.length))
+        self._kept.add(
+            full[: sample.length], size_bytes, lambda: self._cache.copy(sample.row, sample.length)
+        )
 
     def _tensor(self, values: list[int]) -> Tensor:
         return to_device(torch.tensor(values, dtype=torch.long), self._device)

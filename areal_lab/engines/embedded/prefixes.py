@@ -7,7 +7,7 @@ until the next turn takes them, new weights come, or the memory is needed for la
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -30,10 +30,6 @@ class Prefixes(Generic[T]):
         self._keys = [key for key, _ in ordered]
         self._of = [of for _, of in ordered]
 
-    def __len__(self) -> int:
-        """How many there are."""
-        return len(self._keys)
-
     def add(self, tokens: np.ndarray, of: T) -> None:
         """Let others share these tokens."""
         key = _in_order(tokens)
@@ -49,6 +45,8 @@ class Prefixes(Generic[T]):
     def longest_of(self, tokens: np.ndarray) -> tuple[T | None, int]:
         """The entry with the longest common prefix, and its length: at most all tokens except the
         last, whose logits are needed."""
+        if not self._keys:
+            return None, 0
         key = _in_order(tokens)
         at = bisect_right(self._keys, key)
         best: T | None = None
@@ -90,7 +88,7 @@ class KeptPrefixes:
 
     def add(
         self,
-        tokens: np.ndarray,
+        tokens: Sequence[int],
         size_bytes: int,
         copy: Callable[[], list[Float[Tensor, "2 H T D"]]],
     ) -> None:
@@ -107,7 +105,7 @@ class KeptPrefixes:
             self._forget(self._by_age[0])
         kept = KeptPrefix(len(tokens), copy())
         self._by_age.append(kept)
-        self._prefixes.add(tokens, kept)
+        self._prefixes.add(np.asarray(tokens, dtype=np.int64), kept)
         self.size_bytes += kept.size_bytes
 
     def used(self, kept: KeptPrefix, tokens: int) -> None:
