@@ -99,7 +99,7 @@ class KeptPrefixes:
             size_bytes: of the copy.
             copy: called if they are kept, once there is room.
         """
-        if not 0 < size_bytes <= self._most_bytes:
+        if size_bytes > self._most_bytes:
             return
         while self.size_bytes + size_bytes > self._most_bytes:
             self._forget(self._by_age[0])
