@@ -12,6 +12,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import AllowInfNan, Field, field_validator
 
 from areal_lab.config.checkpoints import CheckpointConfig
+from areal_lab.config.cluster import ClusterConfig, SchedulerConfig
 from areal_lab.config.mappings import named
 from areal_lab.config.record import About, Count, NonNegative, Positive, Record, Share, Whole
 from areal_lab.config.sampling import DynamicSamplingConfig
@@ -454,6 +455,8 @@ class TrainConfig(Record):
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     run_dir: str = "runs"
     """Folder of the run folders, which are named by experiment and start time."""
+    scheduler: SchedulerConfig = Field(default_factory=SchedulerConfig)
+    cluster: ClusterConfig = Field(default_factory=ClusterConfig)
     allocation_mode: str = ""
     """Engines and trainer in AReaL's notation, as `sglang:d2+fsdp:d1`, or `sglang:d4|fsdp:d4` for
     turns on the same devices (docs/engines.md); empty takes `rollout.backend` and

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from areal_lab.host.processes import members
+from areal_lab.host.process_groups import members
 
 _CGROUP = Path("/sys/fs/cgroup")
 

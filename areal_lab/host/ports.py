@@ -8,7 +8,7 @@ from typing import Any
 
 import psutil
 
-from areal_lab.host.processes import members
+from areal_lab.host.process_groups import members
 
 
 class Listener(Enum):

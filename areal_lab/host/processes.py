@@ -27,16 +27,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Final, Protocol
 
-import psutil
+from areal_lab.host.memory import group_peak_rss_bytes
 
 _LIFELINE = "AREAL_LAB_LIFELINE"
 """Environment variable of a child: descriptor of the pipe's read end, comma, parent's id."""
 
-_ENDED: Final = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-
-KEPT_BACK: Final = ("AREAL_LAB_ENGINE_KEY",)
+KEPT_BACK: Final = ("AREAL_LAB_ENGINE_KEY", "AREAL_LAB_CLUSTER_TOKEN", "AREAL_LAB_PIPE_KEY")
 """Variables of this process that its children do not inherit, unless they are given to them: the
 code of rewards, agents and sinks has no use for the key of an engine."""
 
@@ -54,6 +52,45 @@ class ChildDied(RuntimeError):
     """A child process exited unexpectedly; the message has the exit code and the end of its log."""
 
 
+class RunningProcess(Protocol):
+    """A process that this program has started, here or on another host."""
+
+    @property
+    def name(self) -> str:
+        """As messages call it."""
+        ...
+
+    @property
+    def pid(self) -> int:
+        """Process id on its host, also the id of its process group."""
+        ...
+
+    @property
+    def running(self) -> bool:
+        """Whether it is not known to have ended."""
+        ...
+
+    async def died(self) -> ChildDied:
+        """Wait until it has ended, and return an error that describes how."""
+        ...
+
+    async def ended(self) -> None:
+        """Wait until it has ended."""
+        ...
+
+    def ask_to_end(self) -> None:
+        """Send SIGTERM, and do not wait."""
+        ...
+
+    async def stop(self, *, at_once: bool = False) -> None:
+        """End it with its descendants, and wait until they are gone. Idempotent."""
+        ...
+
+    async def peak_memory_bytes(self) -> int:
+        """Largest resident memory of it and its descendants so far."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Child:
     """A running child process."""
@@ -67,6 +104,19 @@ class Child:
     def pid(self) -> int:
         """Process id, also the id of the process group."""
         return self.process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether it is not known to have ended."""
+        return self.process.returncode is None
+
+    async def ended(self) -> None:
+        """Wait until the process exits."""
+        await self.process.wait()
+
+    async def peak_memory_bytes(self) -> int:
+        """Largest resident memory of its process group so far."""
+        return group_peak_rss_bytes(self.pid)
 
     async def died(self) -> ChildDied:
         """Wait until the process exits, and return an error that describes how."""
@@ -284,29 +334,6 @@ def heavy_imports() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
-
-
-def group_of(process: int) -> int | None:
-    """Process group of a process; None if it has exited."""
-    try:
-        return os.getpgid(process)
-    except ProcessLookupError:
-        return None
-
-
-def members(group: int) -> Iterator[psutil.Process]:
-    """Running processes of a group; zombies do not count."""
-    # Not process_iter, which reads a file of every process; servers that start are polled.
-    for pid in psutil.pids():
-        if group_of(pid) != group:
-            continue
-        try:
-            process = psutil.Process(pid)
-            ended = process.status() in _ENDED
-        except psutil.NoSuchProcess:
-            continue
-        if not ended:
-            yield process
 
 
 def last_lines(path: Path, count: int = 20, width: int = 300) -> str:

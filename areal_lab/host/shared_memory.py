@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from areal_lab.host.processes import group_of, members
+from areal_lab.host.process_groups import group_of, members
 
 SHARED_MEMORY = Path("/dev/shm")
 

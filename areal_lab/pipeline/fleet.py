@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from areal_lab.engines.client.engine_client import EngineClient
 from areal_lab.engines.launch.start import EngineProcess
-from areal_lab.host.processes import Child, ChildDied
+from areal_lab.host.processes import ChildDied, RunningProcess
 from areal_lab.training.process.client import TrainerProcess
 from areal_lab.training.settings import TrainerSettings
 
@@ -29,7 +29,7 @@ class Fleet:
     """The child processes of one run, and everything else that is closed with it."""
 
     stack: AsyncExitStack = field(default_factory=AsyncExitStack)
-    children: list[Child] = field(default_factory=list)
+    children: list[RunningProcess] = field(default_factory=list)
     """Trainer and engines, in start order."""
     _deaths: asyncio.Queue[ChildDied] = field(default_factory=asyncio.Queue)
     _watchers: list[asyncio.Task[None]] = field(default_factory=list)
@@ -62,7 +62,7 @@ class Fleet:
         if isinstance(engine, EngineProcess):
             self.children.append(engine.child)
 
-    def watch(self, child: Child) -> None:
+    def watch(self, child: RunningProcess) -> None:
         """End the run if `child` dies from now on."""
 
         self.children.append(child)

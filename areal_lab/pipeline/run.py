@@ -25,7 +25,6 @@ from areal_lab.control.coordinator import NO_ENGINE_LEFT, TOO_FEW_GROUPS, Coordi
 from areal_lab.control.evaluation import to_measure_again
 from areal_lab.control.events import Event, Finish, GroupId, RunStarted, StopRequested, Version
 from areal_lab.data.problems import ProblemSet
-from areal_lab.host.memory import group_peak_rss_bytes
 from areal_lab.pipeline.drive import Asked, drive
 from areal_lab.pipeline.evaluate import HeldOutReward, announced, measure
 from areal_lab.pipeline.fleet import Fleet, first_error
@@ -253,7 +252,7 @@ async def _measured_run(context: RunContext) -> dict[str, Any]:
     await performer.collect_engine_spans(final=True)
     performer.log_counts()
     for child in context.fleet.children:
-        performer.log.metric(child.name, PEAK_MEMORY, group_peak_rss_bytes(child.pid))
+        performer.log.metric(child.name, PEAK_MEMORY, await child.peak_memory_bytes())
     log = read_log_file(context.folder.events)
     before_s = saved.training_s if saved else 0.0
     return summary_so_far(inputs, context.config, log, wall_s=before_s + time.time() - began_s)

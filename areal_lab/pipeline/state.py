@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from areal_lab.control.coordinator import Coordinator
-from areal_lab.host.processes import Child
+from areal_lab.host.processes import RunningProcess
 from areal_lab.pipeline.performer import RunPerformer
 from areal_lab.pipeline.rollout.attended import waits_for
 
@@ -45,7 +45,7 @@ class RunState:
 
     coordinator: Coordinator | None = None
     performer: RunPerformer | None = None
-    children: list[Child] = field(default_factory=list)
+    children: list[RunningProcess] = field(default_factory=list)
     """The trainer and the engines."""
 
     waiting_for: str = ""

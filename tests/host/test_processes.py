@@ -18,13 +18,12 @@ import pytest
 from areal_lab.engines.keys import KEY_VARIABLE
 from areal_lab.host import processes
 from areal_lab.host.memory import group_peak_rss_bytes
+from areal_lab.host.process_groups import group_of, members
 from areal_lab.host.processes import (
     Child,
     ChildDied,
-    group_of,
     heavy_imports,
     last_lines,
-    members,
     start_child,
 )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx2
 
 from areal_lab.engines.keys import authorization
-from areal_lab.host.processes import members
+from areal_lab.host.process_groups import members
 from tests.real_engines.lab import BOUND_S, Lab, request
 
 UNLISTED = [

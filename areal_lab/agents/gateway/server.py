@@ -11,14 +11,13 @@ import errno
 import ipaddress
 import resource
 import socket
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from typing import Final
-
-import uvicorn
 
 from areal_lab.agents.gateway.app import create_app
 from areal_lab.agents.gateway.service import Service
+from areal_lab.host.asgi import guest_server
 
 HOST: Final = "127.0.0.1"
 _BACKLOG: Final = 4096
@@ -29,14 +28,6 @@ _KEEP_ALIVE_S: Final = 3600
 """Longer than any client keeps an idle connection, so that none is closed just when a request is
 sent on it."""
 _SWEEP_S: Final = 5.0
-
-
-class _Server(uvicorn.Server):
-    """Leaves signals to the program that it runs in."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 def bind(port: int = 0, host: str = HOST) -> socket.socket:
@@ -99,18 +90,7 @@ async def serve(service: Service, listener: socket.socket) -> None:
     """
     _allow_connections()
     listener.listen(_BACKLOG)
-    server = _Server(
-        uvicorn.Config(
-            create_app(service),
-            access_log=False,
-            log_level="warning",
-            log_config=None,  # logging is the program's
-            lifespan="off",
-            backlog=_BACKLOG,
-            timeout_keep_alive=_KEEP_ALIVE_S,
-            timeout_graceful_shutdown=1,
-        )
-    )
+    server = guest_server(create_app(service), backlog=_BACKLOG, timeout_keep_alive=_KEEP_ALIVE_S)
     sweeping = asyncio.create_task(_sweep(service))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:

@@ -38,7 +38,8 @@ from areal_lab.engines.launch.options import (
 from areal_lab.engines.launch.scratch import Scratch
 from areal_lab.host.owned_folders import remove_owned_folder
 from areal_lab.host.ports import Listener, listener_of, name_of, who_listens
-from areal_lab.host.processes import Child, ChildDied, last_lines, members, start_command
+from areal_lab.host.process_groups import members
+from areal_lab.host.processes import ChildDied, RunningProcess, last_lines, start_command
 
 EVERYWHERE: Final = "0.0.0.0"
 ATTEMPTS: Final = 3
@@ -59,7 +60,7 @@ class PortTaken(RuntimeError):
 class EngineProcess:
     """A running engine and the connection to it."""
 
-    child: Child
+    child: RunningProcess
     client: EngineClient
     base_url: str
     backend: str = "embedded"
@@ -95,6 +96,7 @@ async def launch_engine(
     options: ServerOptions,
     *,
     index: int = 0,
+    place: int | None = None,
     log_path: Path,
     ready_timeout_s: float = 300.0,
     request_timeout_s: float | None = None,
@@ -106,7 +108,8 @@ async def launch_engine(
         backend: a name of `backends.BACKENDS`.
         options: are fitted to this machine; port 0 takes a free port, and another one if that is
             taken meanwhile.
-        index: number of the engine, which selects its name and GPUs.
+        index: number of the engine, which is its name.
+        place: number of the engine on this machine, which selects its GPUs; None is `index`.
         request_timeout_s: timeout of one `generate` call.
         key: of the server; empty takes a random one.
 
@@ -124,6 +127,7 @@ async def launch_engine(
         python=python_of(backend),
         version=engine_version(backend),
         index=index,
+        place=index if place is None else place,
         log_path=log_path,
         ready_timeout_s=ready_timeout_s,
         request_timeout_s=request_timeout_s,
@@ -141,6 +145,8 @@ class Start:
     version: str = ""
     """Version of the engine's package."""
     index: int
+    place: int = 0
+    """Number of the engine on this machine."""
     log_path: Path
     ready_timeout_s: float
     request_timeout_s: float | None
@@ -171,7 +177,7 @@ async def _start_once(start: Start, options: ServerOptions) -> EngineProcess:
             server_command(start.backend, start.python, options)
             + (["--socket-fd", str(reservation.fileno())] if inherit_socket else []),
             log_path=start.log_path,
-            environment=server_environment(start.backend, start.python, options, start.index)
+            environment=server_environment(start.backend, start.python, options, start.place)
             | {KEY_VARIABLE: key}
             | ({} if scratch is None else dict.fromkeys(("TMPDIR", SCRATCH), str(scratch.folder))),
             pass_fds=(reservation.fileno(),) if inherit_socket else (),

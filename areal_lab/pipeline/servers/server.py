@@ -26,7 +26,7 @@ from areal_lab.engines.client.resubmit import token_count
 from areal_lab.engines.launch.backends import BACKENDS
 from areal_lab.engines.launch.start import EngineProcess
 from areal_lab.engines.protocol import Generated, GenerateRequest, MemoryTag, PauseMode
-from areal_lab.host.processes import Child
+from areal_lab.host.processes import RunningProcess
 
 Result = TypeVar("Result")
 
@@ -60,7 +60,7 @@ class Server:
         return f"engine {self.number}{whose}"
 
     @property
-    def child(self) -> Child | None:
+    def child(self) -> RunningProcess | None:
         """Its process, if this run started it."""
         return None if self.process is None else self.process.child
 

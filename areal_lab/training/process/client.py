@@ -185,12 +185,12 @@ class TrainerProcess:
         """End the process: by message, then by signal. Idempotent."""
         # During a step it would read the message only afterwards. Of several processes, one that
         # died will not leave their group, for which the others would wait.
-        whole = all(child.process.returncode is None for child in self.children)
+        whole = all(child.running for child in self.children)
         if whole and not (self._reply_pending or self._pipes[0].closed):
             try:
                 for pipe in self._pipes:
                     pipe.send(None)
-                ended = asyncio.gather(*(child.process.wait() for child in self.children))
+                ended = asyncio.gather(*(child.ended() for child in self.children))
                 await asyncio.wait_for(ended, STOP_GRACE_S)
             except (OSError, TimeoutError):
                 pass  # it is already gone, or does not react

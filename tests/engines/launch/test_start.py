@@ -34,7 +34,8 @@ from areal_lab.engines.launch.start import (
     start_server,
 )
 from areal_lab.host.ports import Listener, who_listens
-from areal_lab.host.processes import ChildDied, members
+from areal_lab.host.process_groups import members
+from areal_lab.host.processes import ChildDied
 
 BOUND_S = 20.0
 SERVER = """

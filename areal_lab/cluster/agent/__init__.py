@@ -1,0 +1,1 @@
+"""The host agent: one small process on each host of a run."""

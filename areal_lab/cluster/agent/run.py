@@ -1,0 +1,151 @@
+"""Run a host agent until its run has dismissed it: `areal-lab host --join ADDRESS:PORT`.
+
+join --(Welcome)--> serve out the lease --> join again, for rejoin_s --> exit
+     --(Refused)--> exit with the reason
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import httpx2
+
+from areal_lab.cluster.agent.app import agent_app
+from areal_lab.cluster.agent.lease import HostAgent
+from areal_lab.cluster.records import HostFacts, Refused, Welcome, from_json, to_json
+from areal_lab.engines.keys import authorization
+from areal_lab.host.asgi import served
+from areal_lab.host.owned_folders import make_owned_folder, remove_owned_folder
+
+JOIN_S: Final = 300.0
+"""Longest wait for the run."""
+REJOIN_S: Final = 15.0
+"""The same after a lease: a run that is gone does not come back at this address."""
+_RETRY_S: Final = 0.5
+_REPLY_S: Final = 5.0
+_SAY_EVERY_S: Final = 10.0
+
+
+class NotTaken(RuntimeError):
+    """The run did not take this host; the message is one sentence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joining:
+    """Where a host joins, and as what."""
+
+    run: str
+    """`ADDRESS:PORT` of the run."""
+    token: str
+    name: str = ""
+    """Empty for the name of this machine."""
+    address: str = ""
+    """Of this host, as others reach it; empty for the one from which it reaches the run."""
+    join_s: float = JOIN_S
+    rejoin_s: float = REJOIN_S
+
+
+async def run_agent(joining: Joining, say: Callable[[str], None]) -> None:
+    """Join, and serve until the run dismisses this host or is gone.
+
+    Raises:
+        NotTaken: if it refuses this host, or does not reply in time.
+        ValueError: if the address of the run, or of this host, is none.
+    """
+    run_host, run_port = _host_and_port(joining.run)
+    address = joining.address or address_towards(run_host, run_port)
+    try:
+        listener = socket.create_server((address, 0))
+    except OSError as error:
+        raise ValueError(
+            f"--address is {address}, but must be an address of this machine ({error})"
+        ) from error
+    folder = make_owned_folder(Path(tempfile.gettempdir()), mode=0o700)
+    agent = HostAgent(
+        joining.name or socket.gethostname(), address, listener.getsockname()[1], folder
+    )
+    wait_s = joining.join_s
+    try:
+        async with served(agent_app(agent, joining.token), listener):
+            while True:
+                facts = agent.next_incarnation()
+                say(f"host {agent.name} ({address}) joins the run at {joining.run}")
+                welcome = await _join(joining, facts, wait_s, say)
+                say(f"host {agent.name} is part of the run")
+                if await agent.serve_out_lease(welcome.lease_s):
+                    say(f"host {agent.name} was dismissed")
+                    return
+                say(
+                    f"the run did not ask for {welcome.lease_s:g} s: every process of this host "
+                    "was ended"
+                )
+                wait_s = joining.rejoin_s
+    finally:
+        await agent.held.stop_all()
+        listener.close()
+        remove_owned_folder(folder)
+
+
+async def _join(
+    joining: Joining, facts: HostFacts, wait_s: float, say: Callable[[str], None]
+) -> Welcome:
+    """Ask until the run replies."""
+    until_s = time.monotonic() + wait_s
+    said_s, last = time.monotonic(), ""
+    async with httpx2.AsyncClient(
+        base_url=f"http://{joining.run}",
+        headers=authorization(joining.token),
+        timeout=_REPLY_S,
+        trust_env=False,
+    ) as http:
+        while True:
+            try:
+                reply = await http.post("/join", content=to_json(facts))
+            except httpx2.TransportError as error:
+                last = str(error) or type(error).__name__
+            else:
+                if reply.status_code == httpx2.codes.OK:
+                    return from_json(Welcome, reply.content)
+                if reply.status_code == httpx2.codes.UNAUTHORIZED:
+                    raise NotTaken(
+                        f"the run at {joining.run} has another token; start the agent with the "
+                        "AREAL_LAB_CLUSTER_TOKEN of the run"
+                    )
+                raise NotTaken(from_json(Refused, reply.content).reason)
+            if time.monotonic() > until_s:
+                raise NotTaken(
+                    f"no run replied at {joining.run} for {wait_s:g} s ({last}); is it running, "
+                    "and does a firewall let its port through?"
+                )
+            if time.monotonic() - said_s > _SAY_EVERY_S:
+                said_s = time.monotonic()
+                say(f"waiting for the run at {joining.run} ({last})")
+            await asyncio.sleep(_RETRY_S)
+
+
+def address_towards(host: str, port: int) -> str:
+    """Address of this machine from which it reaches another one.
+
+    Raises:
+        ValueError: if it does not.
+    """
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, port))  # sends nothing, but selects the interface
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise ValueError(f"this machine does not reach {host} ({error})") from error
+
+
+def _host_and_port(text: str) -> tuple[str, int]:
+    host, separator, port = text.rpartition(":")
+    if not separator or not host or not port.isdecimal():
+        raise ValueError(f"--join is {text!r}, but must be ADDRESS:PORT, as in 10.0.0.1:6380")
+    return host, int(port)

@@ -1,0 +1,277 @@
+"""A host as the run sees it: what its agent is asked, and what is known of it.
+
+    call --> agent --> reply
+         \\-> the host is lost meanwhile --> HostLost
+
+No call waits for a host that is lost, and a reply of an earlier incarnation is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import httpx2
+
+from areal_lab.cluster.records import (
+    INCARNATION_HEADER,
+    HostFacts,
+    HostHealth,
+    ProcessEnd,
+    Refused,
+    StartedEngine,
+    StartedModule,
+    StartEngine,
+    StartModule,
+    from_json,
+    to_json,
+)
+from areal_lab.control.liveness import HostLiveness
+from areal_lab.engines.keys import authorization
+from areal_lab.host.processes import ChildDied
+
+Reply = TypeVar("Reply")
+_CONNECT_S = 5.0
+_CONTROL_S = 60.0
+"""Longest wait for the reply to anything but the start of an engine."""
+_STOP_S = 30.0
+_START_MARGIN_S = 30.0
+
+
+class HostLost(ChildDied):
+    """A host of the run is lost, with all its processes."""
+
+
+class HostRefused(RuntimeError):
+    """A host did not do what it was asked; the message is the agent's."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Host:
+    """One incarnation of a host. A host that joins again is another `Host`."""
+
+    facts: HostFacts
+    liveness: HostLiveness
+    token: str = field(repr=False)
+    lost: asyncio.Event = field(default_factory=asyncio.Event)
+    on_lost: list[Callable[[], None]] = field(default_factory=list)
+    """Called once, when the host is lost."""
+    processes: dict[int, RemoteProcess] = field(default_factory=dict)
+    """Those that are not known to have ended."""
+    _http: httpx2.AsyncClient = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._http = httpx2.AsyncClient(
+            base_url=self.facts.url,
+            headers={
+                **authorization(self.token),
+                INCARNATION_HEADER: self.facts.incarnation,
+            },
+            timeout=httpx2.Timeout(_CONTROL_S, connect=_CONNECT_S),
+            trust_env=False,
+        )
+
+    @property
+    def name(self) -> str:
+        """As messages call it."""
+        return self.facts.name
+
+    @property
+    def error(self) -> HostLost:
+        """Why it is lost."""
+        where = f"host {self.name} ({self.facts.address})"
+        return HostLost(f"{where} is lost: {self.liveness.lost or 'unknown'}")
+
+    async def heartbeat(self, timeout_s: float) -> None:
+        """Ask once, and note what it replies; `liveness` decides what that means."""
+        try:
+            reply = await self._http.get("/health", timeout=timeout_s)
+            health = from_json(HostHealth, reply.raise_for_status().content)
+        except (httpx2.HTTPError, ValueError) as error:
+            self.liveness.silent(str(error) or type(error).__name__)
+            return
+        self.liveness.replied(health.incarnation)
+        for number in health.ended:
+            if (process := self.processes.get(number)) is not None:
+                process.ended_event.set()
+
+    def mark_lost(self) -> None:
+        """Fail every call, and tell those that asked. Idempotent."""
+        if self.lost.is_set():
+            return
+        self.lost.set()
+        for tell in self.on_lost:
+            tell()
+
+    async def start_engine(self, request: StartEngine) -> tuple[RemoteProcess, StartedEngine]:
+        """Start an engine; returns when it is ready.
+
+        Raises:
+            HostRefused: as the agent reports it.
+            HostLost: the host is lost before that.
+        """
+        started = await self._post(
+            "/engines", request, StartedEngine, request.ready_timeout_s + _START_MARGIN_S
+        )
+        log = f"engine-{request.index}.log"
+        return self._held(f"engine {request.index}", started.process, started.pid, log), started
+
+    async def start_module(
+        self,
+        name: str,
+        module: str,
+        arguments: Sequence[str],
+        *,
+        log: str,
+        environment: Mapping[str, str],
+    ) -> RemoteProcess:
+        """Start `python -m module arguments...`; raises as `start_engine`."""
+        request = StartModule(
+            name=name,
+            module=module,
+            arguments=tuple(arguments),
+            log=log,
+            environment=environment,
+        )
+        started = await self._post("/modules", request, StartedModule, _CONTROL_S)
+        return self._held(name, started.process, started.pid, log)
+
+    async def end_of(self, number: int) -> ProcessEnd:
+        """How a process ended; raises as `start_engine`."""
+        reply = await self.call("GET", f"/processes/{number}")
+        return from_json(ProcessEnd, reply)
+
+    async def last_lines(self, log: str, lines: int = 20) -> str:
+        """The end of a log file; raises as `start_engine`."""
+        return (await self.call("GET", f"/logs/{log}?lines={lines}")).decode()
+
+    async def dismiss(self) -> None:
+        """Tell the agent that the run needs the host no longer; a lost one is not told."""
+        try:
+            if not self.lost.is_set():
+                await self.call("POST", "/dismiss", timeout_s=_CONNECT_S)
+        except (HostRefused, HostLost):
+            pass
+        await self._http.aclose()
+
+    async def call(
+        self, method: str, path: str, content: bytes = b"", *, timeout_s: float = _CONTROL_S
+    ) -> bytes:
+        """Send a request; returns the content of the reply.
+
+        Raises:
+            HostRefused: with the agent's sentence.
+            HostLost: the host is lost before it replies.
+        """
+        asking = asyncio.create_task(self._ask(method, path, content, timeout_s))
+        losing = asyncio.create_task(self.lost.wait())
+        try:
+            await asyncio.wait({asking, losing}, return_when=asyncio.FIRST_COMPLETED)
+            if self.lost.is_set():
+                raise self.error
+            return asking.result()
+        finally:
+            for task in (asking, losing):
+                task.cancel()
+            await asyncio.gather(asking, losing, return_exceptions=True)
+
+    async def _ask(self, method: str, path: str, content: bytes, timeout_s: float) -> bytes:
+        timeout = httpx2.Timeout(timeout_s, connect=_CONNECT_S)
+        try:
+            reply = await self._http.request(method, path, content=content, timeout=timeout)
+        except httpx2.TransportError as error:
+            what = str(error) or type(error).__name__
+            raise HostRefused(f"host {self.name} did not reply to {path} ({what})") from error
+        if reply.status_code == httpx2.codes.OK:
+            return reply.content
+        try:
+            reason = from_json(Refused, reply.content).reason
+        except ValueError:
+            reason = f"{path}: status {reply.status_code}"
+        raise HostRefused(f"host {self.name}: {reason}")
+
+    async def _post(self, path: str, message: object, kind: type[Reply], timeout_s: float) -> Reply:
+        content = await self.call("POST", path, to_json(message), timeout_s=timeout_s)
+        return from_json(kind, content)
+
+    def _held(self, name: str, number: int, pid: int, log: str) -> RemoteProcess:
+        process = RemoteProcess(name, pid, self, number, log)
+        self.processes[number] = process
+        return process
+
+
+@dataclass(slots=True, eq=False)
+class RemoteProcess:
+    """A process on a host: a `RunningProcess`."""
+
+    name: str
+    pid: int
+    host: Host
+    number: int
+    log: str
+    ended_event: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set by the heartbeat after its end."""
+    _stopped: bool = False
+    _asking: asyncio.Future[None] | None = None
+    """Kept, because the event loop keeps only weak references."""
+
+    @property
+    def running(self) -> bool:
+        """Whether it is not known to have ended, and its host not to be lost."""
+        return not (self._stopped or self.ended_event.is_set() or self.host.lost.is_set())
+
+    async def ended(self) -> None:
+        """Wait until it has ended, or its host is lost."""
+        waiting: list[asyncio.Task[Any]] = [
+            asyncio.create_task(self.ended_event.wait()),
+            asyncio.create_task(self.host.lost.wait()),
+        ]
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+
+    async def died(self) -> ChildDied:
+        """Wait until it has ended, and say how; if its host is lost, say that."""
+        await self.ended()
+        if self.host.lost.is_set():
+            return HostLost(f"{self.name} is lost with its host: {self.host.error}")
+        try:
+            return ChildDied(
+                f"on host {self.host.name}: {(await self.host.end_of(self.number)).how}"
+            )
+        except (HostRefused, HostLost) as error:
+            return ChildDied(f"{self.name} ended on host {self.host.name} ({error})")
+
+    def ask_to_end(self) -> None:
+        """Send SIGTERM, and do not wait."""
+        if self.running:
+            self._asking = asyncio.ensure_future(self._quietly(f"/processes/{self.number}/end"))
+
+    async def stop(self, *, at_once: bool = False) -> None:
+        """End it and wait; a process of a lost host is left to its agent. Idempotent."""
+        if self._stopped:
+            return
+        self._stopped = True
+        self.host.processes.pop(self.number, None)
+        if not self.host.lost.is_set():
+            flag = "?at_once=1" if at_once else ""
+            await self._quietly(f"/processes/{self.number}/stop{flag}")
+        self.ended_event.set()
+
+    async def peak_memory_bytes(self) -> int:
+        """Largest resident memory of its process group so far; 0 if that is not known."""
+        try:
+            return (await self.host.end_of(self.number)).peak_memory_bytes
+        except (HostRefused, HostLost):
+            return 0
+
+    async def _quietly(self, path: str) -> None:
+        try:
+            await self.host.call("POST", path, timeout_s=_STOP_S)
+        except (HostRefused, HostLost):
+            pass  # it is gone, or its agent ends it when the lease is over

@@ -1,0 +1,270 @@
+"""The hosts of a run: they join, are asked for heartbeats, are lost and replaced.
+
+    POST /join --versions agree--> Host --takes a seat--> works --silent--> lost --> seat is vacant
+                 \\-> Refused       a spare, if no seat is vacant                     ^     |
+                                                          another host that joins ---'<----'
+
+A seat is the place of one host in the placement: engines and trainer processes have seats, and
+whatever host sits there runs them. The scheduler is asked for another host when one is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+import secrets
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import Final
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from areal_lab.cluster.host import Host
+from areal_lab.cluster.records import HostFacts, Refused, Welcome, from_json, to_json
+from areal_lab.cluster.scheduler import Invitation, Scheduler
+from areal_lab.config.cluster import ClusterConfig
+from areal_lab.control.liveness import HostLiveness
+from areal_lab.engines.keys import KeyGuard
+from areal_lab.host.asgi import served
+
+_REFUSED: Final = 403
+_SAY_EVERY_S: Final = 5.0
+_TOKEN_BYTES: Final = 32
+
+
+class TooFewHosts(RuntimeError):
+    """Hosts did not join in time; the message says which did, and what became of the others."""
+
+
+def new_token() -> str:
+    """A secret for the hosts of one run."""
+    return secrets.token_urlsafe(_TOKEN_BYTES)
+
+
+@dataclass(slots=True, kw_only=True)
+class Hosts:
+    """The hosts of one run."""
+
+    config: ClusterConfig
+    scheduler: Scheduler
+    address: str
+    """Of this machine, as the hosts reach it."""
+    start_timeout_s: float
+    say: Callable[[str], None]
+    """Shows what happened."""
+    waiting: Callable[[str], None]
+    """Shows what is waited for."""
+    token: str = field(default_factory=new_token, repr=False)
+    port: int = 0
+    """At which hosts join, from `start` on."""
+    seats: dict[str, Host | None] = field(default_factory=dict)
+    """The host in each seat, by its name; None for a vacant one."""
+    spares: list[Host] = field(default_factory=list)
+    losses: int = 0
+    refusals: list[str] = field(default_factory=list)
+    """Why hosts were refused."""
+    _stack: AsyncExitStack = field(default_factory=AsyncExitStack)
+    _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _closed: bool = False
+
+    async def start(self) -> list[Host]:
+        """Let hosts join, and wait until all have; the scheduler brings them up.
+
+        Raises:
+            TooFewHosts: if they do not in time.
+        """
+        listener = socket.create_server(
+            (self.address, self.config.port), backlog=self.config.n_nodes + 16
+        )
+        self.port = listener.getsockname()[1]
+        self._stack.callback(listener.close)
+        app = KeyGuard(Starlette(routes=[Route("/join", self._join, methods=["POST"])]), self.token)
+        await self._stack.enter_async_context(served(app, listener))
+        invitation = Invitation(run=f"{self.address}:{self.port}", token=self.token)
+        self._stack.push_async_callback(self.scheduler.stop)
+        await self.scheduler.start(self.config.n_nodes, invitation)
+        await self._wait_for_all()
+        for host in sorted(self.spares, key=lambda host: _natural(host.name)):
+            self.seats[host.name] = host
+        self.spares.clear()
+        return self.working
+
+    @property
+    def working(self) -> list[Host]:
+        """The hosts in seats, in order of the seats."""
+        return [host for host in self.seats.values() if host is not None]
+
+    def leave_vacant(self, names: Sequence[str]) -> None:
+        """Make spares of the hosts in these seats."""
+        for name in names:
+            if (host := self.seats.pop(name, None)) is not None:
+                self.spares.append(host)
+
+    async def host_in(self, seat: str) -> Host:
+        """The host in a seat; waits for another one while it is vacant.
+
+        Raises:
+            TooFewHosts: if none comes in time.
+        """
+        try:
+            async with asyncio.timeout(self.start_timeout_s), self._changed:
+                await self._changed.wait_for(lambda: self.seats[seat] is not None)
+                host = self.seats[seat]
+        except TimeoutError:
+            host = None
+        if host is None:
+            raise TooFewHosts(
+                f"no host took the place of {seat} within {self.start_timeout_s:g} s "
+                f"(scheduler.start_timeout_s){self._what_became()}"
+            )
+        return host
+
+    async def close(self) -> None:
+        """Dismiss all hosts, and have the scheduler end what it has started."""
+        self._closed = True
+        hosts = [*self.working, *self.spares]
+        await asyncio.gather(*(host.dismiss() for host in hosts))
+        tasks, self._tasks = self._tasks, set()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._stack.aclose()
+
+    # --- joining ---
+
+    async def _join(self, request: Request) -> Response:
+        facts = from_json(HostFacts, await request.body())
+        refusal = self._refusal(facts)
+        if refusal:
+            self.refusals.append(refusal)
+            self.say(refusal)
+            return Response(to_json(Refused(reason=refusal)), _REFUSED)
+        host = Host(
+            facts=facts,
+            liveness=HostLiveness(facts.incarnation, self.config.lost_after),
+            token=self.token,
+        )
+        for earlier in [*self.working, *self.spares]:
+            if earlier.name == host.name:  # its incarnation has ended, or it would not join
+                earlier.liveness.replied(facts.incarnation)
+                self._lose(earlier)
+        self._take_seat(host)
+        self._spawn(self._watch(host), f"watch host {host.name}")
+        async with self._changed:
+            self._changed.notify_all()
+        return Response(to_json(Welcome(lease_s=self.config.lease_s)))
+
+    def _refusal(self, facts: HostFacts) -> str:
+        """Why this host cannot be part of the run; empty if it can."""
+        where = f"host {facts.name} ({facts.address})"
+        if self._closed:
+            return f"{where} joined too late: the run is over"
+        for what, theirs, ours in (
+            ("Python", _minor(facts.python), _minor(platform.python_version())),
+            ("areal_lab", facts.areal_lab, version("areal_lab")),
+        ):
+            if theirs != ours:
+                return (
+                    f"{where} has {what} {theirs}, but the run has {ours}: what they send each "
+                    "other would not be understood; install the same on both"
+                )
+        if len(facts.gpus) < self.config.n_gpus_per_node:
+            return (
+                f"{where} has {len(facts.gpus)} GPUs, but cluster.n_gpus_per_node is "
+                f"{self.config.n_gpus_per_node}; lower it, or use another host"
+            )
+        return ""
+
+    def _take_seat(self, host: Host) -> None:
+        vacant = [seat for seat, sits in self.seats.items() if sits is None]
+        seat = host.name if host.name in vacant else next(iter(vacant), None)
+        if seat is None:
+            self.spares.append(host)
+        else:
+            self.seats[seat] = host
+            self.say(f"host {host.name} ({host.facts.address}) takes the place of {seat}")
+
+    async def _wait_for_all(self) -> None:
+        wanted = self.config.n_nodes
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + self.start_timeout_s
+        while len(self.spares) < wanted:
+            joined = f"{len(self.spares)} of {wanted} hosts have joined"
+            self.waiting(f"waiting for hosts ({joined}; {await self.scheduler.state()})")
+            left_s = until_s - loop.time()
+            if left_s <= 0:
+                raise TooFewHosts(
+                    f"cluster.n_nodes is {wanted}, but {joined} within {self.start_timeout_s:g} s "
+                    f"(scheduler.start_timeout_s){self._what_became()}: "
+                    f"{await self.scheduler.state()}; lower cluster.n_nodes, or bring up the others"
+                )
+            try:
+                async with asyncio.timeout(min(_SAY_EVERY_S, left_s)), self._changed:
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
+
+    def _what_became(self) -> str:
+        names = ", ".join(host.name for host in [*self.working, *self.spares])
+        joined = f" (there are {names})" if names else ""
+        return joined + "".join(f"; {refusal}" for refusal in self.refusals[-3:])
+
+    # --- losing ---
+
+    async def _watch(self, host: Host) -> None:
+        """Ask for heartbeats until the host is lost."""
+        loop = asyncio.get_running_loop()
+        while not host.lost.is_set():
+            began_s = loop.time()
+            await host.heartbeat(self.config.heartbeat_s)
+            if host.liveness.lost:
+                self._lose(host)
+                return
+            await asyncio.sleep(max(0.0, began_s + self.config.heartbeat_s - loop.time()))
+
+    def _lose(self, host: Host) -> None:
+        if host.lost.is_set():
+            return
+        self.losses += 1
+        self.say(str(host.error))
+        if host in self.spares:
+            self.spares.remove(host)
+        for seat, sits in self.seats.items():
+            if sits is host:
+                self.seats[seat] = None
+                if self.spares:
+                    self._take_seat(self.spares.pop(0))
+        host.mark_lost()
+        if not self._closed:
+            self._spawn(self._replace(host), f"replace host {host.name}")
+
+    async def _replace(self, host: Host) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+        try:
+            await self.scheduler.replace(host.name)
+        except Exception as error:  # whatever it is, the run continues without the host
+            self.say(f"no host could be started in place of {host.name}: {error}")
+
+    def _spawn(self, work: object, name: str) -> None:
+        task: asyncio.Task[None] = asyncio.create_task(work, name=name)  # type: ignore[arg-type]
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _minor(python: str) -> str:
+    return ".".join(python.split(".")[:2])
+
+
+def _natural(name: str) -> tuple[str, int, str]:
+    """Sorts h2 before h10."""
+    head = name.rstrip("0123456789")
+    digits = name[len(head) :]
+    return head, int(digits or 0), name
