@@ -35,7 +35,7 @@ class TrainerSettings:
     context: int = 1
     """Of them, those that divide each sequence."""
     rendezvous: str = ""
-    """File where they meet; set by who starts them."""
+    """Where they meet (`RankPlace.rendezvous`); empty: in a file of the weights folder."""
     gpus: str = ""
     """GPU of each process with `cuda`, as in `CUDA_VISIBLE_DEVICES`."""
     takes_turns: bool = False

@@ -32,14 +32,16 @@ LOOPBACK = "127.0.0.1"
 _INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
-def open_store(address: str, *, timeout_s: float) -> TCPStore:
-    """Open the trainer's store, where members meet, on a free port (`store.port`).
+def open_store(address: str, port: int = 0, *, timeout_s: float) -> TCPStore:
+    """Open the store where members meet.
 
     Args:
         address: of this machine; it listens on no other one.
+        port: 0 takes a free one (`store.port`).
+        timeout_s: longest wait for a member.
     """
     # By itself, it would listen on all addresses. It closes the socket at its end.
-    listener = socket.create_server((address, 0))
+    listener = socket.create_server((address, port))
     return TCPStore(
         address,
         listener.getsockname()[1],

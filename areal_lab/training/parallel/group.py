@@ -19,16 +19,18 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import FileStore, Store
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.distributed.tensor import DTensor
 
-from areal_lab.engines.weights.group import gloo_on_loopback
+from areal_lab.engines.weights.group import connect, gloo_on_loopback, open_store
 from areal_lab.training.forward import PackedPolicy, PackedValues
 from areal_lab.training.parallel.sequence import sequence_part
 from areal_lab.training.parallel.shard import TENSOR, shard_policy
 from areal_lab.training.ranks import Ranks
 
+_TCP: Final = "tcp://"
 _START: Final = timedelta(minutes=5)
 """Longest wait for the other ranks to start."""
 
@@ -49,7 +51,8 @@ class RankPlace:
     device: str
     """`cpu` or `cuda`, of which the process sees one."""
     rendezvous: str
-    """File where the ranks meet; a new one for each group, on a disk that all of them have."""
+    """Where the ranks meet: a file on a disk that all of them have, a new one for each group, or
+    `tcp://ADDRESS:PORT`, of rank 0's host."""
     timeout_s: float
     """Longest wait of a collective."""
 
@@ -91,11 +94,11 @@ def join(place: RankPlace) -> Ranks:
     timeout = timedelta(seconds=place.timeout_s)
     if place.device == "cuda":
         torch.cuda.set_device(0)  # before anything is allocated
-    with gloo_on_loopback():  # the ranks are on one machine
+    with gloo_on_loopback():  # unless the ranks are on several hosts
         dist.init_process_group(
             # Objects and counts travel over gloo also where tensors do not.
             "cpu:gloo,cuda:nccl" if place.device == "cuda" else "gloo",
-            init_method=f"file://{place.rendezvous}",
+            store=_store(place),
             rank=place.rank,
             world_size=place.count,
             timeout=max(timeout, _START),
@@ -119,6 +122,17 @@ def join(place: RankPlace) -> Ranks:
         announce=partial(_announce, place),
         shard=partial(_shard, mesh, sequence),
     )
+
+
+def _store(place: RankPlace) -> Store:
+    """The store where the ranks meet."""
+    if not place.rendezvous.startswith(_TCP):
+        return FileStore(place.rendezvous, place.count)
+    address, _, port = place.rendezvous.removeprefix(_TCP).rpartition(":")
+    seconds = _START.total_seconds()
+    if place.rank == 0:
+        return open_store(address, int(port), timeout_s=seconds)
+    return connect(address, int(port), timeout_s=seconds)
 
 
 def another_group(timeout_s: float) -> dist.ProcessGroup:

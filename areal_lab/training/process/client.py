@@ -14,20 +14,20 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, Self, TypeVar
 from uuid import uuid4
 
+from areal_lab.host.pipes import shut, socket_pair
 from areal_lab.host.processes import (
     MALLOC_FOR_TRAINING,
     STOP_GRACE_S,
-    Child,
     ChildDied,
+    RunningProcess,
     start_child,
 )
 from areal_lab.training.protocol import (
@@ -48,8 +48,62 @@ from areal_lab.training.settings import TrainerSettings
 
 Reply = TypeVar("Reply", TrainerReady, TrainStepResult, Exported, Copied, Saved, Pushed, RankDone)
 
+_PIPES: Final = 3
+"""Of rank 0: for requests, pushes and the ends of checkpoints; the others have the first one."""
 DEATH_NOTICE_S: Final = 1.0
 """Longest delay between the first failure of a rank and its error, where others do not reply."""
+
+
+WORKER: Final = "areal_lab.training.process.worker"
+"""Module of a rank."""
+
+
+class StartRank(Protocol):
+    """Starts the process of one rank, here or on another host."""
+
+    async def __call__(
+        self, rank: int, arguments: Sequence[str], *, pipes: int, environment: Mapping[str, str]
+    ) -> tuple[RunningProcess, list[Connection]]:
+        """Start `WORKER` with these arguments and this many `--pipe`; returns our ends of them."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RanksHere:
+    """Starts ranks as children of this process."""
+
+    log_path: Path
+    """Of rank 0."""
+
+    async def __call__(
+        self, rank: int, arguments: Sequence[str], *, pipes: int, environment: Mapping[str, str]
+    ) -> tuple[RunningProcess, list[Connection]]:
+        """See `StartRank`."""
+        async with AsyncExitStack() as opened:
+            ends = [socket_pair() for _ in range(pipes)]
+            for ours, _ in ends:
+                opened.callback(ours.close)
+            fds = [theirs.fileno() for _, theirs in ends]
+            stem = self.log_path.stem
+            try:
+                child = await start_child(
+                    rank_name(rank),
+                    WORKER,
+                    [*arguments, *(part for fd in fds for part in ("--pipe", f"fd:{fd}"))],
+                    log_path=self.log_path.with_stem(f"{stem}-{rank}") if rank else self.log_path,
+                    environment=environment,
+                    pass_fds=fds,
+                )
+            finally:
+                for _, theirs in ends:
+                    theirs.close()
+            opened.pop_all()
+        return child, [ours for ours, _ in ends]
+
+
+def rank_name(rank: int) -> str:
+    """The name of a rank's process in messages."""
+    return f"trainer rank {rank}" if rank else "trainer"
 
 
 class TrainingError(RuntimeError):
@@ -65,7 +119,7 @@ class TrainingError(RuntimeError):
 class TrainerProcess:
     """A running trainer. Create it with `start`, and always `stop` it."""
 
-    children: tuple[Child, ...]
+    children: tuple[RunningProcess, ...]
     """The processes, by rank; the first one replies for all."""
     ready: TrainerReady
     """The trainer's message that its model is loaded."""
@@ -78,59 +132,50 @@ class TrainerProcess:
     """Whether a reply is outstanding, also after the waiting task was cancelled."""
 
     @property
-    def child(self) -> Child:
+    def child(self) -> RunningProcess:
         """The first process."""
         return self.children[0]
 
-    @staticmethod
-    async def start(settings: TrainerSettings, *, log_path: Path) -> TrainerProcess:
+    @classmethod
+    async def start(
+        cls, settings: TrainerSettings, *, log_path: Path, start_rank: StartRank | None = None
+    ) -> Self:
         """Start the process and wait until its model is loaded and version 0 is exported.
 
         Args:
-            log_path: file for its output.
+            log_path: file for its output, if it is started here.
+            start_rank: starts each process; None starts all here.
 
         Raises:
             TrainingError: if it reports why it cannot start.
             ChildDied: if it ends without a message.
         """
-        if settings.ranks > 1:
+        if settings.ranks > 1 and not settings.rendezvous:
             root = Path(settings.weights_root)
             root.mkdir(parents=True, exist_ok=True)
             # A new file each time: one that was left by another group would mislead the ranks.
             settings = replace(settings, rendezvous=str(root / f".ranks-{uuid4().hex}"))
+        start_rank = start_rank or RanksHere(log_path)
         async with AsyncExitStack() as opened:
-            push_pipe, push_theirs = _socket_pair(opened)
-            save_pipe, save_theirs = _socket_pair(opened)
-            children: list[Child] = []
-            pipes: list[Connection] = []
+            children: list[RunningProcess] = []
+            pipes: list[list[Connection]] = []
             for rank in range(settings.ranks):
-                pipe, theirs = _socket_pair(opened)
-                fds = [theirs.fileno()]
-                push = []
-                if rank == 0:
-                    fds.append(push_theirs.fileno())
-                    fds.append(save_theirs.fileno())
-                    push = ["--push-fd", str(fds[1]), "--save-fd", str(fds[2])]
-                child = await start_child(
-                    f"trainer rank {rank}" if rank else "trainer",
-                    "areal_lab.training.process.worker",
-                    [
-                        *("--fd", str(fds[0]), *push, "--rank", str(rank)),
-                        *("--settings", settings.to_json()),
-                    ],
-                    log_path=log_path.with_stem(f"{log_path.stem}-{rank}") if rank else log_path,
+                child, ours = await start_rank(
+                    rank,
+                    ["--rank", str(rank), "--settings", settings.to_json()],
+                    pipes=_PIPES if rank == 0 else 1,
                     environment=_environment(settings, rank),
-                    pass_fds=fds,
                 )
                 opened.push_async_callback(child.stop)
-                theirs.close()
+                for pipe in ours:
+                    opened.callback(shut, pipe)
                 children.append(child)
-                pipes.append(pipe)
-            push_theirs.close()
-            save_theirs.close()
-            ready = await _receive_all(children, pipes, TrainerReady)
+                pipes.append(ours)
+            _, push_pipe, save_pipe = pipes[0]
+            first = [of_rank[0] for of_rank in pipes]
+            ready = await _receive_all(children, first, TrainerReady)
             opened.pop_all()
-        return TrainerProcess(tuple(children), ready, tuple(pipes), push_pipe, save_pipe)
+        return cls(tuple(children), ready, tuple(first), push_pipe, save_pipe)
 
     async def train(self, request: TrainBatchRequest) -> TrainStepResult:
         """Train on one batch.
@@ -196,7 +241,7 @@ class TrainerProcess:
                 pass  # it is already gone, or does not react
         await asyncio.gather(*(child.stop() for child in self.children))
         for pipe in (*self._pipes, self._push_pipe, self._save_pipe):
-            pipe.close()
+            shut(pipe)
 
     async def _request(
         self, request: TrainBatchRequest | ExportRequest | SaveRequest, kind: type[Reply]
@@ -214,7 +259,7 @@ class TrainerProcess:
 
 
 async def _receive_all(
-    children: Sequence[Child], pipes: Sequence[Connection], kind: type[Reply]
+    children: Sequence[RunningProcess], pipes: Sequence[Connection], kind: type[Reply]
 ) -> Reply:
     """The first rank's reply, when all have replied.
 
@@ -244,15 +289,26 @@ async def _receive_all(
             task.cancel()
 
 
-async def _receive(child: Child, pipe: Connection, kind: type[Reply]) -> Reply:
+async def _receive(child: RunningProcess, pipe: Connection, kind: type[Reply]) -> Reply:
     """Wait for a message in a separate thread.
 
-    If the waiting task is cancelled, the thread waits until the process is stopped.
+    If the waiting task is cancelled, or the process ends without closing its end of the pipe, as
+    one on a lost host does, the thread waits until the trainer is stopped.
     """
+    receiving = asyncio.create_task(asyncio.to_thread(pipe.recv))
+    receiving.add_done_callback(_note_error)
+    ending = asyncio.create_task(child.ended())
     try:
-        message = await asyncio.to_thread(pipe.recv)
+        await asyncio.wait({receiving, ending}, return_when=asyncio.FIRST_COMPLETED)
+        if not receiving.done():  # what it sent before its end may still come
+            await asyncio.wait({receiving}, timeout=DEATH_NOTICE_S)
+        if not receiving.done():
+            raise await child.died()
+        message = receiving.result()
     except (EOFError, OSError) as error:
         raise await child.died() from error
+    finally:
+        ending.cancel()
     if isinstance(message, TrainerFailed):
         raise TrainingError(message)
     if not isinstance(message, kind):
@@ -262,13 +318,10 @@ async def _receive(child: Child, pipe: Connection, kind: type[Reply]) -> Reply:
     return message
 
 
-def _socket_pair(opened: AsyncExitStack) -> tuple[Connection, socket.socket]:
-    """Our end as a connection, and the socket for the child process."""
-    ours, theirs = socket.socketpair()
-    pipe: Connection = Connection(ours.detach())
-    opened.callback(theirs.close)
-    opened.callback(pipe.close)
-    return pipe, theirs
+def _note_error(receiving: asyncio.Task[Any]) -> None:
+    """Take the error of a read that is not waited for any longer."""
+    if not receiving.cancelled():
+        receiving.exception()
 
 
 def _environment(settings: TrainerSettings, rank: int) -> dict[str, str]:

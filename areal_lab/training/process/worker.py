@@ -1,6 +1,6 @@
-"""The trainer process: `python -m areal_lab.training.process.worker --fd N --settings JSON`.
+"""The trainer process: `python -m areal_lab.training.process.worker --pipe WHERE --settings JSON`.
 
-Reads pickled records of `areal_lab.training.protocol` from inherited sockets and replies to them;
+Reads pickled records of `areal_lab.training.protocol` from its pipes and replies to them;
 log lines go to standard error. Any error is sent as `TrainerFailed`, and the process exits with 1.
 SIGTERM ends it at once, and so does the end of its parent.
 """
@@ -8,12 +8,12 @@ SIGTERM ends it at once, and so does the end of its parent.
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 import sys
 import traceback
 from multiprocessing.connection import Connection
 
+from areal_lab.host.pipes import open_pipe
 from areal_lab.host.processes import heavy_imports, watch_parent
 from areal_lab.training.protocol import TrainerFailed
 
@@ -26,17 +26,18 @@ def main() -> int:
     watcher = watch_parent()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     parser = argparse.ArgumentParser(description="trainer process of areal_lab")
-    parser.add_argument("--fd", type=int, required=True, help="inherited socket to the pipeline")
-    parser.add_argument("--push-fd", type=int, help="a second one, for weights sent from memory")
     parser.add_argument(
-        "--save-fd", type=int, help="a third one, for checkpoints written meanwhile"
+        "--pipe",
+        action="append",
+        required=True,
+        help="to the pipeline (host.pipes.open_pipe); a second one is for weights sent from memory,"
+        " a third one for checkpoints written meanwhile",
     )
     parser.add_argument("--rank", type=int, default=0, help="number among the trainer's processes")
     parser.add_argument("--settings", required=True, help="TrainerSettings as JSON")
     arguments = parser.parse_args()
-    pipe = _connection(arguments.fd)
-    push_pipe = None if arguments.push_fd is None else _connection(arguments.push_fd)
-    save_pipe = None if arguments.save_fd is None else _connection(arguments.save_fd)
+    pipe, push_pipe, save_pipe, *_ = [*map(open_pipe, arguments.pipe), None, None]
+    assert pipe is not None, "required"
     try:
         # Imported here so that a broken torch is reported like any other error.
         with heavy_imports():
@@ -72,11 +73,6 @@ def remedy(error: Exception) -> str:
         "actor.gradient_checkpointing=true or actor.use_lora=true; areal-lab doctor --config FILE "
         "estimates what each part takes"
     )
-
-
-def _connection(fd: int) -> Connection:
-    os.set_inheritable(fd, False)
-    return Connection(fd)
 
 
 def _report(pipe: Connection, failure: TrainerFailed) -> bool:
