@@ -189,9 +189,9 @@ def explain_config(config: TrainConfig) -> tuple[list[str], list[Finding]]:
     """
     from areal_lab.preflight import check as preflight
     from areal_lab.preflight.division import check_division
-    from areal_lab.preflight.placement import explain, this_machine
+    from areal_lab.preflight.placement import explain, machine_of
 
-    machine = this_machine()
+    machine = machine_of(config)
     try:
         preflight.check_settings(config)
         if undivided := list(check_division(config)):

@@ -9,6 +9,7 @@ No call waits for a host that is lost, and a reply of an earlier incarnation is 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -67,7 +68,7 @@ class Host:
             base_url=self.facts.url,
             headers={
                 **authorization(self.token),
-                INCARNATION_HEADER: self.facts.incarnation,
+                INCARNATION_HEADER: str(self.facts.incarnation),
             },
             timeout=httpx2.Timeout(_CONTROL_S, connect=_CONNECT_S),
             trust_env=False,
@@ -146,6 +147,14 @@ class Host:
     async def last_lines(self, log: str, lines: int = 20) -> str:
         """The end of a log file; raises as `start_engine`."""
         return (await self.call("GET", f"/logs/{log}?lines={lines}")).decode()
+
+    async def logs(self) -> list[str]:
+        """Names of the log files of its processes; raises as `start_engine`."""
+        return list(json.loads(await self.call("GET", "/logs")))
+
+    async def free_port(self) -> int:
+        """A port on which nothing listens now; raises as `start_engine`."""
+        return int(await self.call("GET", "/free-port"))
 
     async def dismiss(self) -> None:
         """Tell the agent that the run needs the host no longer; a lost one is not told."""

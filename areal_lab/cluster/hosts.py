@@ -61,6 +61,7 @@ class Hosts:
     waiting: Callable[[str], None]
     """Shows what is waited for."""
     token: str = field(default_factory=new_token, repr=False)
+    """In the environment of every agent."""
     port: int = 0
     """At which hosts join, from `start` on."""
     seats: dict[str, Host | None] = field(default_factory=dict)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,23 @@ from pathlib import Path
 from areal_lab.cluster.records import TOKEN_VARIABLE
 from areal_lab.cluster.scheduler import Invitation
 from areal_lab.host.processes import Child, start_child
+
+
+async def start_agent_here(
+    name: str, invitation: Invitation, *, log_folder: Path, address: str = ""
+) -> Child:
+    """Start the agent of one host as a child of this process.
+
+    Args:
+        address: of the host; empty for that from which it reaches the run.
+    """
+    return await start_child(
+        f"host {name}",
+        "areal_lab.cluster.agent.main",
+        ["--join", invitation.run, "--name", name, "--address", address],
+        log_path=log_folder / f"host-{name}.log",
+        environment={TOKEN_VARIABLE: invitation.token},
+    )
 
 
 @dataclass(slots=True)
@@ -45,30 +63,35 @@ class LocalScheduler:
         assert self._invitation is not None, "started before"
         name = f"h{number}"
         address = f"127.0.0.{number + 1}" if sys.platform == "linux" else "127.0.0.1"
-        self.agents[name] = await start_child(
-            f"host {name}",
-            "areal_lab.cluster.agent.main",
-            ["--join", self._invitation.run, "--name", name, "--address", address],
-            log_path=self.log_folder / f"host-{name}.log",
-            environment={TOKEN_VARIABLE: self._invitation.token},
+        self.agents[name] = await start_agent_here(
+            name, self._invitation, log_folder=self.log_folder, address=address
         )
 
 
+@dataclass(slots=True)
 class ManualScheduler:
     """Waits for agents that somebody else starts: a person, or a container's command."""
 
+    log_folder: Path
+    this_host: bool = True
+    """Whether this machine is one of the hosts."""
     _invitation: Invitation | None = None
+    _agent: Child | None = None
 
     async def start(self, hosts: int, invitation: Invitation) -> None:
-        """Start nothing."""
+        """Start the agent of this machine, if it is one of the hosts."""
         del hosts
         self._invitation = invitation
+        if self.this_host:
+            self._agent = await start_agent_here(
+                socket.gethostname(), invitation, log_folder=self.log_folder
+            )
 
     async def state(self) -> str:
         """How to start one."""
         assert self._invitation is not None, "started before"
         return (
-            f"on each of the others: {TOKEN_VARIABLE}=... areal-lab host --join "
+            f"on each of the others run: {TOKEN_VARIABLE}=... areal-lab host --join "
             f"{self._invitation.run}"
         )
 
@@ -77,4 +100,6 @@ class ManualScheduler:
         del name
 
     async def stop(self) -> None:
-        """End nothing."""
+        """End the agent of this machine."""
+        if self._agent is not None:
+            await self._agent.stop()

@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 
 from pydantic import TypeAdapter
 
-from areal_lab.engines.launch.backends import ServerOptions
+from areal_lab.engines.launch.backends import Build, ServerOptions
 from areal_lab.host.gpus import visible_gpus
 from areal_lab.host.memory import memory_bytes
 
@@ -33,7 +33,7 @@ class HostFacts:
     """A host that joins."""
 
     name: str
-    incarnation: str
+    incarnation: int
     """A new one each time that it joins."""
     address: str
     """Of the host, as others reach it."""
@@ -54,7 +54,7 @@ class HostFacts:
 
 
 def facts_of_this_host(
-    *, name: str, incarnation: str, address: str, port: int, folder: str
+    *, name: str, incarnation: int, address: str, port: int, folder: str
 ) -> HostFacts:
     """What this host tells of itself."""
     return HostFacts(
@@ -90,7 +90,8 @@ class Refused:
 class HostHealth:
     """The reply to a heartbeat."""
 
-    incarnation: str
+    incarnation: int
+    """0 between two runs."""
     ended: tuple[int, ...] = ()
     """Processes that have ended."""
 
@@ -119,6 +120,7 @@ class StartedEngine:
     base_url: str
     key: str = field(repr=False)
     version: str
+    build: Build
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,8 @@ class SchedulerConfig(Record):
     a placement group of a Ray cluster; `slurm` as one task on each node, in the allocation that the
     run has or in one that it asks for; `manual` waits for agents that were started by hand or by
     a container's command (`areal-lab host --join`)."""
+    this_host: bool = True
+    """Whether the machine of the run is one of its hosts (`type=manual`)."""
     ray_address: str = "auto"
     """Ray cluster to use (`type=ray`); `auto` is the one of this machine."""
     slurm_args: list[str] = Field(default_factory=list)

@@ -8,10 +8,9 @@ guard(work)   returns what `work` returns, or raises
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Coroutine
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -19,7 +18,6 @@ from areal_lab.engines.client.engine_client import EngineClient
 from areal_lab.engines.launch.start import EngineProcess
 from areal_lab.host.processes import ChildDied, RunningProcess
 from areal_lab.training.process.client import TrainerProcess
-from areal_lab.training.settings import TrainerSettings
 
 Result = TypeVar("Result")
 
@@ -49,9 +47,9 @@ class Fleet:
             watcher.cancel()
         await self.stack.aclose()
 
-    async def start_trainer(self, settings: TrainerSettings, *, log_path: Path) -> TrainerProcess:
-        """Start the trainer and wait until its model is loaded."""
-        trainer = await TrainerProcess.start(settings, log_path=log_path)
+    async def start_trainer(self, starting: Awaitable[TrainerProcess]) -> TrainerProcess:
+        """Wait until the trainer is started, and end the run if it dies from then on."""
+        trainer = await starting
         self.stack.push_async_callback(trainer.stop)
         for child in trainer.children:
             self.watch(child)

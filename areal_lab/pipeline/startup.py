@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from areal_lab.cluster.run_hosts import RunHosts, opened
 from areal_lab.config.functions import pickle_function
 from areal_lab.config.schema import TrainConfig
 from areal_lab.control.events import EngineId, GroupId, Version
@@ -24,7 +25,7 @@ from areal_lab.control.routing import routing_named
 from areal_lab.data.problems import ProblemSet, PromptSource
 from areal_lab.data.tokenize import TextCodec
 from areal_lab.engines.client.engine_client import EngineClient
-from areal_lab.engines.launch.start import EngineProcess
+from areal_lab.engines.launch.start import EngineProcess, launch_engine
 from areal_lab.engines.protocol import PauseMode
 from areal_lab.engines.weights.records import WeightsInMemory
 from areal_lab.engines.weights.root import remove_weights_root
@@ -55,8 +56,9 @@ from areal_lab.pipeline.servers.sources import (
 from areal_lab.pipeline.state import RunState, StopSignal
 from areal_lab.pipeline.step_report import StepReport
 from areal_lab.preflight.allocation import engine_plan
-from areal_lab.preflight.limits import limits_of, sampling_of, threads_of
-from areal_lab.preflight.placement import place_engines, place_trainer, this_machine
+from areal_lab.preflight.hosts import host_demand
+from areal_lab.preflight.limits import Threads, limits_of, sampling_of, threads_of
+from areal_lab.preflight.placement import machine_of, place_engines, place_trainer, runs_on_hosts
 from areal_lab.rewards.failure_rate import FailureRate
 from areal_lab.rewards.service import RewardFunction, RewardService
 from areal_lab.runlog.alarm_log import AlarmLog
@@ -110,11 +112,12 @@ async def start_run(context: RunContext) -> RunPerformer:
     display.phase(f"loading the model {config.actor.path} (converted once if necessary)")
     model_path = await to_thread(resolve_model_path, config.actor.path)
     codec = TextCodec.load(model_path)
-    context.inputs.threads = threads = threads_of(config, len(os.sched_getaffinity(0)))
+    hosts = await _open_hosts(context)
+    context.inputs.threads = threads = _threads(config, hosts)
     for address in config.rollout.addresses:
         display.phase(f"waiting for the server at {address}")
         await (await attach_to(address, config, model_path)).close()
-    machine = this_machine()
+    machine = machine_of(config)
     place, turns = place_trainer(config, machine), engine_plan(config).shared
     weights_root = make_weights_root(config, folder, model_path)
     fleet.stack.callback(remove_weights_root, weights_root)
@@ -142,9 +145,15 @@ async def start_run(context: RunContext) -> RunPerformer:
     if known is not None:
         first.set_result(known)
     sources = engine_sources(
-        config, folder, first, model_path=model_path, codec=codec, threads=threads.engine
+        config,
+        folder,
+        first,
+        model_path=model_path,
+        codec=codec,
+        threads=threads.engine,
+        launch=launch_engine if hosts is None else hosts.launch_engine,
     )
-    trainer, rewards, sources = await _start_processes(context, settings, first, sources)
+    trainer, rewards, sources = await _start_processes(context, settings, first, sources, hosts)
     context.inputs.trainer = trainer
     start_folder, weights = trainer.ready.weights, trainer.ready.exported
     performer: RunPerformer | None = None
@@ -251,11 +260,39 @@ async def start_run(context: RunContext) -> RunPerformer:
     return performer
 
 
+def _threads(config: TrainConfig, hosts: RunHosts | None) -> Threads:
+    there = None if hosts is None else hosts.threads()
+    if there is None:
+        return threads_of(config, len(os.sched_getaffinity(0)))
+    return Threads(
+        engine=config.rollout.threads or there.engine,
+        trainer=config.actor.threads or there.trainer,
+    )
+
+
+async def _open_hosts(context: RunContext) -> RunHosts | None:
+    """Have the hosts of the run join; None if it starts everything here."""
+    config, display = context.config, context.display
+    if not runs_on_hosts(config):
+        return None
+    return await context.fleet.stack.enter_async_context(
+        opened(
+            config.scheduler,
+            config.cluster,
+            host_demand(config),
+            log_folder=context.folder.path / "logs",
+            say=display.note,
+            waiting=display.phase,
+        )
+    )
+
+
 async def _start_processes(
     context: RunContext,
     settings: TrainerSettings,
     first: asyncio.Future[LaunchModel],
     sources: dict[EngineId, EngineSource],
+    hosts: RunHosts | None,
 ) -> tuple[TrainerProcess, RewardService, dict[EngineId, EngineSource]]:
     """Start the trainer, the reward workers and the servers at the same time.
 
@@ -281,7 +318,11 @@ async def _start_processes(
             display.phase(f"waiting for {left[0]} to start")
 
     async def start_trainer() -> TrainerProcess:
-        trainer = await fleet.start_trainer(settings, log_path=context.folder.log("trainer"))
+        trainer = await fleet.start_trainer(
+            TrainerProcess.start(settings, log_path=context.folder.log("trainer"))
+            if hosts is None
+            else hosts.start_trainer(settings)
+        )
         ready = trainer.ready
         if not first.done():
             first.set_result(

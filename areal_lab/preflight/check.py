@@ -55,6 +55,7 @@ from areal_lab.preflight.functions import (
     check_objective,
     check_workflow_model,
 )
+from areal_lab.preflight.hosts import check_hosts
 from areal_lab.preflight.limits import (
     limits_of,
     lora_of,
@@ -65,9 +66,9 @@ from areal_lab.preflight.limits import (
 from areal_lab.preflight.memory import estimate
 from areal_lab.preflight.placement import (
     check_placement,
+    machine_of,
     place_engines,
     place_trainer,
-    this_machine,
 )
 from areal_lab.preflight.trainer import asks_for_values, models_of
 from areal_lab.sinks.start import check_sinks
@@ -145,7 +146,14 @@ def check_settings(config: TrainConfig) -> None:
     engines = list(check_engines(config))
     found += engines
     if not engines:
-        for one in (check_transfer, check_sampling, check_arguments, check_servers, check_ports):
+        for one in (
+            check_transfer,
+            check_sampling,
+            check_arguments,
+            check_servers,
+            check_ports,
+            check_hosts,
+        ):
             found += one(config)
     _refuse([*found, *check_run_folder(config)])
 
@@ -259,7 +267,7 @@ def _evaluation_notes(config: TrainConfig) -> list[str]:
 
 def memory_notes(config: TrainConfig, problems: ProblemSet) -> list[str]:
     """Warn of a trainer on a CPU that may not fit into memory; call it after `check`."""
-    machine = this_machine()
+    machine = machine_of(config)
     if place_trainer(config, machine).device != "cpu":
         return []
     folder = resolve_model_path(config.actor.path)
@@ -311,7 +319,7 @@ def _unused_critic(config: TrainConfig) -> list[str]:
 
 def _unused_gpus(config: TrainConfig) -> Iterator[str]:
     """Say what computes on the CPU although a GPU is visible, unless it was asked for."""
-    machine = this_machine()
+    machine = machine_of(config)
     if not machine.gpus:
         return
     try:
@@ -402,7 +410,7 @@ def check_limits(config: TrainConfig) -> Iterator[Problem]:
 def check_engines(config: TrainConfig) -> Iterator[Problem]:
     """Check that the engines are installed and their hardware is available."""
     try:
-        check_placement(config, this_machine())
+        check_placement(config, machine_of(config))
     except ValueError as error:
         yield from problems_of(error, "rollout.backend", named=True)
 
@@ -422,7 +430,7 @@ def check_transfer(config: TrainConfig) -> Iterator[Problem]:
     if refusal is not None:
         yield _wrong("rollout.transfer", refusal)
     elif backend is not None and Transfer(rollout.transfer) is Transfer.DISTRIBUTED:
-        machine = this_machine()
+        machine = machine_of(config)
         on_gpu = place_trainer(config, machine).device == "cuda"
         if on_gpu and place_engines(config, machine).device == "cpu":
             yield _wrong(

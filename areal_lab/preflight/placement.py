@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from areal_lab.config.problem import refusal
 from areal_lab.config.schema import TrainConfig
 from areal_lab.engines.client.addresses import without_key
-from areal_lab.engines.launch.backends import BACKENDS
+from areal_lab.engines.launch.backends import BACKENDS, Build
 from areal_lab.engines.launch.device import Device, engine_device
-from areal_lab.engines.launch.environments import Environment, environment, own_torch_cuda
+from areal_lab.engines.launch.environments import (
+    Condition,
+    Environment,
+    environment,
+    own_torch_cuda,
+)
 from areal_lab.host.gpus import share_of, visible_gpus
 from areal_lab.host.memory import memory_bytes
 from areal_lab.preflight.allocation import (
@@ -62,6 +67,33 @@ def this_machine() -> Machine:
         gpus=visible_gpus(),
         engines={name: environment(name) for name in BACKENDS},
         torch_has_cuda=bool(own_torch_cuda()),
+    )
+
+
+def runs_on_hosts(config: TrainConfig) -> bool:
+    """Whether host agents start the engines and the trainer of a run, and not the run itself."""
+    return config.cluster.n_nodes > 1 or config.scheduler.type != "local"
+
+
+def machine_of(config: TrainConfig) -> Machine:
+    """The machine of a run: this one, or what its hosts are to have together.
+
+    What is installed on hosts is not known before they join; each says so itself.
+    """
+    here = this_machine()
+    if not runs_on_hosts(config):
+        return here
+    gpus = config.cluster.n_nodes * config.cluster.n_gpus_per_node
+    build: Build = "gpu" if gpus else "cpu"
+    return Machine(
+        cores=here.cores * config.cluster.n_nodes,
+        memory_bytes=here.memory_bytes * config.cluster.n_nodes,
+        gpus=tuple(map(str, range(gpus))),
+        engines={
+            name: replace(found, condition=Condition.READY, build=build)
+            for name, found in here.engines.items()
+        },
+        torch_has_cuda=gpus > 0,
     )
 
 

@@ -4,7 +4,8 @@
     POST /engines, /modules            StartEngine, StartModule --> StartedEngine, StartedModule
     GET  /processes/N                  --> ProcessEnd
     POST /processes/N/end, /stop       SIGTERM and no wait; end it and wait (?at_once=1)
-    GET  /logs/NAME                    the end of a log file (?lines=20)
+    GET  /logs, /logs/NAME             names of log files; the end of one (?lines=20)
+    GET  /free-port                    a port on which nothing listens now
     POST /dismiss                      the run needs the host no longer
 
 Every request has the token of the run and the incarnation that it is meant for; the agent of
@@ -13,13 +14,14 @@ another incarnation refuses it with 409, and the token is checked before (`engin
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final, TypeVar
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from areal_lab.cluster.agent.lease import HostAgent
@@ -51,7 +53,7 @@ def agent_app(agent: HostAgent, token: str) -> App:
     """The application of an agent."""
 
     async def health(request: Request) -> Response:
-        if request.headers.get(INCARNATION_HEADER) == agent.incarnation:
+        if request.headers.get(INCARNATION_HEADER) == str(agent.incarnation):
             return _reply(agent.heard())
         return _reply(HostHealth(incarnation=agent.incarnation))
 
@@ -80,6 +82,15 @@ def agent_app(agent: HostAgent, token: str) -> App:
         lines = int(request.query_params.get("lines", _LINES))
         return PlainTextResponse(last_lines(agent.folder / "logs" / name, lines))
 
+    async def free_port(request: Request) -> Response:
+        del request
+        with socket.create_server((agent.address, 0)) as listener:
+            return PlainTextResponse(str(listener.getsockname()[1]))
+
+    async def logs(request: Request) -> Response:
+        del request
+        return JSONResponse(sorted(file.name for file in (agent.folder / "logs").iterdir()))
+
     async def dismiss(request: Request) -> Response:
         del request
         agent.dismissed.set()
@@ -91,7 +102,9 @@ def agent_app(agent: HostAgent, token: str) -> App:
         ("/processes/{number:int}", end_of, "GET"),
         ("/processes/{number:int}/end", ask_to_end, "POST"),
         ("/processes/{number:int}/stop", stop, "POST"),
+        ("/logs", logs, "GET"),
         ("/logs/{name}", log, "GET"),
+        ("/free-port", free_port, "GET"),
         ("/dismiss", dismiss, "POST"),
     ]
     routes = [
@@ -106,7 +119,7 @@ def _for_current(agent: HostAgent, act: Handler) -> Handler:
 
     async def handler(request: Request) -> Response:
         asked = request.headers.get(INCARNATION_HEADER, "")
-        if not agent.incarnation or asked != agent.incarnation:
+        if not agent.incarnation or asked != str(agent.incarnation):
             reason = f"host {agent.name} has started again since: the request is late"
             return _reply(Refused(reason=reason), LATE)
         try:

@@ -81,6 +81,7 @@ class HeldProcesses:
             base_url=engine.base_url,
             key=engine.client.key,
             version=engine.version,
+            build=engine.build,
         )
 
     async def _start_module(self, request: StartModule) -> StartedModule:

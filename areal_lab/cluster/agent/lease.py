@@ -32,7 +32,7 @@ class HostAgent:
     port: int
     folder: Path
     lease_s: float = 0.0
-    incarnation: str = ""
+    incarnation: int = 0
     held: HeldProcesses = field(init=False)
     dismissed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the run needs the host no longer."""
@@ -44,7 +44,7 @@ class HostAgent:
 
     def next_incarnation(self) -> HostFacts:
         """Begin another incarnation, and tell of this host."""
-        self.incarnation = secrets.token_hex(8)
+        self.incarnation = 1 + secrets.randbits(62)
         return facts_of_this_host(
             name=self.name,
             incarnation=self.incarnation,
@@ -73,7 +73,7 @@ class HostAgent:
                     break
                 await _wait(self.dismissed, min(left_s, _LOOK_S))
         finally:
-            self.incarnation = ""  # nothing is started any more
+            self.incarnation = 0  # nothing is started any more
             await self.held.stop_all()
         return self.dismissed.is_set()
 

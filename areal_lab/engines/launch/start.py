@@ -26,7 +26,13 @@ import httpx2
 
 from areal_lab.engines.client.engine_client import EngineClient
 from areal_lab.engines.keys import KEY_VARIABLE, authorization, new_key
-from areal_lab.engines.launch.backends import EMBEDDED, Backend, ServerOptions, backend_of
+from areal_lab.engines.launch.backends import (
+    EMBEDDED,
+    Backend,
+    Build,
+    ServerOptions,
+    backend_of,
+)
 from areal_lab.engines.launch.detect import dialect_of
 from areal_lab.engines.launch.environments import engine_version, python_of
 from areal_lab.engines.launch.options import (
@@ -66,6 +72,7 @@ class EngineProcess:
     backend: str = "embedded"
     version: str = ""
     """Version of the engine's package."""
+    build: Build = "cpu"
     _scratch: Scratch | None = field(default=None, repr=False)
 
     def record_segments(self) -> None:
@@ -195,6 +202,7 @@ async def _start_once(start: Start, options: ServerOptions) -> EngineProcess:
             base_url=base_url,
             backend=start.backend.name,
             version=start.version,
+            build=options.build,
             _scratch=scratch,
         )
         try:

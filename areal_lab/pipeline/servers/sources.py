@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 from areal_lab.config.schema import TrainConfig
 from areal_lab.control.events import EngineId, Version
@@ -25,8 +26,25 @@ from areal_lab.pipeline.servers.attach import attach, load_base_model
 from areal_lab.pipeline.servers.pool import EngineSource
 from areal_lab.preflight.allocation import engine_plan
 from areal_lab.preflight.limits import lora_of, version_bytes
-from areal_lab.preflight.placement import place_engines, this_machine
+from areal_lab.preflight.placement import machine_of, place_engines
 from areal_lab.runlog.folder import RunFolder
+
+
+class LaunchEngine(Protocol):
+    """Starts a server, as `launch.start.launch_engine` does here."""
+
+    async def __call__(
+        self,
+        backend: str,
+        options: ServerOptions,
+        *,
+        index: int,
+        log_path: Path,
+        ready_timeout_s: float,
+        request_timeout_s: float | None,
+    ) -> EngineProcess:
+        """Start a server; returns when it is ready."""
+        ...
 
 
 def count_engines(config: TrainConfig) -> int:
@@ -72,6 +90,7 @@ def engine_sources(
     codec: TextCodec,
     threads: int,
     conversations: bool | None = None,
+    launch: LaunchEngine = launch_engine,
 ) -> dict[EngineId, EngineSource]:
     """The sources of all engines; nothing is started yet.
 
@@ -81,6 +100,7 @@ def engine_sources(
         codec: the model's tokenizer.
         threads: CPU threads of each engine.
         conversations: whether prompts continue earlier responses; None if there is a workflow.
+        launch: starts a server, here or on a host.
     """
     if conversations is None:
         conversations = bool(config.rollout.workflow)
@@ -98,6 +118,7 @@ def engine_sources(
             finds_strings=bool(codec.stops(config.gconfig.stop).strings),
             threads=threads,
             conversations=conversations,
+            launch=launch,
         )
         for index in range(count_engines(config))
     }
@@ -150,6 +171,7 @@ def _launched(
     finds_strings: bool,
     threads: int,
     conversations: bool,
+    launch: LaunchEngine,
 ) -> EngineSource:
     """Make the function that starts engine `index`.
 
@@ -161,7 +183,7 @@ def _launched(
         conversations: whether prompts continue earlier responses.
     """
     rollout, plan = config.rollout, engine_plan(config)
-    device = place_engines(config, this_machine()).device
+    device = place_engines(config, machine_of(config)).device
     restarts = False
 
     async def start() -> EngineProcess:
@@ -185,7 +207,7 @@ def _launched(
             releases_memory=plan.shared,
             extra=tuple(rollout.engine_args),
         )
-        engine = await launch_engine(
+        engine = await launch(
             plan.backend,
             options,
             index=index,

@@ -1,0 +1,263 @@
+"""The hosts of a training run, and what it starts on them.
+
+    opened(settings) --hosts join--> placement --> start_trainer(settings), launch_engine(...)
+
+What is started looks as if it ran here: an `EngineProcess`, a `TrainerProcess`. A host that is lost
+takes its processes with it; an engine then starts on the host that takes its seat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+from areal_lab.cluster.agent.run import address_towards
+from areal_lab.cluster.host import Host, HostLost, HostRefused
+from areal_lab.cluster.hosts import Hosts, new_token
+from areal_lab.cluster.local import LocalScheduler, ManualScheduler
+from areal_lab.cluster.ranks import RanksOnHosts
+from areal_lab.cluster.records import TOKEN_VARIABLE, StartEngine
+from areal_lab.cluster.scheduler import Scheduler
+from areal_lab.config.cluster import ClusterConfig, SchedulerConfig
+from areal_lab.control.placement import Demand, HostSlots, Placement, place
+from areal_lab.engines.client.engine_client import EngineClient
+from areal_lab.engines.launch.backends import BACKENDS, ServerOptions
+from areal_lab.engines.launch.detect import dialect_of
+from areal_lab.engines.launch.start import EngineProcess
+from areal_lab.host.pipes import PipeListener
+from areal_lab.training.process.client import TrainerProcess
+from areal_lab.training.settings import TrainerSettings
+
+_ANYWHERE: Final = ("192.0.2.1", 9)
+"""An address for documentation (RFC 5737): nothing is sent there, but the route to it is that to
+other networks."""
+_LOG_LINES: Final = 100_000
+_LOG_S: Final = 10.0
+
+
+def make_scheduler(
+    scheduler: SchedulerConfig, cluster: ClusterConfig, log_folder: Path
+) -> Scheduler:
+    """The scheduler of this type.
+
+    Raises:
+        ValueError: what it needs is missing, with a fix.
+    """
+    match scheduler.type:
+        case "local":
+            return LocalScheduler(log_folder)
+        case "manual":
+            return ManualScheduler(log_folder, this_host=scheduler.this_host)
+        case _:
+            raise NotImplementedError(scheduler.type)
+
+
+def own_address(scheduler: SchedulerConfig, cluster: ClusterConfig) -> str:
+    """Address of this machine as hosts reach it.
+
+    Raises:
+        ValueError: if it must be set.
+    """
+    if cluster.address:
+        return cluster.address
+    if scheduler.type == "local":
+        return "127.0.0.1"
+    try:
+        return address_towards(*_ANYWHERE)
+    except ValueError as error:
+        raise ValueError(
+            "cluster.address is empty, and this machine has no route to other networks; set it to "
+            "the address of this machine that the hosts reach"
+        ) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostThreads:
+    """CPU threads of each process."""
+
+    engine: int
+    trainer: int
+
+
+@dataclass(slots=True, kw_only=True)
+class RunHosts:
+    """The hosts of one run, with their work."""
+
+    hosts: Hosts
+    placement: Placement
+    listener: PipeListener
+    log_folder: Path
+    _engine_numbers: dict[str, list[int]] = field(default_factory=dict)
+    """Engines of each seat."""
+
+    def __post_init__(self) -> None:
+        for number, seat in enumerate(self.placement.engines):
+            self._engine_numbers.setdefault(seat, []).append(number)
+
+    def threads(self) -> HostThreads | None:
+        """Threads that leave no core of any host idle or shared; None where hosts are processes of
+        one machine."""
+        if isinstance(self.hosts.scheduler, LocalScheduler):
+            return None
+        work = Counter([*self.placement.engines, *self.placement.trainer])
+        cores = {seat: host.facts.cores for seat, host in self.hosts.seats.items() if host}
+        each = {seat: max(1, cores[seat] // count) for seat, count in work.items()}
+        return HostThreads(
+            engine=min((each[seat] for seat in self.placement.engines), default=1),
+            trainer=min(each[seat] for seat in self.placement.trainer),
+        )
+
+    async def start_trainer(self, settings: TrainerSettings) -> TrainerProcess:
+        """Start the trainer's processes on their hosts; raises as `TrainerProcess.start`."""
+        hosts = [await self.hosts.host_in(seat) for seat in self.placement.trainer]
+        settings = replace(settings, gpus=",".join(_gpus(hosts) if settings.gpus else ()))
+        if len(hosts) > 1:
+            meet = f"tcp://{hosts[0].facts.address}:{await hosts[0].free_port()}"
+            settings = replace(settings, rendezvous=meet)
+        return await TrainerProcess.start(
+            settings,
+            log_path=Path(f"trainer.log on host {hosts[0].name}"),
+            start_rank=RanksOnHosts(tuple(hosts), self.listener),
+        )
+
+    async def launch_engine(
+        self,
+        backend: str,
+        options: ServerOptions,
+        *,
+        index: int,
+        log_path: Path,
+        ready_timeout_s: float,
+        request_timeout_s: float | None,
+    ) -> EngineProcess:
+        """Start an engine on the host in its seat; waits for another host if that one is lost.
+
+        Raises:
+            HostRefused: as the agent reports it.
+            HostLost: the host is lost before the engine is ready.
+            TooFewHosts: no host takes the seat in time.
+        """
+        del log_path  # on the host
+        seat = self.placement.engines[index]
+        host = await self.hosts.host_in(seat)
+        options = replace(options, host=host.facts.address, port=0)
+        process, started = await host.start_engine(
+            StartEngine(
+                backend=backend,
+                options=options,
+                index=index,
+                place=self._engine_numbers[seat].index(index),
+                ready_timeout_s=ready_timeout_s,
+                request_timeout_s=request_timeout_s,
+            )
+        )
+        client = EngineClient(
+            started.base_url,
+            api=dialect_of(BACKENDS[backend], started.build),
+            request_timeout_s=request_timeout_s,
+            key=started.key,
+        )
+        client.note_model(options.model)
+        if options.tokenizer is not None:
+            client.note_tokenizer(options.tokenizer)
+        if options.lora is not None:
+            client.use_adapters(int(options.version))
+        return EngineProcess(
+            child=process,
+            client=client,
+            base_url=started.base_url,
+            backend=backend,
+            version=started.version,
+            build=started.build,
+        )
+
+    async def collect_logs(self) -> None:
+        """Copy the logs of the hosts that are there into the run folder."""
+        await asyncio.gather(*(self._collect(host) for host in self.hosts.working))
+
+    async def _collect(self, host: Host) -> None:
+        try:
+            async with asyncio.timeout(_LOG_S):
+                for name in await host.logs():
+                    text = await host.last_lines(name, _LOG_LINES)
+                    (self.log_folder / f"{host.name}-{Path(name).name}").write_text(text)
+        except (HostLost, HostRefused, TimeoutError):
+            pass  # the run has ended; the host keeps them no longer
+
+
+@asynccontextmanager
+async def opened(
+    scheduler: SchedulerConfig,
+    cluster: ClusterConfig,
+    demand: Demand,
+    *,
+    log_folder: Path,
+    say: Callable[[str], None],
+    waiting: Callable[[str], None],
+) -> AsyncIterator[RunHosts]:
+    """Have hosts join, place the work on them, and dismiss them at the end.
+
+    Args:
+        demand: what is to be placed.
+        log_folder: for the logs of hosts.
+        say: shows what happened.
+        waiting: shows what is waited for.
+
+    Raises:
+        TooFewHosts: hosts did not join in time.
+        Unplaceable: those that did have too little.
+        ValueError: a setting is wrong here.
+    """
+    address = own_address(scheduler, cluster)
+    token = os.environ.get(TOKEN_VARIABLE, "")
+    if scheduler.type == "manual" and not token:
+        raise ValueError(
+            f"scheduler.type is manual, but {TOKEN_VARIABLE} is not set; set it to a secret of "
+            "your own, here and for the agents of the hosts"
+        )
+    log_folder.mkdir(parents=True, exist_ok=True)
+    hosts = Hosts(
+        config=cluster,
+        scheduler=make_scheduler(scheduler, cluster, log_folder),
+        address=address,
+        start_timeout_s=scheduler.start_timeout_s,
+        say=say,
+        waiting=waiting,
+        token=token or new_token(),
+    )
+    listener: PipeListener | None = None
+    try:
+        joined = await hosts.start()
+        listener = PipeListener(address)
+        placement = place([_slots(host, cluster) for host in joined], demand)
+        hosts.leave_vacant(placement.spares)
+        run_hosts = RunHosts(
+            hosts=hosts, placement=placement, listener=listener, log_folder=log_folder
+        )
+        try:
+            yield run_hosts
+        finally:
+            await run_hosts.collect_logs()
+    finally:
+        if listener is not None:
+            await listener.close()
+        await hosts.close()
+
+
+def _slots(host: Host, cluster: ClusterConfig) -> HostSlots:
+    return HostSlots(name=host.name, gpus=min(len(host.facts.gpus), cluster.n_gpus_per_node))
+
+
+def _gpus(hosts: list[Host]) -> list[str]:
+    """The GPU of each rank: those of its host from the last one backwards, after its engines."""
+    chosen: list[str] = []
+    for rank, host in enumerate(hosts):
+        ranks = [other for other, one in enumerate(hosts) if one is host]
+        chosen.append(host.facts.gpus[len(host.facts.gpus) - len(ranks) + ranks.index(rank)])
+    return chosen

@@ -1,0 +1,60 @@
+"""Whether a run uses several hosts, and what it asks of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from areal_lab.config.problem import Kind, Problem
+from areal_lab.config.schema import TrainConfig
+from areal_lab.control.placement import Demand, HostSlots, Unplaceable, place
+from areal_lab.preflight.allocation import engine_plan
+from areal_lab.preflight.placement import machine_of, place_engines, place_trainer, runs_on_hosts
+
+
+def host_demand(config: TrainConfig) -> Demand:
+    """What a run asks of its hosts together.
+
+    Raises:
+        ConfigError: as `check_placement`.
+    """
+    machine, plan, cluster = machine_of(config), engine_plan(config), config.cluster
+    engines, trainer = place_engines(config, machine), place_trainer(config, machine)
+    return Demand(
+        engines=0 if config.rollout.addresses else plan.servers,
+        gpus_per_engine=plan.tensor_parallel if engines.device == "cuda" else 0,
+        trainer_ranks=trainer.ranks,
+        gpus_per_rank=int(trainer.device == "cuda"),
+        trainer_hosts=cluster.trainer_nodes,
+        spare_hosts=cluster.spare_nodes,
+        shared=plan.shared,
+    )
+
+
+def check_hosts(config: TrainConfig) -> Iterator[Problem]:
+    """Check that hosts as the settings promise them have room; call it after `check_placement`."""
+    if not runs_on_hosts(config):
+        return
+    cluster = config.cluster
+    if engine_plan(config).shared:
+        yield Problem(
+            Kind.PLACEMENT,
+            "allocation_mode",
+            f"allocation_mode is {config.allocation_mode}, but engines and trainer take turns on "
+            "the devices of one machine only; write + instead of |, or cluster.n_nodes=1",
+        )
+        return
+    if config.token_fields:
+        yield Problem(
+            Kind.SETTINGS,
+            "token_fields",
+            "token_fields is true, but the trainer writes them on its own host; leave it out, or "
+            "write cluster.n_nodes=1",
+        )
+    hosts = [
+        HostSlots(name=f"h{number}", gpus=cluster.n_gpus_per_node)
+        for number in range(1, cluster.n_nodes + 1)
+    ]
+    try:
+        place(hosts, host_demand(config))
+    except Unplaceable as error:
+        yield Problem(Kind.PLACEMENT, "cluster.n_nodes", str(error))
