@@ -1,0 +1,1 @@
+"""Several machines: host agents, schedulers, and tensors that go from host to host."""
