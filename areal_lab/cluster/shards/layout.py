@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from areal_lab.cluster.shards.metadata import VARIES, TensorMetadata
-from areal_lab.data.arrays.jagged import Array, Field, Fields, Jagged, row_count
+from areal_lab.data.arrays.jagged import Array, Fields, Jagged, row_count
 
 LENGTHS: Final = ".lengths"
 """Ends the name of the tensor with a jagged field's lengths."""

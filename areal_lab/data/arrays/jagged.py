@@ -1,8 +1,8 @@
-"""Fields of a batch as numpy arrays: one value per row, or rows of unequal length one after the other.
+"""Fields of a batch as numpy arrays: a value per row, or rows of unequal length in one array.
 
-    dense     reward    [0.5, 1.0]                   shape (rows, ...)
-    jagged    tokens    [7 8 9 | 7 8 9 4 2]          values, shape (total, ...)
-              lengths   [3, 5]                       rows
+dense     reward    [0.5, 1.0]                   shape (rows, ...)
+jagged    tokens    [7 8 9 | 7 8 9 4 2]          values, shape (total, ...)
+          lengths   [3, 5]                       rows
 """
 
 from __future__ import annotations
