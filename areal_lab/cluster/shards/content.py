@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
-Bytes = bytes | memoryview
+Bytes: TypeAlias = "bytes | memoryview"
 
 
 class Content(Protocol):
@@ -73,12 +73,26 @@ class InFile:
             written = os.pwrite(self._file.fileno(), left, start)
             start, left = start + written, left[written:]
 
-    def read(self, start: int, end: int) -> bytes:
+    def read(self, start: int, end: int) -> memoryview:
         """Read them from the file."""
-        data = os.pread(self._file.fileno(), end - start, start)
-        assert len(data) == end - start  # less than 2 GiB at once, of a file that we filled
-        return data
+        return read_range(self._file.fileno(), start, end)
 
     def close(self) -> None:
         """Give the room back; idempotent."""
         self._file.close()
+
+
+def read_range(file: int, start: int, end: int) -> memoryview:
+    """Bytes `[start, end)` of an open file.
+
+    Raises:
+        OSError: it ends before.
+    """
+    data = memoryview(bytearray(end - start))
+    at = 0
+    while at < len(data):
+        count = os.preadv(file, [data[at:]], start + at)
+        if not count:
+            raise OSError(f"the file ends at byte {start + at:,}, before {end:,}")
+        at += count
+    return data

@@ -106,7 +106,7 @@ def wanted_fields(
         raise NotHeld(f"{where} has no field {min(missing)!r}; it has {list(layout.fields)}")
     if shard.end > layout.batch_size:
         raise NotHeld(
-            f"{where} has {layout.batch_size} rows, but [{shard.offset}, {shard.end}) were asked for"
+            f"{where} has {layout.batch_size} rows, not those of [{shard.offset}, {shard.end})"
         )
     return tuple(name for name in layout.fields if names is None or name in names)
 

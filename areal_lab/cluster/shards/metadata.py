@@ -96,8 +96,8 @@ class ShardMetadata:
                 f"{name} has {len(self.lengths)} lengths for {self.batch_size} rows; give one for "
                 "each row, or none"
             )
-        if self.lengths and min(self.lengths) < 1:
-            raise ValueError(f"{name} has a row of {min(self.lengths)} tokens, but needs >= 1")
+        if self.lengths and min(self.lengths) < 0:
+            raise ValueError(f"{name} has a row of {min(self.lengths)} tokens")
         for field_name, tensor in self.fields.items():
             if tensor.shape[0] != self.batch_size:
                 raise ValueError(
@@ -273,7 +273,8 @@ class DistributedBatch:
             raise ValueError(
                 f"group_size is {group_size}, but {len(lengths)} rows must be a multiple of it"
             )
-        groups = [sum(lengths[i : i + group_size]) for i in range(0, len(lengths), group_size)]
+        starts = range(0, len(lengths), group_size)
+        groups = [max(1, sum(lengths[start : start + group_size])) for start in starts]
         _check_ranks(dp_size, len(groups), "groups" if group_size > 1 else "rows")
         return self._cut([group_size * size for size in consecutive_parts(groups, dp_size)])
 

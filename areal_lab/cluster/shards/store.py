@@ -207,6 +207,15 @@ class ShardStore:
                 self._counts.put += 1
                 self._counts.put_bytes += size_bytes
 
+    def holds(self, shard_id: str, size_bytes: int, checksum: str) -> bool:
+        """Whether exactly these bytes are held already: a put that is repeated changes nothing."""
+        with self._lock:
+            shard = self._shards.get(shard_id)
+            return shard is not None and (shard.size_bytes, shard.checksum) == (
+                size_bytes,
+                checksum,
+            )
+
     @contextmanager
     def reading(self, shard_id: str) -> Iterator[Reading]:
         """A shard, whose bytes stay until the end of the block even if it is freed.
