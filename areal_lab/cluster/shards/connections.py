@@ -16,8 +16,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.client import HTTPConnection, HTTPException, HTTPResponse
+from itertools import pairwise
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -42,6 +43,7 @@ LARGE_BYTES: Final = 64 << 20
 
 _KEEP_ALIVE_S: Final = 3.0
 """Shorter than the 5 s after which uvicorn closes an idle connection."""
+_PIECE_BYTES: Final = 1 << 20
 _ERRORS: Final = {status: error for error, status in STATUS.items()}
 
 
@@ -102,7 +104,9 @@ class Call:
     what: str
     """What it is about, for messages: `shard 'a' of n1`."""
     headers: Mapping[str, str] = field(default_factory=dict)
-    body: bytes | memoryview | None = None
+    body: memoryview | None = None
+    silence_s: float | None = None
+    """Longest wait for the next bytes, if another than the connections'."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,25 +172,28 @@ class Connections:
         """
         return self._read_range(call, 0, [target], least=False)
 
-    def read(self, call: Call, start: int, targets: Sequence[memoryview]) -> None:
+    def read(self, call: Call, start: int, targets: Sequence[memoryview]) -> str:
         """Read bytes from `start` on until the targets are full, one after the other.
+
+        Returns:
+            The checksum of the whole shard or file, as the host says; empty if nothing was read.
 
         Raises:
             DataPlaneError: as the host says, or because it cannot be reached.
         """
         size = sum(map(len, targets))
         if size < LARGE_BYTES or self._streams == 1:
-            self._read_range(call, start, targets)
-            return
+            return self._read_range(call, start, targets).checksum
         ends = [size * part // self._streams for part in range(self._streams + 1)]
         running = [
             self._pool.submit(self._read_range, call, start + low, _cut(targets, low, high))
-            for low, high in zip(ends, ends[1:], strict=False)
+            for low, high in pairwise(ends)
         ]
         # Wait for all: a caller whose read failed may use the buffers for something else.
         errors = [error for one in running if (error := one.exception()) is not None]
         if errors:
             raise errors[0]
+        return running[0].result().checksum
 
     def _read_range(
         self, call: Call, start: int, targets: Sequence[memoryview], *, least: bool = True
@@ -195,7 +202,7 @@ class Connections:
         if not wanted:
             return Part(0, 0, "")
         headers = {**call.headers, "range": f"bytes={start}-{start + wanted - 1}"}
-        asked = Call(call.agent, call.method, call.path, call.what, headers)
+        asked = replace(call, headers=headers)
         with self._reply(asked) as reply:
             size_bytes, announced = _announced(asked, reply, start)
             if announced > wanted or (least and announced < wanted):
@@ -233,8 +240,9 @@ class Connections:
                 connection = None
         except TimeoutError as error:
             raise Unreachable(
-                f"{_name(call)}: silent for {self._silence_s:g} s (or no connection in "
-                f"{self._connect_s:g} s); check that the agent runs and the network reaches it"
+                f"{_name(call)}: silent for {call.silence_s or self._silence_s:g} s (or no "
+                f"connection in {self._connect_s:g} s); check that the agent runs and the network "
+                "reaches it"
             ) from error
         except (OSError, HTTPException) as error:
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
@@ -250,10 +258,15 @@ class Connections:
         headers = {**self._authorization, **call.headers}
         if call.agent.incarnation is not None:
             headers[INCARNATION] = str(call.agent.incarnation)
+        if call.body is not None:
+            headers["content-length"] = str(len(call.body))
         while True:
             connection, used = self._connection(call.agent.address)
+            connection.sock.settimeout(call.silence_s or self._silence_s)
             try:
-                connection.request(call.method, call.path, call.body, headers)
+                # In pieces: the timeout of a socket is for all bytes of one call.
+                body = None if call.body is None else _pieces(call.body)
+                connection.request(call.method, call.path, body, headers)
                 return connection, connection.getresponse()
             except TimeoutError:
                 connection.close()
@@ -277,15 +290,14 @@ class Connections:
         assert parts.hostname is not None
         connection = HTTPConnection(parts.hostname, parts.port, timeout=self._connect_s)
         connection.connect()
-        connection.sock.settimeout(self._silence_s)
         return connection, False
 
     def _check_incarnation(self, call: Call, reply: HTTPResponse) -> None:
         replied = reply.headers.get(INCARNATION)
         if call.agent.incarnation is not None and replied != str(call.agent.incarnation):
             raise OtherIncarnation(
-                f"{_name(call)}: incarnation {replied} replied instead of {call.agent.incarnation}; "
-                "its bytes are discarded"
+                f"{_name(call)}: incarnation {replied} replied instead of "
+                f"{call.agent.incarnation}; its bytes are discarded"
             )
 
 
@@ -308,6 +320,11 @@ def _refusal(call: Call, reply: HTTPResponse) -> DataPlaneError:
         pass  # not ours: shown as it is
     kind = _ERRORS.get(reply.status, Refused)
     return kind(f"{_name(call)}: {text[:500]} (HTTP {reply.status})")
+
+
+def _pieces(body: memoryview) -> Iterator[memoryview]:
+    for start in range(0, len(body), _PIECE_BYTES):
+        yield body[start : start + _PIECE_BYTES]
 
 
 def _name(call: Call) -> str:
