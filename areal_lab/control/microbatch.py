@@ -5,9 +5,10 @@ Lengths are tokens per sequence. Results hold indices into `lengths`, longest se
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush, heapreplace
+from itertools import accumulate, pairwise
 from typing import Final
 
 
@@ -154,6 +155,39 @@ def balanced_parts(
         appends[entry % parts](item)
         heapreplace(lightest, entry + lengths[item] * parts)
     return result
+
+
+def consecutive_parts(lengths: Sequence[int], parts: int) -> list[int]:
+    """Sizes of `parts` runs of consecutive sequences, so that the largest has the fewest tokens.
+
+    No part is empty, and none exceeds the mean by a whole sequence. Less even than
+    `balanced_parts`, but the sequences keep their order, so a part is one range of what is stored.
+
+    O(parts log(sequences) log(tokens)): bisects the capacity at which greedy parts suffice.
+
+    Raises:
+        ValueError: if there are fewer sequences than parts, or a number is below 1.
+    """
+    if not 1 <= parts <= len(lengths):
+        raise ValueError(
+            f"parts is {parts}, but must be from 1 to the number of sequences, {len(lengths)}"
+        )
+    _check_positive(lengths)
+    sums = list(accumulate(lengths, initial=0))
+
+    def ends(capacity: int) -> list[int]:
+        found, end = [], 0
+        for left in range(parts - 1, -1, -1):
+            filled = bisect_right(sums, sums[end] + capacity) - 1
+            end = min(filled, len(lengths) - left)  # a sequence for each later part
+            found.append(end)
+        return found
+
+    low = max(*lengths, -(-sums[-1] // parts))
+    capacity = bisect_left(
+        range(sums[-1] + 1), True, low, key=lambda c: ends(c)[-1] == len(lengths)
+    )
+    return [end - start for start, end in pairwise([0, *ends(capacity)])]
 
 
 def _longest_first(lengths: Sequence[int]) -> list[int]:

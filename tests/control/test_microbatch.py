@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import accumulate, combinations, pairwise
 from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from areal_lab.control.microbatch import balanced_parts, dynamic_batches
+from areal_lab.control.microbatch import balanced_parts, consecutive_parts, dynamic_batches
 from tests.reference.microbatch import dynamic_batches as algorithm_1
 from tests.reference.microbatch import parts_of_equal_size
 
@@ -116,3 +117,25 @@ def test_many_long_tailed_sequences_in_parts_of_equal_size_balance_too() -> None
 def test_what_has_no_parts_of_equal_size_is_refused() -> None:
     with pytest.raises(ValueError, match=r"cannot cut 5 .* 2 parts of equal size.*leave out 1"):
         balanced_parts([3, 4, 5, 6, 7], 2, equal_size=True)
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=9), st.data())
+def test_consecutive_parts_are_the_best_ones(lengths: list[int], data: st.DataObject) -> None:
+    parts = data.draw(st.integers(1, len(lengths)))
+    sizes = consecutive_parts(lengths, parts)
+    assert len(sizes) == parts
+    assert min(sizes) >= 1
+    assert sum(sizes) == len(lengths)
+    ends = [0, *accumulate(sizes)]
+    best = min(
+        max(sum(lengths[a:b]) for a, b in pairwise((0, *inner, len(lengths))))
+        for inner in combinations(range(1, len(lengths)), parts - 1)
+    )
+    assert max(sum(lengths[a:b]) for a, b in pairwise(ends)) == best
+
+
+def test_consecutive_parts_need_a_sequence_each() -> None:
+    with pytest.raises(ValueError, match="parts is 3, but must be from 1 to the number of"):
+        consecutive_parts([5, 7], 3)
+    with pytest.raises(ValueError, match="0 tokens"):
+        consecutive_parts([5, 0], 1)

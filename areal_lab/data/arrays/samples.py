@@ -1,0 +1,243 @@
+"""Trajectories as flat arrays, packed where they are generated and unpacked where they train.
+
+A row of the arrays is one sample: all rows of its conversation, which are neighbors.
+
+| field | type | values of one sample |
+| --- | --- | --- |
+| `tokens` | int32 | prompt and response of each trajectory |
+| `logprobs` | float32 | log pi_behav of each generated token |
+| `spans` | int32 (2) | tokens and version of each segment; `PROMPT_VERSION` for observations |
+| `rows` | int32 (5) | of each trajectory: `Column` |
+| `reward` | float64 | of each trajectory |
+| `turn_returns` | float64 | of each turn, where turns are compared |
+| `rewards` | uint8 | named components as JSON, a record per trajectory; nothing if there are none |
+| `group`, `sample` | int64 | one each |
+
+A generated token takes 8 bytes, a token of the prompt 4, a segment 8. Log-probs are rounded to
+float32, in which engines compute and trainers read them; everything else returns exactly.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from enum import IntEnum
+from itertools import chain, groupby
+from typing import Any, Final, get_args
+
+import numpy as np
+
+from areal_lab.control.events import PROMPT_VERSION
+from areal_lab.data.arrays.jagged import Array, Field, Jagged, row_count
+from areal_lab.data.trajectory import Observation, SampleEnd, Segment, Trajectory
+
+_ENDS: Final[tuple[SampleEnd, ...]] = get_args(SampleEnd)
+
+
+class Column(IntEnum):
+    """Columns of `rows`."""
+
+    ROW = 0
+    PROMPT_TOKENS = 1
+    SPANS = 2
+    TURN_RETURNS = 3
+    FINISH_REASON = 4
+
+
+_JAGGED: Final = {
+    "tokens": ("int32", 0),
+    "logprobs": ("float32", 0),
+    "spans": ("int32", 2),
+    "rows": ("int32", len(Column)),
+    "reward": ("float64", 0),
+    "turn_returns": ("float64", 0),
+    "rewards": ("uint8", 0),
+}
+"""Type and width of each field; a width of 0 has no second axis."""
+
+
+def pack_samples(trajectories: Sequence[Trajectory]) -> dict[str, Field]:
+    """The arrays of these samples.
+
+    Args:
+        trajectories: the rows of a sample are neighbors.
+
+    Raises:
+        ValueError: there is none, or a number does not fit into its type.
+    """
+    samples = [
+        list(rows) for _, rows in groupby(trajectories, lambda each: (each.group, each.sample))
+    ]
+    if not samples:
+        raise ValueError("there are no trajectories to pack")
+    values: dict[str, list[list[Any]]] = {name: [] for name in _JAGGED}
+    for rows in samples:
+        for name, one in _of_sample(rows).items():
+            values[name].append(one)
+    fields: dict[str, Field] = {}
+    for name, (dtype, width) in _JAGGED.items():
+        fields[name] = _jagged(name, values[name], dtype, width)
+    fields["group"] = np.array([rows[0].group for rows in samples], np.int64)
+    fields["sample"] = np.array([rows[0].sample for rows in samples], np.int64)
+    return fields
+
+
+def unpack_samples(fields: Mapping[str, Field]) -> list[Trajectory]:
+    """The trajectories of `pack_samples`, or of some of its rows.
+
+    Raises:
+        ValueError: a field is missing or of another type, or their sizes contradict each other.
+    """
+    found = {name: _checked(fields, name) for name in _JAGGED}
+    groups, samples = (np.asarray(_field(fields, name)).tolist() for name in ("group", "sample"))
+    count = row_count(fields)
+    pieces = {name: _Pieces(one) for name, one in found.items()}
+    try:
+        trajectories = []
+        for index in range(count):
+            rows = pieces["rows"].next()
+            rewards = bytes(found["rewards"].rows(index, index + 1).values)
+            named = json.loads(rewards) if rewards else [{}] * len(rows)
+            sample = {name: one.next() for name, one in pieces.items() if name != "rows"}
+            trajectories += _unpacked(groups[index], samples[index], rows, sample, named)
+    except (IndexError, StopIteration, KeyError, TypeError) as error:
+        raise ValueError(
+            f"the arrays of sample {index} contradict each other: {error!r}"
+        ) from error
+    return trajectories
+
+
+def _of_sample(rows: Sequence[Trajectory]) -> dict[str, list[Any]]:
+    parts = [part for row in rows for part in row.parts]
+    return {
+        "tokens": list(
+            chain.from_iterable(
+                chain(row.prompt_tokens, *(part.tokens for part in row.parts)) for row in rows
+            )
+        ),
+        "logprobs": list(
+            chain.from_iterable(part.logprobs for part in parts if isinstance(part, Segment))
+        ),
+        "spans": [
+            (len(part.tokens), part.version if isinstance(part, Segment) else PROMPT_VERSION)
+            for part in parts
+        ],
+        "rows": [
+            (
+                row.row,
+                len(row.prompt_tokens),
+                len(row.parts),
+                len(row.turn_returns),
+                _ENDS.index(row.finish_reason),
+            )
+            for row in rows
+        ],
+        "reward": [row.reward for row in rows],
+        "turn_returns": [value for row in rows for value in row.turn_returns],
+        "rewards": (
+            list(json.dumps([row.rewards for row in rows], separators=(",", ":")).encode())
+            if any(row.rewards for row in rows)
+            else []
+        ),
+    }
+
+
+def _jagged(name: str, rows: Sequence[Sequence[Any]], dtype: str, width: int) -> Jagged:
+    lengths = np.array([len(row) for row in rows], np.int64)
+    flat: Iterable[Any] = chain.from_iterable(rows)
+    if width:
+        flat = chain.from_iterable(flat)
+    try:
+        values: Array = np.fromiter(flat, dtype, int(lengths.sum()) * max(1, width))
+    except OverflowError as error:
+        raise ValueError(f"a value of {name} does not fit into {dtype}: {error}") from error
+    if name == "logprobs" and not np.isfinite(values).all():
+        least = min(min(row, default=0.0) for row in rows)
+        raise ValueError(f"log-prob {least} does not fit into float32, which a trainer reads")
+    return Jagged(values.reshape(-1, width) if width else values, lengths)
+
+
+def _unpacked(
+    group: int,
+    sample: int,
+    rows: Sequence[Sequence[int]],
+    values: Mapping[str, list[Any]],
+    named: Sequence[dict[str, float]],
+) -> Iterable[Trajectory]:
+    tokens, logprobs, spans, returns = (
+        _Taken(values[name]) for name in ("tokens", "logprobs", "spans", "turn_returns")
+    )
+    found = []
+    for row, reward, components in zip(rows, values["reward"], named, strict=True):
+        prompt = tokens.take(row[Column.PROMPT_TOKENS])
+        parts: list[Segment | Observation] = []
+        for length, version in spans.take(row[Column.SPANS]):
+            if version == PROMPT_VERSION:
+                parts.append(Observation(tokens.take(length)))
+            else:
+                parts.append(Segment(tokens.take(length), logprobs.take(length), version))
+        found.append(
+            Trajectory(
+                group=group,
+                sample=sample,
+                row=row[Column.ROW],
+                prompt_tokens=prompt,
+                parts=tuple(parts),
+                finish_reason=_ENDS[row[Column.FINISH_REASON]],
+                reward=reward,
+                rewards=dict(components),
+                turn_returns=returns.take(row[Column.TURN_RETURNS]),
+            )
+        )
+    for name, one in (("tokens", tokens), ("logprobs", logprobs), ("spans", spans)):
+        if one.left:
+            raise ValueError(f"{one.left} {name} of sample {group}/{sample} are in no trajectory")
+    return found
+
+
+class _Pieces:
+    """The values of one row after the other, as Python numbers."""
+
+    def __init__(self, field: Jagged) -> None:
+        self._split = iter(field.split())
+
+    def next(self) -> list[Any]:
+        values: list[Any] = next(self._split).tolist()
+        return values
+
+
+class _Taken:
+    """A list of which pieces are taken from the front."""
+
+    def __init__(self, values: list[Any]) -> None:
+        self._values = values
+        self._at = 0
+
+    def take(self, count: int) -> tuple[Any, ...]:
+        end = self._at + count
+        if count < 0 or end > len(self._values):
+            raise IndexError(f"{end} values of {len(self._values)}")
+        taken = tuple(self._values[self._at : end])
+        self._at = end
+        return taken
+
+    @property
+    def left(self) -> int:
+        return len(self._values) - self._at
+
+
+def _field(fields: Mapping[str, Field], name: str) -> Field:
+    if name not in fields:
+        raise ValueError(f"packed samples have no field {name!r}, only {sorted(fields)}")
+    return fields[name]
+
+
+def _checked(fields: Mapping[str, Field], name: str) -> Jagged:
+    field = _field(fields, name)
+    dtype, width = _JAGGED[name]
+    fits = isinstance(field, Jagged) and field.values.dtype == dtype
+    if not fits or math.prod(field.values.shape[1:]) != max(1, width):
+        raise ValueError(f"field {name!r} of packed samples must have rows of {dtype}")
+    assert isinstance(field, Jagged)
+    return field
