@@ -443,6 +443,49 @@ def gateway(
     )
 
 
+@app.command()
+@exit_on_error
+def host(
+    *,
+    join: Annotated[
+        str,
+        typer.Option(
+            metavar="ADDRESS:PORT",
+            help="Of the run: cluster.address and cluster.port of its settings.",
+        ),
+    ],
+    name: Annotated[
+        str, typer.Option(help="Of this host in messages; the default is its host name.")
+    ] = "",
+    address: Annotated[
+        str,
+        typer.Option(
+            help="Of this host, as the others reach it; the default is the one from which it "
+            "reaches the run."
+        ),
+    ] = "",
+    join_s: Annotated[
+        float, typer.Option(min=0.0, help="Longest wait for the run, in seconds.")
+    ] = 300.0,
+    rejoin_s: Annotated[
+        float,
+        typer.Option(
+            min=0.0, help="The same after the run has stopped asking for this host, in seconds."
+        ),
+    ] = 15.0,
+) -> None:
+    """Make this machine a host of a run on another one, until the run ends.
+
+    The run (scheduler.type=manual) starts engines and trainer processes here. Both have the same
+    secret in AREAL_LAB_CLUSTER_TOKEN. If the run does not ask for this host for
+    cluster.lease_s, it ends everything that it has started here.
+    """
+    require("areal-lab host", "train")
+    from areal_lab.cli.host import run_host
+
+    run_host(join=join, name=name, address=address, join_s=join_s, rejoin_s=rejoin_s)
+
+
 @app.command(cls=_with_settings(_cosim_settings))
 @exit_on_error
 def cosim(

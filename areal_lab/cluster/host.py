@@ -12,16 +12,21 @@ import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx2
 
 from areal_lab.cluster.records import (
-    INCARNATION_HEADER,
+    FetchFolder,
     HostFacts,
     HostHealth,
+    Place,
     ProcessEnd,
     Refused,
+    SeenFolder,
+    ServeFolder,
+    Shapes,
     StartedEngine,
     StartedModule,
     StartEngine,
@@ -29,8 +34,10 @@ from areal_lab.cluster.records import (
     from_json,
     to_json,
 )
+from areal_lab.cluster.shards.replies import INCARNATION
 from areal_lab.control.liveness import HostLiveness
 from areal_lab.engines.keys import authorization
+from areal_lab.engines.protocol import WeightsFolder
 from areal_lab.host.processes import ChildDied
 
 Reply = TypeVar("Reply")
@@ -38,6 +45,8 @@ _CONNECT_S = 5.0
 _CONTROL_S = 60.0
 """Longest wait for the reply to anything but the start of an engine."""
 _STOP_S = 30.0
+_FETCH_S = 3600.0
+"""Longest wait for a folder: a host that is lost ends the wait earlier."""
 _START_MARGIN_S = 30.0
 
 
@@ -68,7 +77,7 @@ class Host:
             base_url=self.facts.url,
             headers={
                 **authorization(self.token),
-                INCARNATION_HEADER: str(self.facts.incarnation),
+                INCARNATION: str(self.facts.incarnation),
             },
             timeout=httpx2.Timeout(_CONTROL_S, connect=_CONNECT_S),
             trust_env=False,
@@ -155,6 +164,38 @@ class Host:
     async def free_port(self) -> int:
         """A port on which nothing listens now; raises as `start_engine`."""
         return int(await self.call("GET", "/free-port"))
+
+    async def seen(self, path: Path) -> SeenFolder:
+        """The files of a folder as the host sees them; raises as `start_engine`."""
+        return await self._post("/files/seen", Place(path=str(path)), SeenFolder, _CONTROL_S)
+
+    async def serve(self, name: str, path: Path) -> None:
+        """Have it serve a folder to others; raises as `start_engine`."""
+        await self.call("POST", "/files/serve", to_json(ServeFolder(name=name, path=str(path))))
+
+    async def fetch(self, request: FetchFolder) -> Path:
+        """Have it fetch a folder; returns the path there. Raises as `start_engine`."""
+        found = await self._post("/files/fetch", request, Place, _FETCH_S)
+        return Path(found.path)
+
+    async def check(self, weights: WeightsFolder) -> Mapping[str, Sequence[int]]:
+        """Compare weights there with their checksum; returns their shapes. Raises as
+        `start_engine`."""
+        return (await self._post("/files/check", weights, Shapes, _FETCH_S)).shapes
+
+    async def put_file(self, name: str, content: bytes) -> Path:
+        """Write a file there; returns its path. Raises as `start_engine`."""
+        reply = await self.call("POST", f"/files/put/{name}", content)
+        return Path(from_json(Place, reply).path)
+
+    async def remove(self, path: Path) -> None:
+        """Remove a folder of its agent; raises as `start_engine`."""
+        await self.call("POST", "/files/remove", to_json(Place(path=str(path))))
+
+    async def weights_root(self, size_bytes: int) -> Path:
+        """A folder there for weights of this size; raises as `start_engine`."""
+        reply = await self.call("POST", f"/files/weights-root/{size_bytes}")
+        return Path(from_json(Place, reply).path)
 
     async def dismiss(self) -> None:
         """Tell the agent that the run needs the host no longer; a lost one is not told."""

@@ -22,8 +22,9 @@ from typing import Final
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Mount, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from areal_lab.cluster.host import Host
 from areal_lab.cluster.records import HostFacts, Refused, Welcome, from_json, to_json
@@ -62,6 +63,8 @@ class Hosts:
     """Shows what is waited for."""
     token: str = field(default_factory=new_token, repr=False)
     """In the environment of every agent."""
+    data_plane: ASGIApp | None = None
+    """Serves folders of this machine at the same port; set once it is known."""
     port: int = 0
     """At which hosts join, from `start` on."""
     seats: dict[str, Host | None] = field(default_factory=dict)
@@ -86,7 +89,8 @@ class Hosts:
         )
         self.port = listener.getsockname()[1]
         self._stack.callback(listener.close)
-        app = KeyGuard(Starlette(routes=[Route("/join", self._join, methods=["POST"])]), self.token)
+        routes = [Route("/join", self._join, methods=["POST"]), Mount("/", self._serve_data)]
+        app = KeyGuard(Starlette(routes=routes), self.token)
         await self._stack.enter_async_context(served(app, listener))
         invitation = Invitation(run=f"{self.address}:{self.port}", token=self.token)
         self._stack.push_async_callback(self.scheduler.stop)
@@ -155,12 +159,16 @@ class Hosts:
         for earlier in [*self.working, *self.spares]:
             if earlier.name == host.name:  # its incarnation has ended, or it would not join
                 earlier.liveness.replied(facts.incarnation)
-                self._lose(earlier)
+                self._lose(earlier, replaced=True)
         self._take_seat(host)
         self._spawn(self._watch(host), f"watch host {host.name}")
         async with self._changed:
             self._changed.notify_all()
         return Response(to_json(Welcome(lease_s=self.config.lease_s)))
+
+    async def _serve_data(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self.data_plane or PlainTextResponse("nothing is served here", 404)
+        await app(scope, receive, send)
 
     def _refusal(self, facts: HostFacts) -> str:
         """Why this host cannot be part of the run; empty if it can."""
@@ -230,7 +238,13 @@ class Hosts:
                 return
             await asyncio.sleep(max(0.0, began_s + self.config.heartbeat_s - loop.time()))
 
-    def _lose(self, host: Host) -> None:
+    def _lose(self, host: Host, *, replaced: bool = False) -> None:
+        """Count a host as lost.
+
+        Args:
+            host: is told to fail its calls.
+            replaced: whether another one takes its place already: itself, started again.
+        """
         if host.lost.is_set():
             return
         self.losses += 1
@@ -240,10 +254,10 @@ class Hosts:
         for seat, sits in self.seats.items():
             if sits is host:
                 self.seats[seat] = None
-                if self.spares:
+                if self.spares and not replaced:
                     self._take_seat(self.spares.pop(0))
         host.mark_lost()
-        if not self._closed:
+        if not self._closed and not replaced:
             self._spawn(self._replace(host), f"replace host {host.name}")
 
     async def _replace(self, host: Host) -> None:

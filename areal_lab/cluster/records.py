@@ -22,9 +22,6 @@ from areal_lab.host.memory import memory_bytes
 
 TOKEN_VARIABLE: Final = "AREAL_LAB_CLUSTER_TOKEN"
 """Environment variable with the secret of a run's hosts."""
-INCARNATION_HEADER: Final = "x-areal-lab-incarnation"
-"""Of each request to an agent and each of its replies: one of another incarnation is late."""
-
 Message = TypeVar("Message")
 
 
@@ -150,6 +147,56 @@ class ProcessEnd:
     how: str
     """In words, with the end of its output; empty while it runs."""
     peak_memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenFile:
+    """A file as a host sees it."""
+
+    name: str
+    size: int
+    time_ns: int
+    """Of its last change: the same on all hosts that share the file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenFolder:
+    """The files of a folder as a host sees them."""
+
+    files: tuple[SeenFile, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchFolder:
+    """Fetch a folder that another host serves."""
+
+    url: str
+    incarnation: int
+    name: str
+    weights_bytes: int = 0
+    """Size of one version of the weights, if it is one: these are kept in shared memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeFolder:
+    """Serve a folder to other hosts."""
+
+    name: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A path on a host."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shapes:
+    """Shape of each tensor of a folder, by name."""
+
+    shapes: dict[str, tuple[int, ...]]
 
 
 def to_json(message: object) -> bytes:

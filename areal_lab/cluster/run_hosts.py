@@ -11,17 +11,19 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from areal_lab.cluster.agent.run import address_towards
+from areal_lab.cluster.files import RunFiles
 from areal_lab.cluster.host import Host, HostLost, HostRefused
 from areal_lab.cluster.hosts import Hosts, new_token
 from areal_lab.cluster.local import LocalScheduler, ManualScheduler
-from areal_lab.cluster.ranks import RanksOnHosts
+from areal_lab.cluster.ranks import HostedTrainer, RanksOnHosts
 from areal_lab.cluster.records import TOKEN_VARIABLE, StartEngine
 from areal_lab.cluster.scheduler import Scheduler
 from areal_lab.config.cluster import ClusterConfig, SchedulerConfig
@@ -30,6 +32,7 @@ from areal_lab.engines.client.engine_client import EngineClient
 from areal_lab.engines.launch.backends import BACKENDS, ServerOptions
 from areal_lab.engines.launch.detect import dialect_of
 from areal_lab.engines.launch.start import EngineProcess
+from areal_lab.engines.protocol import WeightsFolder
 from areal_lab.host.pipes import PipeListener
 from areal_lab.training.process.client import TrainerProcess
 from areal_lab.training.settings import TrainerSettings
@@ -41,9 +44,7 @@ _LOG_LINES: Final = 100_000
 _LOG_S: Final = 10.0
 
 
-def make_scheduler(
-    scheduler: SchedulerConfig, cluster: ClusterConfig, log_folder: Path
-) -> Scheduler:
+def make_scheduler(scheduler: SchedulerConfig, log_folder: Path) -> Scheduler:
     """The scheduler of this type.
 
     Raises:
@@ -92,7 +93,14 @@ class RunHosts:
     hosts: Hosts
     placement: Placement
     listener: PipeListener
+    files: RunFiles
     log_folder: Path
+    weights_bytes: int
+    """Size of one version of the weights."""
+    _trainer_host: Host | None = None
+    """Where weights are exported, once the trainer has started."""
+    _exports: Path = Path()
+    """The folder of these weights."""
     _engine_numbers: dict[str, list[int]] = field(default_factory=dict)
     """Engines of each seat."""
 
@@ -113,18 +121,35 @@ class RunHosts:
             trainer=min(each[seat] for seat in self.placement.trainer),
         )
 
-    async def start_trainer(self, settings: TrainerSettings) -> TrainerProcess:
-        """Start the trainer's processes on their hosts; raises as `TrainerProcess.start`."""
+    async def start_trainer(self, settings: TrainerSettings, *, run_folder: Path) -> TrainerProcess:
+        """Start the trainer's processes on their hosts; raises as `TrainerProcess.start`.
+
+        Raises:
+            NotShared: they are on several hosts that do not share the run folder.
+        """
         hosts = [await self.hosts.host_in(seat) for seat in self.placement.trainer]
         settings = replace(settings, gpus=",".join(_gpus(hosts) if settings.gpus else ()))
         if len(hosts) > 1:
             meet = f"tcp://{hosts[0].facts.address}:{await hosts[0].free_port()}"
             settings = replace(settings, rendezvous=meet)
-        return await TrainerProcess.start(
+        trainer = await HostedTrainer.start(
             settings,
             log_path=Path(f"trainer.log on host {hosts[0].name}"),
-            start_rank=RanksOnHosts(tuple(hosts), self.listener),
+            start_rank=RanksOnHosts(
+                hosts=tuple(hosts),
+                listener=self.listener,
+                files=self.files,
+                weights_bytes=self.weights_bytes,
+            ),
         )
+        trainer.host, trainer.files, trainer.run_folder = hosts[0], self.files, run_folder
+        try:
+            await trainer.check_shared()
+        except BaseException:
+            await trainer.stop()
+            raise
+        self._trainer_host, self._exports = hosts[0], trainer.ready.weights.path.parent
+        return trainer
 
     async def launch_engine(
         self,
@@ -146,7 +171,14 @@ class RunHosts:
         del log_path  # on the host
         seat = self.placement.engines[index]
         host = await self.hosts.host_in(seat)
-        options = replace(options, host=host.facts.address, port=0)
+        model, tokenizer = options.model, options.tokenizer
+        options = replace(
+            options,
+            host=host.facts.address,
+            port=0,
+            model=await self.files.on(host, model, self._owner(model)),
+            tokenizer=None if tokenizer is None else await self.files.on(host, tokenizer),
+        )
         process, started = await host.start_engine(
             StartEngine(
                 backend=backend,
@@ -162,10 +194,12 @@ class RunHosts:
             api=dialect_of(BACKENDS[backend], started.build),
             request_timeout_s=request_timeout_s,
             key=started.key,
+            read_folder=partial(self._read_weights, host),
         )
-        client.note_model(options.model)
-        if options.tokenizer is not None:
-            client.note_tokenizer(options.tokenizer)
+        if self._owner(model) is None:
+            client.note_model(model)
+        if tokenizer is not None:
+            client.note_tokenizer(tokenizer)
         if options.lora is not None:
             client.use_adapters(int(options.version))
         return EngineProcess(
@@ -176,6 +210,16 @@ class RunHosts:
             version=started.version,
             build=started.build,
         )
+
+    def _owner(self, path: Path) -> Host | None:
+        """The host whose trainer has written a folder; None for one of this machine."""
+        host = self._trainer_host
+        return host if host is not None and path.is_relative_to(self._exports) else None
+
+    async def _read_weights(
+        self, host: Host, weights: WeightsFolder
+    ) -> tuple[WeightsFolder, Mapping[str, Sequence[int]]]:
+        return await self.files.read_weights(host, weights, self._owner(weights.path))
 
     async def collect_logs(self) -> None:
         """Copy the logs of the hosts that are there into the run folder."""
@@ -197,6 +241,7 @@ async def opened(
     cluster: ClusterConfig,
     demand: Demand,
     *,
+    weights_bytes: int,
     log_folder: Path,
     say: Callable[[str], None],
     waiting: Callable[[str], None],
@@ -205,6 +250,7 @@ async def opened(
 
     Args:
         demand: what is to be placed.
+        weights_bytes: size of one version of the weights.
         log_folder: for the logs of hosts.
         say: shows what happened.
         waiting: shows what is waited for.
@@ -224,30 +270,37 @@ async def opened(
     log_folder.mkdir(parents=True, exist_ok=True)
     hosts = Hosts(
         config=cluster,
-        scheduler=make_scheduler(scheduler, cluster, log_folder),
+        scheduler=make_scheduler(scheduler, log_folder),
         address=address,
         start_timeout_s=scheduler.start_timeout_s,
         say=say,
         waiting=waiting,
         token=token or new_token(),
     )
-    listener: PipeListener | None = None
-    try:
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(hosts.close)
         joined = await hosts.start()
         listener = PipeListener(address)
+        stack.push_async_callback(listener.close)
+        files = RunFiles(
+            address=f"{address}:{hosts.port}",
+            token=hosts.token,
+            shared=cluster.shared_files == "auto",
+        )
+        stack.callback(files.close)
+        hosts.data_plane = files.app
         placement = place([_slots(host, cluster) for host in joined], demand)
         hosts.leave_vacant(placement.spares)
         run_hosts = RunHosts(
-            hosts=hosts, placement=placement, listener=listener, log_folder=log_folder
+            hosts=hosts,
+            placement=placement,
+            listener=listener,
+            files=files,
+            log_folder=log_folder,
+            weights_bytes=weights_bytes,
         )
-        try:
-            yield run_hosts
-        finally:
-            await run_hosts.collect_logs()
-    finally:
-        if listener is not None:
-            await listener.close()
-        await hosts.close()
+        stack.push_async_callback(run_hosts.collect_logs)
+        yield run_hosts
 
 
 def _slots(host: Host, cluster: ClusterConfig) -> HostSlots:

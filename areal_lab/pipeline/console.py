@@ -126,6 +126,8 @@ def summary_table(summary: dict[str, Any]) -> Table:
         f"{summary['interruptions']}; {summary['multi_version_share']:.1%} of samples have "
         f"tokens from two or more versions; {summary['recomputed_tokens']:,} tokens recomputed",
     )
+    if summary.get("host_losses"):
+        table.add_row("hosts", f"{summary['host_losses']} lost")
     if summary["engine_losses"]:
         table.add_row(
             "engines",

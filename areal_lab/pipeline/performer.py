@@ -7,7 +7,6 @@ every engine yet, and the counts of the run. Only the tasks of `drive` call it, 
 from __future__ import annotations
 
 import asyncio
-import shutil
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -82,6 +81,8 @@ class RunPerformer:
     """Which groups are replaced."""
     mask_truncated: bool = False
     """Whether responses that were cut off have no loss."""
+    host_losses: Callable[[], int] = lambda: 0
+    """How many hosts were lost so far."""
     tally: Tally = field(default_factory=Tally)
     began_s: float = field(default_factory=time.time)
     recovered: OpenTokens = field(default_factory=OpenTokens)
@@ -251,7 +252,7 @@ class RunPerformer:
     async def _remove(self, version: Version) -> None:
         weights = self.weights.pop(version)
         if isinstance(weights, WeightsFolder):  # else the trainer has it and overwrites it
-            await asyncio.to_thread(shutil.rmtree, weights.path, ignore_errors=True)
+            await self.trainer.remove(weights)
 
     def prepare_save(self, frontier: Frontier) -> None:
         """Note the run's part of the checkpoint, before it changes."""
@@ -367,6 +368,7 @@ class RunPerformer:
         recomputed = self.rollout.recomputed
         counts = {
             **self.servers.counts,
+            "host_losses": self.host_losses(),
             "resubmitted_samples": recomputed.resubmitted_samples,
             "kept_tokens": recomputed.kept_tokens,
             "discarded_tokens": recomputed.discarded_tokens,

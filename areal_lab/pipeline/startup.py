@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import time
 from asyncio import to_thread
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from areal_lab.cluster.run_hosts import RunHosts, opened
@@ -29,6 +29,7 @@ from areal_lab.engines.launch.start import EngineProcess, launch_engine
 from areal_lab.engines.protocol import PauseMode
 from areal_lab.engines.weights.records import WeightsInMemory
 from areal_lab.engines.weights.root import remove_weights_root
+from areal_lab.models.folder import read_model_facts
 from areal_lab.models.locate import resolve_model_path
 from areal_lab.pipeline.evaluations import Evaluations
 from areal_lab.pipeline.fleet import Fleet
@@ -57,7 +58,7 @@ from areal_lab.pipeline.state import RunState, StopSignal
 from areal_lab.pipeline.step_report import StepReport
 from areal_lab.preflight.allocation import engine_plan
 from areal_lab.preflight.hosts import host_demand
-from areal_lab.preflight.limits import Threads, limits_of, sampling_of, threads_of
+from areal_lab.preflight.limits import Threads, limits_of, sampling_of, threads_of, version_bytes
 from areal_lab.preflight.placement import machine_of, place_engines, place_trainer, runs_on_hosts
 from areal_lab.rewards.failure_rate import FailureRate
 from areal_lab.rewards.service import RewardFunction, RewardService
@@ -112,20 +113,18 @@ async def start_run(context: RunContext) -> RunPerformer:
     display.phase(f"loading the model {config.actor.path} (converted once if necessary)")
     model_path = await to_thread(resolve_model_path, config.actor.path)
     codec = TextCodec.load(model_path)
-    hosts = await _open_hosts(context)
+    hosts = await _open_hosts(context, model_path)
     context.inputs.threads = threads = _threads(config, hosts)
     for address in config.rollout.addresses:
         display.phase(f"waiting for the server at {address}")
         await (await attach_to(address, config, model_path)).close()
     machine = machine_of(config)
     place, turns = place_trainer(config, machine), engine_plan(config).shared
-    weights_root = make_weights_root(config, folder, model_path)
-    fleet.stack.callback(remove_weights_root, weights_root)
     recovery = context.recovery
     settings = TrainerSettings(
         config=config,
         model_path=str(model_path),
-        weights_root=str(weights_root),
+        weights_root="" if hosts else _weights_root(context, model_path),
         first_version=context.first_version,
         state_folder="" if recovery is None else recovery.state_folder,
         loss_file=_pickled(context.loss, folder),
@@ -185,7 +184,7 @@ async def start_run(context: RunContext) -> RunPerformer:
     fleet.stack.push_async_callback(servers.close)
     await servers.start()
     if isinstance(weights, WeightsInMemory):  # else the engines read this folder, or the model's
-        await to_thread(shutil.rmtree, start_folder.path, ignore_errors=True)
+        await trainer.remove(start_folder)
 
     source = PromptSource(context.problems.train, seed=config.seed)
     saved = None if recovery is None else recovery.saved
@@ -256,8 +255,16 @@ async def start_run(context: RunContext) -> RunPerformer:
         weights={weights.version: weights},
         sampling=sampling_of(config),
         mask_truncated=config.actor.mask_truncated,
+        host_losses=lambda: hosts.hosts.losses if hosts else 0,
     )
     return performer
+
+
+def _weights_root(context: RunContext, model_path: Path) -> str:
+    """The folder for weights of a trainer on this machine; a host has its own."""
+    root = make_weights_root(context.config, context.folder, model_path)
+    context.fleet.stack.callback(remove_weights_root, root)
+    return str(root)
 
 
 def _threads(config: TrainConfig, hosts: RunHosts | None) -> Threads:
@@ -270,21 +277,25 @@ def _threads(config: TrainConfig, hosts: RunHosts | None) -> Threads:
     )
 
 
-async def _open_hosts(context: RunContext) -> RunHosts | None:
+async def _open_hosts(context: RunContext, model_path: Path) -> RunHosts | None:
     """Have the hosts of the run join; None if it starts everything here."""
     config, display = context.config, context.display
     if not runs_on_hosts(config):
         return None
-    return await context.fleet.stack.enter_async_context(
+    context.state.hosts = await context.fleet.stack.enter_async_context(
         opened(
             config.scheduler,
             config.cluster,
             host_demand(config),
+            weights_bytes=version_bytes(
+                config, model_path, read_model_facts(model_path).parameters
+            ),
             log_folder=context.folder.path / "logs",
             say=display.note,
             waiting=display.phase,
         )
     )
+    return context.state.hosts
 
 
 async def _start_processes(
@@ -321,7 +332,7 @@ async def _start_processes(
         trainer = await fleet.start_trainer(
             TrainerProcess.start(settings, log_path=context.folder.log("trainer"))
             if hosts is None
-            else hosts.start_trainer(settings)
+            else hosts.start_trainer(settings, run_folder=context.folder.path)
         )
         ready = trainer.ready
         if not first.done():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
+from areal_lab.cluster.run_hosts import RunHosts
 from areal_lab.control.coordinator import Coordinator
 from areal_lab.host.processes import RunningProcess
 from areal_lab.pipeline.performer import RunPerformer
@@ -47,6 +48,8 @@ class RunState:
     performer: RunPerformer | None = None
     children: list[RunningProcess] = field(default_factory=list)
     """The trainer and the engines."""
+    hosts: RunHosts | None = None
+    """Where they are, unless they are on this machine."""
 
     waiting_for: str = ""
     """What the run is waiting for; empty before and after training."""

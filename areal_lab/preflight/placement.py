@@ -130,7 +130,8 @@ def check_placement(config: TrainConfig, machine: Machine) -> EnginePlan:
             f"not support; write {plan.backend}:d{plan.servers}",
         )
     if found.build == "gpu" and BACKENDS[plan.backend].own_environment:
-        _check_gpus(plan, machine)
+        if not runs_on_hosts(config):  # else `check_hosts` does, host by host
+            _check_gpus(plan, machine)
     elif plan.tensor_parallel > 1:
         raise refusal(
             "rollout.backend",

@@ -16,6 +16,8 @@ from areal_lab.runlog.records import PIPELINE, Log, MetricRecord
 class Incidents:
     """Counts of one run."""
 
+    host_losses: int = 0
+    """Hosts that did not reply to heartbeats, or that started again."""
     engine_losses: int = 0
     """Servers that died, hung, or held other weights than they were given."""
     engine_restarts: int = 0

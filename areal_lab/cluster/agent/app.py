@@ -5,6 +5,9 @@
     GET  /processes/N                  --> ProcessEnd
     POST /processes/N/end, /stop       SIGTERM and no wait; end it and wait (?at_once=1)
     GET  /logs, /logs/NAME             names of log files; the end of one (?lines=20)
+    POST /files/seen, /serve, /fetch, /check, /put, /remove, /weights-root
+                                       see `files`
+    *    /shards, /folders             the data plane (`shards.server`)
     GET  /free-port                    a port on which nothing listens now
     POST /dismiss                      the run needs the host no longer
 
@@ -22,26 +25,32 @@ from typing import Final, TypeVar
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 
 from areal_lab.cluster.agent.lease import HostAgent
 from areal_lab.cluster.records import (
-    INCARNATION_HEADER,
+    FetchFolder,
     HostHealth,
+    Place,
     Refused,
+    ServeFolder,
+    Shapes,
     StartEngine,
     StartModule,
     from_json,
     to_json,
 )
+from areal_lab.cluster.shards.errors import DataPlaneError
+from areal_lab.cluster.shards.replies import INCARNATION
 from areal_lab.engines.errors import EngineError
-from areal_lab.engines.keys import App, KeyGuard
+from areal_lab.engines.keys import App, KeyGuard, Receive, Scope, Send
 from areal_lab.engines.launch.start import PortTaken
+from areal_lab.engines.protocol import WeightsFolder
 from areal_lab.host.processes import ChildDied, last_lines
 
 Handler = Callable[[Request], Awaitable[Response]]
 _Request = TypeVar("_Request")
-_REFUSALS: Final = (ValueError, OSError, ChildDied, PortTaken, EngineError)
+_REFUSALS: Final = (ValueError, OSError, ChildDied, PortTaken, EngineError, DataPlaneError)
 """What a request may end with; `OSError` has `TimeoutError`."""
 LATE: Final = 409
 """Status of a reply to a request for another incarnation."""
@@ -53,7 +62,7 @@ def agent_app(agent: HostAgent, token: str) -> App:
     """The application of an agent."""
 
     async def health(request: Request) -> Response:
-        if request.headers.get(INCARNATION_HEADER) == str(agent.incarnation):
+        if request.headers.get(INCARNATION) == str(agent.incarnation):
             return _reply(agent.heard())
         return _reply(HostHealth(incarnation=agent.incarnation))
 
@@ -91,6 +100,39 @@ def agent_app(agent: HostAgent, token: str) -> App:
         del request
         return JSONResponse(sorted(file.name for file in (agent.folder / "logs").iterdir()))
 
+    async def seen(request: Request) -> Response:
+        asked = from_json(Place, await request.body())
+        return _reply(await agent.files.seen(Path(asked.path)))
+
+    async def serve(request: Request) -> Response:
+        asked = from_json(ServeFolder, await request.body())
+        agent.files.serve(asked.name, Path(asked.path))
+        return Response()
+
+    async def fetch(request: Request) -> Response:
+        asked = from_json(FetchFolder, await request.body())
+        return _reply(Place(path=str(await agent.files.fetch(asked))))
+
+    async def check(request: Request) -> Response:
+        weights = from_json(WeightsFolder, await request.body())
+        found = await agent.files.check(weights)
+        return _reply(Shapes(shapes={name: tuple(shape) for name, shape in found.items()}))
+
+    async def put(request: Request) -> Response:
+        path = agent.files.put(request.path_params["name"], await request.body())
+        return _reply(Place(path=str(path)))
+
+    async def remove(request: Request) -> Response:
+        await agent.files.remove(Path(from_json(Place, await request.body()).path))
+        return Response()
+
+    async def weights_root(request: Request) -> Response:
+        size_bytes = int(request.path_params["size_bytes"])
+        return _reply(Place(path=str(await agent.files.weights_root(size_bytes))))
+
+    async def data_plane(scope: Scope, receive: Receive, send: Send) -> None:
+        await agent.data_plane(scope, receive, send)
+
     async def dismiss(request: Request) -> Response:
         del request
         agent.dismissed.set()
@@ -105,11 +147,19 @@ def agent_app(agent: HostAgent, token: str) -> App:
         ("/logs", logs, "GET"),
         ("/logs/{name}", log, "GET"),
         ("/free-port", free_port, "GET"),
+        ("/files/seen", seen, "POST"),
+        ("/files/serve", serve, "POST"),
+        ("/files/fetch", fetch, "POST"),
+        ("/files/check", check, "POST"),
+        ("/files/put/{name}", put, "POST"),
+        ("/files/remove", remove, "POST"),
+        ("/files/weights-root/{size_bytes:int}", weights_root, "POST"),
         ("/dismiss", dismiss, "POST"),
     ]
     routes = [
         Route("/health", health),
         *(Route(path, _for_current(agent, act), methods=[method]) for path, act, method in current),
+        Mount("/", data_plane),
     ]
     return KeyGuard(Starlette(routes=routes), token)
 
@@ -118,7 +168,7 @@ def _for_current(agent: HostAgent, act: Handler) -> Handler:
     """Refuse requests for another incarnation, and turn errors into refusals."""
 
     async def handler(request: Request) -> Response:
-        asked = request.headers.get(INCARNATION_HEADER, "")
+        asked = request.headers.get(INCARNATION, "")
         if not agent.incarnation or asked != str(agent.incarnation):
             reason = f"host {agent.name} has started again since: the request is late"
             return _reply(Refused(reason=reason), LATE)

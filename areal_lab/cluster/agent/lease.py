@@ -17,10 +17,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from starlette.types import ASGIApp
+
+from areal_lab.cluster.agent.files import HostFiles
 from areal_lab.cluster.agent.held import HeldProcesses
 from areal_lab.cluster.records import HostFacts, HostHealth, facts_of_this_host
+from areal_lab.cluster.shards.connections import Connections
+from areal_lab.cluster.shards.local import Host as PlaneHost
+from areal_lab.cluster.shards.server import DataPlane
+from areal_lab.cluster.shards.store import Limits, ShardStore
+from areal_lab.host.memory import memory_bytes
 
 _LOOK_S: Final = 0.25
+_SHARDS_SHARE: Final = 0.25
+"""Largest share of the host's memory that shards take."""
 
 
 @dataclass(slots=True)
@@ -31,9 +41,13 @@ class HostAgent:
     address: str
     port: int
     folder: Path
-    lease_s: float = 0.0
+    token: str = field(repr=False)
     incarnation: int = 0
     held: HeldProcesses = field(init=False)
+    files: HostFiles = field(init=False)
+    """Of this incarnation."""
+    data_plane: ASGIApp = field(init=False, repr=False)
+    """Of this incarnation: shards and folders for other hosts."""
     dismissed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the run needs the host no longer."""
     _heard_s: float = 0.0
@@ -45,6 +59,12 @@ class HostAgent:
     def next_incarnation(self) -> HostFacts:
         """Begin another incarnation, and tell of this host."""
         self.incarnation = 1 + secrets.randbits(62)
+        plane = DataPlane(
+            PlaneHost(self.name, f"{self.address}:{self.port}", self.incarnation),
+            ShardStore(Limits(memory_bytes=int(memory_bytes() * _SHARDS_SHARE))),
+        )
+        self.data_plane = plane.app(self.token)
+        self.files = HostFiles(self.folder, plane.folders, Connections(self.token))
         return facts_of_this_host(
             name=self.name,
             incarnation=self.incarnation,
@@ -75,6 +95,7 @@ class HostAgent:
         finally:
             self.incarnation = 0  # nothing is started any more
             await self.held.stop_all()
+            self.files.close()
         return self.dismissed.is_set()
 
 

@@ -7,6 +7,7 @@ join --(Welcome)--> serve out the lease --> join again, for rejoin_s --> exit
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
 import tempfile
 import time
@@ -22,7 +23,11 @@ from areal_lab.cluster.agent.lease import HostAgent
 from areal_lab.cluster.records import HostFacts, Refused, Welcome, from_json, to_json
 from areal_lab.engines.keys import authorization
 from areal_lab.host.asgi import served
-from areal_lab.host.owned_folders import make_owned_folder, remove_owned_folder
+from areal_lab.host.owned_folders import (
+    make_owned_folder,
+    remove_abandoned_folders,
+    remove_owned_folder,
+)
 
 JOIN_S: Final = 300.0
 """Longest wait for the run."""
@@ -67,11 +72,17 @@ async def run_agent(joining: Joining, say: Callable[[str], None]) -> None:
         raise ValueError(
             f"--address is {address}, but must be an address of this machine ({error})"
         ) from error
+    remove_abandoned_folders(Path(tempfile.gettempdir()))
     folder = make_owned_folder(Path(tempfile.gettempdir()), mode=0o700)
     agent = HostAgent(
-        joining.name or socket.gethostname(), address, listener.getsockname()[1], folder
+        joining.name or socket.gethostname(),
+        address,
+        listener.getsockname()[1],
+        folder,
+        joining.token,
     )
     wait_s = joining.join_s
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, agent.dismissed.set)
     try:
         async with served(agent_app(agent, joining.token), listener):
             while True:

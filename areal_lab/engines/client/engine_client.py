@@ -9,7 +9,6 @@ with the one sent, and so is a digest of the server's weights where it has one.
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
@@ -34,7 +33,12 @@ from areal_lab.engines.protocol import (
     PauseMode,
     WeightsFolder,
 )
-from areal_lab.engines.weights.verify_folder import check_fit, check_folder, folder_shapes
+from areal_lab.engines.weights.verify_folder import (
+    ReadFolder,
+    check_fit,
+    folder_shapes,
+    read_folder_here,
+)
 from areal_lab.models.folder import end_token_ids
 
 __all__ = ["EngineClient", "EngineError", "EngineUnreachable", "VersionMismatch"]
@@ -59,6 +63,7 @@ class EngineClient:
         request_timeout_s: float | None = None,
         control_timeout_s: float | None = None,
         key: str = "",
+        read_folder: ReadFolder = read_folder_here,
         transport: httpx2.AsyncBaseTransport | None = None,
     ) -> None:
         """Create a client; nothing is sent yet.
@@ -75,6 +80,7 @@ class EngineClient:
             control_timeout_s: longest wait for any other reply, such as after loading weights.
                 `None` is `request_timeout_s`, or ten minutes.
             key: the server's key; empty if it has none.
+            read_folder: checks the weights that the server is to load, where it finds them.
             transport: replaces the network in tests.
         """
         self.api = api
@@ -93,6 +99,7 @@ class EngineClient:
             stream_interval=stream_interval,
         )
         self._paused: PauseMode | None = None
+        self._read_folder = read_folder
 
     @property
     def base_url(self) -> str:
@@ -204,19 +211,19 @@ class EngineClient:
         if weights.adapter is not None:
             self._check_adapter_mode(mode)
         with self._connection.named():
-            await asyncio.to_thread(check_folder, weights)
+            weights, shapes = await self._read_folder(weights)
         if weights.adapter is not None:
             async with self._pause_for(mode):
                 return await self._load_adapter(weights)
         with self._connection.named():
             if self._held.shapes:
-                await asyncio.to_thread(check_fit, weights, self._held.shapes)
+                check_fit(weights, shapes, self._held.shapes)
         if self._held.digest is None:  # shows whether a refused load changed the weights anyway
             self._held.digest = await self.digest()
         async with self._pause_for(mode):
             version = await self._load(weights, mode)
         if self._held.shapes is None:
-            self._held.shapes = await asyncio.to_thread(folder_shapes, weights.path)
+            self._held.shapes = shapes
         return version
 
     def note_model(self, folder: Path) -> None:

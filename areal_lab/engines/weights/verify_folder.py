@@ -7,20 +7,26 @@ without torch.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import mmap
 import re
 import struct
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import xxhash
 
 from areal_lab.engines.errors import EngineError
 from areal_lab.engines.protocol import ALL_LINEAR, LoraShape, WeightsFolder
 
+Shapes: TypeAlias = Mapping[str, Sequence[int]]
+"""Shape of each tensor, by name."""
+ReadFolder: TypeAlias = Callable[[WeightsFolder], Awaitable[tuple[WeightsFolder, Shapes]]]
+"""Checks a folder of weights where an engine is to find it; returns it as it is there, and the
+shapes of its tensors. Raises `EngineError`."""
 _KIND: Final = "xxh3_128:"
 _TYPES: Final = {
     "F64": "float64",
@@ -70,15 +76,29 @@ def check_folder(weights: WeightsFolder) -> None:
             del _checked[next(iter(_checked))]
 
 
-def check_fit(weights: WeightsFolder, known: Mapping[str, Sequence[int]]) -> None:
+async def read_folder_here(weights: WeightsFolder) -> tuple[WeightsFolder, Shapes]:
+    """Check a folder of this host.
+
+    Raises:
+        EngineError: naming the problem with the folder.
+    """
+    await asyncio.to_thread(check_folder, weights)
+    return weights, await asyncio.to_thread(folder_shapes, weights.path)
+
+
+def check_fit(weights: WeightsFolder, found: Shapes, known: Shapes) -> None:
     """Compare the shapes of the tensors with those that an engine has.
 
     SGLang loads part of a tensor that does not fit, and reports success.
 
+    Args:
+        weights: are named in errors.
+        found: their shapes.
+        known: of the engine's tensors.
+
     Raises:
         EngineError: naming a tensor that does not fit.
     """
-    found = folder_shapes(weights.path)
     common = sorted(found.keys() & known.keys())
     if not common:
         raise EngineError(f"{weights.path} has no tensor with a name that the engine's model has")

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol, Self, TypeVar
 from uuid import uuid4
 
+from areal_lab.engines.protocol import WeightsFolder
 from areal_lab.host.pipes import shut, socket_pair
 from areal_lab.host.processes import (
     MALLOC_FOR_TRAINING,
@@ -62,9 +64,9 @@ class StartRank(Protocol):
     """Starts the process of one rank, here or on another host."""
 
     async def __call__(
-        self, rank: int, arguments: Sequence[str], *, pipes: int, environment: Mapping[str, str]
+        self, rank: int, settings: TrainerSettings, *, pipes: int, environment: Mapping[str, str]
     ) -> tuple[RunningProcess, list[Connection]]:
-        """Start `WORKER` with these arguments and this many `--pipe`; returns our ends of them."""
+        """Start `WORKER` with `rank_arguments` and this many `--pipe`; returns our ends of them."""
         ...
 
 
@@ -76,7 +78,7 @@ class RanksHere:
     """Of rank 0."""
 
     async def __call__(
-        self, rank: int, arguments: Sequence[str], *, pipes: int, environment: Mapping[str, str]
+        self, rank: int, settings: TrainerSettings, *, pipes: int, environment: Mapping[str, str]
     ) -> tuple[RunningProcess, list[Connection]]:
         """See `StartRank`."""
         async with AsyncExitStack() as opened:
@@ -89,7 +91,10 @@ class RanksHere:
                 child = await start_child(
                     rank_name(rank),
                     WORKER,
-                    [*arguments, *(part for fd in fds for part in ("--pipe", f"fd:{fd}"))],
+                    [
+                        *rank_arguments(rank, settings),
+                        *(part for fd in fds for part in ("--pipe", f"fd:{fd}")),
+                    ],
                     log_path=self.log_path.with_stem(f"{stem}-{rank}") if rank else self.log_path,
                     environment=environment,
                     pass_fds=fds,
@@ -104,6 +109,11 @@ class RanksHere:
 def rank_name(rank: int) -> str:
     """The name of a rank's process in messages."""
     return f"trainer rank {rank}" if rank else "trainer"
+
+
+def rank_arguments(rank: int, settings: TrainerSettings) -> list[str]:
+    """The arguments of a rank's process, without its pipes."""
+    return ["--rank", str(rank), "--settings", settings.to_json()]
 
 
 class TrainingError(RuntimeError):
@@ -162,7 +172,7 @@ class TrainerProcess:
             for rank in range(settings.ranks):
                 child, ours = await start_rank(
                     rank,
-                    ["--rank", str(rank), "--settings", settings.to_json()],
+                    settings,
                     pipes=_PIPES if rank == 0 else 1,
                     environment=_environment(settings, rank),
                 )
@@ -225,6 +235,10 @@ class TrainerProcess:
             ChildDied: the process ended without a message.
         """
         return await _receive(self.child, self._save_pipe, Saved)
+
+    async def remove(self, weights: WeightsFolder) -> None:
+        """Remove exported weights that no engine needs any more."""
+        await asyncio.to_thread(shutil.rmtree, weights.path, ignore_errors=True)
 
     async def stop(self) -> None:
         """End the process: by message, then by signal. Idempotent."""

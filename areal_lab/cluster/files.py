@@ -1,0 +1,146 @@
+"""Where hosts find folders: by the same path if they share it, else as a copy that they fetch.
+
+    on(host, path, owner) --both see the same files--> path
+                          --else: owner serves it, host fetches it--> a path on the host
+
+Bytes go from host to host, and not through the run unless its machine owns the folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import xxhash
+from starlette.types import ASGIApp
+
+from areal_lab.cluster.agent.files import seen_folder
+from areal_lab.cluster.host import Host, HostLost, HostRefused
+from areal_lab.cluster.records import FetchFolder
+from areal_lab.cluster.shards.connections import Agent, Connections
+from areal_lab.cluster.shards.local import Host as PlaneHost
+from areal_lab.cluster.shards.mirror import folder_url, mirror_async
+from areal_lab.cluster.shards.server import DataPlane
+from areal_lab.cluster.shards.store import Limits, ShardStore
+from areal_lab.engines.errors import EngineError, EngineUnreachable
+from areal_lab.engines.protocol import WeightsFolder
+
+
+class NotShared(RuntimeError):
+    """A folder must be the same on several hosts, and is not."""
+
+
+@dataclass(slots=True, kw_only=True)
+class RunFiles:
+    """The folders of a run, on its machine and on hosts."""
+
+    address: str
+    """`ADDRESS:PORT` of the run, where it serves its own folders."""
+    token: str = field(repr=False)
+    shared: bool
+    """Whether hosts may share folders; else all are fetched."""
+    _plane: DataPlane = field(init=False)
+    _connections: Connections = field(init=False)
+    _shares: dict[tuple[int, int, Path], bool] = field(default_factory=dict)
+    """By the incarnations of two hosts (0 is the run) and the parent of a folder."""
+
+    def __post_init__(self) -> None:
+        here = PlaneHost("the run", self.address, 1 + secrets.randbits(62))
+        self._plane = DataPlane(here, ShardStore(Limits(memory_bytes=0)))
+        self._connections = Connections(self.token)
+
+    @property
+    def app(self) -> ASGIApp:
+        """Serves the folders of this machine."""
+        return self._plane.app(self.token)
+
+    def close(self) -> None:
+        """Close connections to hosts."""
+        self._connections.close()
+
+    async def on(
+        self, host: Host, path: Path, owner: Host | None = None, *, weights_bytes: int = 0
+    ) -> Path:
+        """Where `host` finds a folder of `owner`, the run's own machine if None.
+
+        Args:
+            weights_bytes: size of the weights, if it is a version of them.
+
+        Raises:
+            HostRefused: it cannot be fetched.
+            HostLost: one of the hosts is lost.
+        """
+        if owner is host or await self.sees(host, path, owner):
+            return path
+        name = f"{path.name}-{xxhash.xxh3_64_hexdigest(str(path).encode())}"
+        if owner is None:
+            self._plane.folders.register(name, path, follow_links=True)
+            agent = Agent(self.address, self._plane.host.incarnation)
+        else:
+            await owner.serve(name, path)
+            agent = _agent(owner)
+        assert agent.incarnation is not None, "of this incarnation only"
+        return await host.fetch(
+            FetchFolder(
+                url=folder_url(agent, name),
+                incarnation=agent.incarnation,
+                name=name,
+                weights_bytes=weights_bytes,
+            )
+        )
+
+    async def sees(self, host: Host, path: Path, owner: Host | None = None) -> bool:
+        """Whether `host` finds the files of a folder of `owner` at the same path. What holds for
+        one folder holds for its neighbors."""
+        if not self.shared:
+            return False
+        key = (host.facts.incarnation, owner.facts.incarnation if owner else 0, path.parent)
+        if key not in self._shares:
+            theirs, ours = await asyncio.gather(
+                host.seen(path),
+                asyncio.to_thread(seen_folder, path) if owner is None else owner.seen(path),
+            )
+            self._shares[key] = bool(ours.files) and theirs == ours
+        return self._shares[key]
+
+    async def fetch(self, host: Host, path: Path, destination: Path) -> None:
+        """Copy a folder of a host to a folder of this machine, which does not exist.
+
+        Raises:
+            HostRefused: the host does not serve it.
+            DataPlaneError: it did not arrive whole.
+        """
+        name = f"{path.name}-{xxhash.xxh3_64_hexdigest(str(path).encode())}"
+        await host.serve(name, path)
+        await mirror_async(
+            folder_url(_agent(host), name),
+            destination,
+            self._connections,
+            incarnation=host.facts.incarnation,
+        )
+
+    async def read_weights(
+        self, host: Host, weights: WeightsFolder, owner: Host | None
+    ) -> tuple[WeightsFolder, Mapping[str, Sequence[int]]]:
+        """Bring weights to a host and check them there (`weights.verify_folder.ReadFolder`).
+
+        Raises:
+            EngineError: they are damaged.
+            EngineUnreachable: a host is lost.
+        """
+        try:
+            size = weights.size_bytes or 1
+            path = await self.on(host, weights.path, owner, weights_bytes=size)
+            there = replace(weights, path=path)
+            return there, await host.check(there)
+        except HostLost as error:
+            raise EngineUnreachable(str(error)) from error
+        except HostRefused as error:
+            raise EngineError(str(error)) from error
+
+
+def _agent(host: Host) -> Agent:
+    return Agent(f"{host.facts.address}:{host.facts.port}", host.facts.incarnation)

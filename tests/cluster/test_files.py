@@ -1,0 +1,95 @@
+"""Folders on hosts: shared ones by their path, others fetched, weights kept in small number."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xxhash
+from safetensors.numpy import save_file
+
+from areal_lab.cluster.files import RunFiles
+from areal_lab.engines.errors import EngineError, EngineUnreachable
+from areal_lab.engines.protocol import WeightsFolder
+from areal_lab.engines.weights.verify_folder import folder_checksum
+from tests.asynchronous import in_loop
+from tests.cluster.host_lab import HostLab, host_lab
+
+
+def run_files(lab: HostLab, *, shared: bool) -> RunFiles:
+    files = RunFiles(address=f"127.0.0.1:{lab.hosts.port}", token=lab.hosts.token, shared=shared)
+    lab.hosts.data_plane = files.app
+    return files
+
+
+def weights(folder: Path, version: int) -> WeightsFolder:
+    path = folder / f"v{version:08d}"
+    path.mkdir(parents=True)
+    save_file({"w": np.full((3, 5), version, np.float32)}, path / "model.safetensors")
+    files = [path / "model.safetensors"]
+    size = files[0].stat().st_size
+    return WeightsFolder(
+        path=path, version=version, checksum=folder_checksum(files), size_bytes=size
+    )
+
+
+@in_loop
+async def test_hosts_that_share_a_folder_fetch_nothing(tmp_path: Path) -> None:
+    async with host_lab(tmp_path / "logs", 2) as lab:
+        first, second = lab.hosts.working
+        shared, alone = (run_files(lab, shared=one) for one in (True, False))
+        written = weights(tmp_path / "weights", 1)
+        assert await shared.on(second, written.path, first) == written.path
+        assert await shared.on(second, written.path) == written.path
+        fetched = await alone.on(second, written.path, first)
+        assert fetched != written.path
+        name, content = "model.safetensors", (written.path / "model.safetensors").read_bytes()
+        assert (fetched / name).read_bytes() == content
+        # Another folder of the same name is another folder.
+        other = weights(tmp_path / "others", 1)
+        assert await alone.on(second, other.path) not in (fetched, other.path)
+        shared.close()
+        alone.close()
+
+
+@in_loop
+async def test_weights_are_checked_where_they_arrive_and_two_versions_stay(tmp_path: Path) -> None:
+    async with host_lab(tmp_path / "logs", 2) as lab:
+        first, second = lab.hosts.working
+        files = run_files(lab, shared=False)
+        places = []
+        for version in range(4):
+            there, shapes = await files.read_weights(
+                second, weights(tmp_path / "weights", version), first
+            )
+            assert {name: tuple(shape) for name, shape in shapes.items()} == {"w": (3, 5)}
+            places.append(there.path)
+        assert [path.exists() for path in places] == [False, False, True, True]
+        wrong = weights(tmp_path / "wrong", 9)
+        damaged = WeightsFolder(
+            path=wrong.path,
+            version=9,
+            checksum=f"xxh3_128:{xxhash.xxh3_128_hexdigest(b'')}",
+            size_bytes=wrong.size_bytes,
+        )
+        with pytest.raises(EngineError, match=r"host h2: .* is damaged"):
+            await files.read_weights(second, damaged, first)
+        second.liveness.lost = "it was cut off"
+        second.mark_lost()
+        with pytest.raises(EngineUnreachable, match=r"host h2 .* is lost: it was cut off"):
+            await files.read_weights(second, wrong, first)
+        files.close()
+
+
+@in_loop
+async def test_a_folder_of_a_host_is_copied_to_this_machine(tmp_path: Path) -> None:
+    async with host_lab(tmp_path / "logs", 1) as lab:
+        (host,) = lab.hosts.working
+        files = run_files(lab, shared=False)
+        path = await host.put_file("loss.pickle", b"loss")
+        await files.fetch(host, path.parent, tmp_path / "copy")
+        assert (tmp_path / "copy" / "loss.pickle").read_bytes() == b"loss"
+        await host.remove(path.parent)
+        assert not path.exists()
+        files.close()

@@ -1,0 +1,163 @@
+"""Hosts that join, are lost and come back: real agents on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from areal_lab.cluster.host import HostLost, HostRefused
+from areal_lab.cluster.hosts import Hosts, TooFewHosts
+from areal_lab.cluster.local import LocalScheduler
+from areal_lab.cluster.records import Refused, from_json, to_json
+from areal_lab.config.cluster import ClusterConfig
+from areal_lab.control.liveness import HostLiveness
+from areal_lab.engines.keys import authorization
+from tests.asynchronous import in_loop
+from tests.cluster.host_lab import DEADLINE_S, gone, host_lab, start_sleeper, until
+
+QUICK = {"heartbeat_s": 0.2, "lost_after": 5}
+
+
+@in_loop
+async def test_processes_run_on_hosts_and_their_end_is_told_with_its_log(tmp_path: Path) -> None:
+    async with host_lab(tmp_path, 3, **QUICK) as lab:
+        assert [host.name for host in lab.hosts.working] == ["h1", "h2", "h3"]
+        sleeper = await start_sleeper(lab.host("h1"))
+        failing = await lab.host("h2").start_module(
+            "failing", "tests.cluster.no_such_module", [], log="failing.log", environment={}
+        )
+        text = str(await failing.died())
+        assert text.startswith("on host h2: failing (process ")
+        assert "exited with 1" in text
+        assert "no_such_module" in text
+        assert sleeper.running
+        assert await sleeper.peak_memory_bytes() > 1 << 20
+        async with asyncio.timeout(DEADLINE_S):
+            while "sleeping" not in await lab.host("h1").last_lines("sleeper.log"):
+                pass
+        await sleeper.stop()
+        assert gone(sleeper.pid)
+        await sleeper.stop()
+
+
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
+@in_loop
+async def test_a_host_that_is_killed_or_hangs_is_lost_and_replaced(
+    tmp_path: Path, fault: signal.Signals
+) -> None:
+    async with host_lab(tmp_path, 2, **QUICK) as lab:
+        before = lab.host("h2")
+        sleeper = await start_sleeper(before)
+        lab.signal_agent("h2", fault)
+        error = await sleeper.died()
+        assert isinstance(error, HostLost)
+        assert "sleeper is lost with its host: host h2 " in str(error)
+        after = await lab.hosts.host_in("h2")
+        assert after.facts.incarnation != before.facts.incarnation
+        assert lab.hosts.losses == 1
+        await until(lambda: gone(sleeper.pid), "the process of the lost host has ended")
+        with pytest.raises(HostLost):
+            await start_sleeper(before)
+        assert (await start_sleeper(after)).running
+
+
+@in_loop
+async def test_a_host_that_is_not_asked_ends_its_processes_and_joins_again(tmp_path: Path) -> None:
+    async with host_lab(tmp_path, 1, lease_s=1.0) as lab:
+        before = lab.host("h1")
+        sleeper = await start_sleeper(before)
+        for task in list(lab.hosts._tasks):  # the run hangs
+            task.cancel()
+        await until(lambda: gone(sleeper.pid), "the lease has ended")
+        await until(lambda: lab.hosts.seats["h1"] not in (None, before), "it has joined again")
+        assert before.lost.is_set()
+        assert "has started again" in str(before.error)
+        late = replace(before.facts, port=lab.host("h1").facts.port)
+        headers = {**authorization(lab.hosts.token), "x-areal-incarnation": str(late.incarnation)}
+        async with httpx2.AsyncClient(base_url=late.url, headers=headers) as http:
+            reply = await http.post("/modules", content=b"{}")
+        assert reply.status_code == 409
+        assert "the request is late" in from_json(Refused, reply.content).reason
+
+
+@in_loop
+async def test_hosts_that_do_not_fit_are_refused_in_one_sentence(tmp_path: Path) -> None:
+    async with host_lab(tmp_path, 1) as lab:
+        facts, url = lab.host("h1").facts, f"http://127.0.0.1:{lab.hosts.port}"
+        async with httpx2.AsyncClient(base_url=url) as http:
+            assert (await http.post("/join", content=to_json(facts))).status_code == 401
+            for wrong, said in (
+                (replace(facts, name="old", python="3.9.1"), "old .* has Python 3.9, but the run"),
+                (replace(facts, areal_lab="0.0.1"), "areal_lab 0.0.1, but the run has"),
+            ):
+                reply = await http.post(
+                    "/join", content=to_json(wrong), headers=authorization(lab.hosts.token)
+                )
+                assert reply.status_code == 403
+                reason = from_json(Refused, reply.content).reason
+                assert "\n" not in reason
+                with pytest.raises(AssertionError, match=said):
+                    raise AssertionError(reason)
+        assert len(lab.hosts.working) == 1
+
+
+@in_loop
+async def test_a_host_more_is_a_spare_and_takes_a_vacant_seat(tmp_path: Path) -> None:
+    async with host_lab(tmp_path, 2, **QUICK) as lab:
+        lab.hosts.leave_vacant(["h2"])
+        spare = lab.hosts.spares[0]
+        lab.signal_agent("h1", signal.SIGKILL)
+        await until(lambda: lab.hosts.seats["h1"] is spare, "the spare works")
+
+
+@in_loop
+async def test_too_few_hosts_are_told_with_what_there_is(tmp_path: Path) -> None:
+    class Fewer(LocalScheduler):
+        async def start(self, hosts: int, invitation: object) -> None:
+            await LocalScheduler.start(self, hosts - 1, invitation)  # type: ignore[arg-type]
+
+    hosts = Hosts(
+        config=ClusterConfig(n_nodes=2),
+        scheduler=Fewer(tmp_path),
+        address="127.0.0.1",
+        start_timeout_s=5.0,
+        say=lambda _: None,
+        waiting=lambda _: None,
+    )
+    try:
+        with pytest.raises(TooFewHosts, match=r"n_nodes is 2, but 1 of 2 .*there are h1.*lower"):
+            await hosts.start()
+    finally:
+        await hosts.close()
+
+
+@in_loop
+async def test_an_agent_refuses_what_it_cannot_start(tmp_path: Path) -> None:
+    async with host_lab(tmp_path, 1) as lab:
+        with pytest.raises(HostRefused, match="host h1: there is no process 7"):
+            await lab.host("h1").end_of(7)
+        with pytest.raises(HostRefused, match="is not a folder of the host agent"):
+            await lab.host("h1").remove(tmp_path)
+        assert tmp_path.is_dir()
+
+
+def test_only_silence_in_a_row_is_a_loss() -> None:
+    host = HostLiveness(1, lost_after=3)
+    for _ in range(10):
+        host.silent("timeout")
+        host.silent("timeout")
+        host.replied(1)
+    assert not host.lost
+    for _ in range(3):
+        host.silent("timeout")
+    assert host.lost == "it did not reply to 3 heartbeats (timeout)"
+    host.replied(1)
+    assert host.lost  # for good
+    other = HostLiveness(1, lost_after=3)
+    other.replied(2)
+    assert "started again" in other.lost
