@@ -55,6 +55,8 @@ _JAGGED: Final = {
     "rewards": ("uint8", 0),
 }
 """Type and width of each field; a width of 0 has no second axis."""
+_FLAT: Final = ("tokens", "logprobs", "spans", "turn_returns")
+"""Fields whose values are handed out to the trajectories of a sample one after the other."""
 
 
 def pack_samples(trajectories: Sequence[Trajectory]) -> dict[str, Field]:
@@ -149,7 +151,8 @@ def _jagged(name: str, rows: Sequence[Sequence[Any]], dtype: str, width: int) ->
     if width:
         flat = chain.from_iterable(flat)
     try:
-        values: Array = np.fromiter(flat, dtype, int(lengths.sum()) * max(1, width))
+        with np.errstate(over="ignore"):  # refused below
+            values: Array = np.fromiter(flat, dtype, int(lengths.sum()) * max(1, width))
     except OverflowError as error:
         raise ValueError(f"a value of {name} does not fit into {dtype}: {error}") from error
     if name == "logprobs" and not np.isfinite(values).all():
@@ -165,9 +168,8 @@ def _unpacked(
     values: Mapping[str, list[Any]],
     named: Sequence[dict[str, float]],
 ) -> Iterable[Trajectory]:
-    tokens, logprobs, spans, returns = (
-        _Taken(values[name]) for name in ("tokens", "logprobs", "spans", "turn_returns")
-    )
+    taken = {name: _Taken(values[name]) for name in _FLAT}
+    tokens, logprobs, spans, returns = taken.values()
     found = []
     for row, reward, components in zip(rows, values["reward"], named, strict=True):
         prompt = tokens.take(row[Column.PROMPT_TOKENS])
@@ -190,7 +192,7 @@ def _unpacked(
                 turn_returns=returns.take(row[Column.TURN_RETURNS]),
             )
         )
-    for name, one in (("tokens", tokens), ("logprobs", logprobs), ("spans", spans)):
+    for name, one in taken.items():
         if one.left:
             raise ValueError(f"{one.left} {name} of sample {group}/{sample} are in no trajectory")
     return found
