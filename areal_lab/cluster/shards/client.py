@@ -88,7 +88,7 @@ class HttpStore:
         for name in wanted:
             at, values, lengths = _buffer(layout, name, start, shard)
             arrays[name] = values if lengths is None else Jagged(values, lengths)
-            places.append((at, memoryview(values.reshape(-1).view(np.uint8))))
+            places.append((at, values.reshape(-1).view(np.uint8).data))
         for at, targets in _runs(_not_read(start, places)):
             self._connections.read(call, at, targets)
         whole = len(wanted) == len(layout.fields) and shard.batch_size == layout.batch_size

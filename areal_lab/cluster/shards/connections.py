@@ -136,7 +136,8 @@ class Connections:
         self._authorization = authorization(key)
         self._connect_s = connect_s
         self._silence_s = silence_s
-        self._streams = streams
+        self.streams = streams
+        """Connections at once for one large read, or one folder."""
         self._pool = ThreadPoolExecutor(streams, thread_name_prefix="fetch")
         self._lock = threading.Lock()
         self._idle: dict[str, list[tuple[float, HTTPConnection]]] = defaultdict(list)
@@ -182,9 +183,9 @@ class Connections:
             DataPlaneError: as the host says, or because it cannot be reached.
         """
         size = sum(map(len, targets))
-        if size < LARGE_BYTES or self._streams == 1:
+        if size < LARGE_BYTES or self.streams == 1:
             return self._read_range(call, start, targets).checksum
-        ends = [size * part // self._streams for part in range(self._streams + 1)]
+        ends = [size * part // self.streams for part in range(self.streams + 1)]
         running = [
             self._pool.submit(self._read_range, call, start + low, _cut(targets, low, high))
             for low, high in pairwise(ends)

@@ -36,7 +36,7 @@ class InMemory:
     blocking = False
 
     def __init__(self, size_bytes: int) -> None:
-        self._view = memoryview(np.empty(size_bytes, np.uint8))
+        self._view = np.empty(size_bytes, np.uint8).data
 
     def write(self, start: int, data: Bytes) -> None:
         """Copy them."""

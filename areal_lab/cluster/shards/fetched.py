@@ -9,9 +9,6 @@ from areal_lab.cluster.shards.metadata import DistributedBatch
 from areal_lab.cluster.shards.protocol import TensorStore
 from areal_lab.data.arrays.jagged import Field, concat_rows
 
-_AT_ONCE = 4
-"""Shards that are fetched at the same time."""
-
 
 class FetchedBatch(Mapping[str, Field]):
     """The rows of a rank's part by field, in the order of its metadata.
@@ -19,8 +16,16 @@ class FetchedBatch(Mapping[str, Field]):
     `fetch` gets several fields with one request per shard; access to another field gets that one.
     """
 
-    def __init__(self, batch: DistributedBatch, store: TensorStore) -> None:
+    def __init__(self, batch: DistributedBatch, store: TensorStore, *, at_once: int = 4) -> None:
+        """Fetch nothing yet.
+
+        Args:
+            batch: the rank's part.
+            store: reaches all hosts.
+            at_once: shards that are fetched at the same time.
+        """
         self.batch = batch
+        self._at_once = at_once
         self._store = store
         self._fields: dict[str, Field] = {}
 
@@ -38,7 +43,7 @@ class FetchedBatch(Mapping[str, Field]):
         missing = [name for name in (known if names is None else names) if name not in self._fields]
         if not missing:
             return
-        with ThreadPoolExecutor(min(_AT_ONCE, len(self.batch.shards))) as pool:
+        with ThreadPoolExecutor(min(self._at_once, len(self.batch.shards))) as pool:
             parts = list(pool.map(lambda one: self._store.get(one, missing), self.batch.shards))
         self._fields |= concat_rows(parts)
 

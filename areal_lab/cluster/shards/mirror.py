@@ -25,7 +25,7 @@ from urllib.parse import quote, urlsplit
 
 import numpy as np
 
-from areal_lab.cluster.shards.connections import STREAMS, Agent, Call, Connections
+from areal_lab.cluster.shards.connections import Agent, Call, Connections
 from areal_lab.cluster.shards.errors import Damaged
 from areal_lab.cluster.shards.folders import Folders, ListedFile, Listing, checksum_of
 from areal_lab.host.durable import flush_tree, replace_flushed
@@ -149,7 +149,7 @@ class _Source:
 
 def _fetch(source: _Source, folder: Path) -> None:
     """Fetch all files, and compare each with its checksum."""
-    with ThreadPoolExecutor(STREAMS, thread_name_prefix="mirror") as pool:
+    with ThreadPoolExecutor(source.connections.streams, thread_name_prefix="mirror") as pool:
         pieces = []
         for file in source.listing.files:
             path = folder / file.name

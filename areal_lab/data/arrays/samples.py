@@ -20,7 +20,6 @@ float32, in which engines compute and trainers read them; everything else return
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from itertools import chain, groupby
@@ -55,6 +54,8 @@ _JAGGED: Final = {
     "rewards": ("uint8", 0),
 }
 """Type and width of each field; a width of 0 has no second axis."""
+_FLAT: Final = ("tokens", "logprobs", "spans", "turn_returns")
+"""Fields whose values are handed out to the trajectories of a sample one after the other."""
 
 
 def pack_samples(trajectories: Sequence[Trajectory]) -> dict[str, Field]:
@@ -92,19 +93,14 @@ def unpack_samples(fields: Mapping[str, Field]) -> list[Trajectory]:
     found = {name: _checked(fields, name) for name in _JAGGED}
     groups, samples = (np.asarray(_field(fields, name)).tolist() for name in ("group", "sample"))
     count = row_count(fields)
-    pieces = {name: _Pieces(one) for name, one in found.items()}
-    try:
-        trajectories = []
-        for index in range(count):
-            rows = pieces["rows"].next()
-            rewards = bytes(found["rewards"].rows(index, index + 1).values)
-            named = json.loads(rewards) if rewards else [{}] * len(rows)
-            sample = {name: one.next() for name, one in pieces.items() if name != "rows"}
-            trajectories += _unpacked(groups[index], samples[index], rows, sample, named)
-    except (IndexError, StopIteration, KeyError, TypeError) as error:
-        raise ValueError(
-            f"the arrays of sample {index} contradict each other: {error!r}"
-        ) from error
+    split = {name: one.split() for name, one in found.items()}
+    trajectories: list[Trajectory] = []
+    for index in range(count):
+        sample = {name: pieces[index] for name, pieces in split.items()}
+        try:
+            trajectories += _unpacked(groups[index], samples[index], sample)
+        except (IndexError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"the arrays of sample {index} are damaged: {error}") from error
     return trajectories
 
 
@@ -149,7 +145,8 @@ def _jagged(name: str, rows: Sequence[Sequence[Any]], dtype: str, width: int) ->
     if width:
         flat = chain.from_iterable(flat)
     try:
-        values: Array = np.fromiter(flat, dtype, int(lengths.sum()) * max(1, width))
+        with np.errstate(over="ignore"):  # refused below
+            values: Array = np.fromiter(flat, dtype, int(lengths.sum()) * max(1, width))
     except OverflowError as error:
         raise ValueError(f"a value of {name} does not fit into {dtype}: {error}") from error
     if name == "logprobs" and not np.isfinite(values).all():
@@ -158,18 +155,13 @@ def _jagged(name: str, rows: Sequence[Sequence[Any]], dtype: str, width: int) ->
     return Jagged(values.reshape(-1, width) if width else values, lengths)
 
 
-def _unpacked(
-    group: int,
-    sample: int,
-    rows: Sequence[Sequence[int]],
-    values: Mapping[str, list[Any]],
-    named: Sequence[dict[str, float]],
-) -> Iterable[Trajectory]:
-    tokens, logprobs, spans, returns = (
-        _Taken(values[name]) for name in ("tokens", "logprobs", "spans", "turn_returns")
-    )
+def _unpacked(group: int, sample: int, values: Mapping[str, Array]) -> Iterable[Trajectory]:
+    taken = {name: _Taken(values[name].tolist()) for name in _FLAT}
+    tokens, logprobs, spans, returns = taken.values()
+    rows, rewards = values["rows"].tolist(), values["reward"].tolist()
+    named = json.loads(values["rewards"].tobytes()) if len(values["rewards"]) else [{}] * len(rows)
     found = []
-    for row, reward, components in zip(rows, values["reward"], named, strict=True):
+    for row, reward, components in zip(rows, rewards, named, strict=True):
         prompt = tokens.take(row[Column.PROMPT_TOKENS])
         parts: list[Segment | Observation] = []
         for length, version in spans.take(row[Column.SPANS]):
@@ -190,21 +182,10 @@ def _unpacked(
                 turn_returns=returns.take(row[Column.TURN_RETURNS]),
             )
         )
-    for name, one in (("tokens", tokens), ("logprobs", logprobs), ("spans", spans)):
+    for name, one in taken.items():
         if one.left:
             raise ValueError(f"{one.left} {name} of sample {group}/{sample} are in no trajectory")
     return found
-
-
-class _Pieces:
-    """The values of one row after the other, as Python numbers."""
-
-    def __init__(self, field: Jagged) -> None:
-        self._split = iter(field.split())
-
-    def next(self) -> list[Any]:
-        values: list[Any] = next(self._split).tolist()
-        return values
 
 
 class _Taken:
@@ -236,8 +217,11 @@ def _field(fields: Mapping[str, Field], name: str) -> Field:
 def _checked(fields: Mapping[str, Field], name: str) -> Jagged:
     field = _field(fields, name)
     dtype, width = _JAGGED[name]
-    fits = isinstance(field, Jagged) and field.values.dtype == dtype
-    if not fits or math.prod(field.values.shape[1:]) != max(1, width):
-        raise ValueError(f"field {name!r} of packed samples must have rows of {dtype}")
-    assert isinstance(field, Jagged)
-    return field
+    shape = (width,) if width else ()
+    if (
+        isinstance(field, Jagged)
+        and field.values.dtype == dtype
+        and field.values.shape[1:] == shape
+    ):
+        return field
+    raise ValueError(f"field {name!r} of packed samples must have rows of {dtype}")

@@ -1,0 +1,1 @@
+"""Several machines, measured on one: how long moving data takes, and what it costs."""

@@ -1,0 +1,43 @@
+"""Moving a batch and weights from host to host: seconds and CPU, by way and by number of receivers.
+
+A host agent holds 0.6 GB of packed samples (75 million tokens: a step at the paper's scale) in 16
+shards, and serves a folder of 270 MB (SmolLM2-135M in bfloat16). Receivers are processes. Of the
+batch each fetches its data-parallel part, of the weights each one a mirror of its own. Ways:
+
+- `readinto`: one connection at a time, bodies read into the arrays.
+- `four streams`: the same on four connections, four shards or ranges at a time; the default.
+- `httpx`: one connection at a time, bodies collected by httpx2 (`.content`), then copied.
+
+All over loopback: ratios matter more than seconds. Ways take turns within a repeat.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from benchmarks.cluster.data_plane import measure
+from benchmarks.harness import parse, report
+
+PARTS = {"data_plane": measure}
+"""Each returns its figures and rows."""
+
+
+def main() -> None:
+    """Measure and report."""
+
+    def add_own(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--only", choices=PARTS, help="one part (default all)")
+
+    arguments = parse(__doc__, repeats=5, quick_repeats=1, add_own=add_own)
+    figures = {"rows": [], "spread": {}}
+    for name, part in PARTS.items():
+        if arguments.own.only in (None, name):
+            found = part(quick=arguments.quick, repeats=arguments.repeats)
+            figures["rows"] += found.pop("rows")
+            figures["spread"] |= found.pop("spread")
+            figures |= found
+    report(figures, arguments)
+
+
+if __name__ == "__main__":
+    main()

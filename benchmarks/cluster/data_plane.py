@@ -1,0 +1,272 @@
+"""Measure the data plane: one agent, one to four receivers, three ways."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import psutil
+import uvicorn
+
+from areal_lab.cluster.shards.client import HttpStore
+from areal_lab.cluster.shards.connections import Agent, Connections
+from areal_lab.cluster.shards.local import Host
+from areal_lab.cluster.shards.metadata import BatchMetadata, DistributedBatch
+from areal_lab.cluster.shards.mirror import folder_url
+from areal_lab.cluster.shards.server import DataPlane
+from areal_lab.cluster.shards.store import Limits, ShardStore
+from areal_lab.data.arrays.jagged import Field, Jagged
+from areal_lab.data.arrays.samples import Column, pack_samples, unpack_samples
+from areal_lab.data.trajectory import Segment, Trajectory
+from areal_lab.engines.keys import new_key
+from areal_lab.host.processes import start_child, watch_parent
+from areal_lab.host.shared_memory import SHARED_MEMORY
+from benchmarks.cluster.receiver import WAYS
+from benchmarks.harness import spread
+
+TOKENS: Final = 75_000_000
+"""Of one step; 8 bytes each."""
+SHARDS: Final = 16
+MEAN_TOKENS: Final = 8_000
+"""Of a response."""
+PROMPT_TOKENS: Final = 200
+WEIGHT_BYTES: Final = 270_000_000
+RECEIVERS: Final = (1, 2, 4)
+KEY_VARIABLE: Final = "BENCHMARK_KEY"
+INCARNATION: Final = 1
+
+
+def packed(tokens: int, random: np.random.Generator) -> dict[str, Field]:
+    """About so many tokens as `pack_samples` packs them, without making trajectories first."""
+    count = max(8, tokens // MEAN_TOKENS)
+    drawn = np.minimum(random.lognormal(0, 1, count), 8)
+    generated = np.maximum(1, drawn * tokens / drawn.sum() - PROMPT_TOKENS).astype(np.int64)
+    ones = np.ones(count, np.int64)
+    rows = np.zeros((count, len(Column)), np.int32)
+    rows[:, Column.PROMPT_TOKENS] = PROMPT_TOKENS
+    rows[:, Column.SPANS] = 1
+    lengths = generated + PROMPT_TOKENS
+    return {
+        "tokens": Jagged(random.integers(0, 150_000, lengths.sum(), np.int32), lengths),
+        "logprobs": Jagged(-random.random(generated.sum(), np.float32), generated),
+        "spans": Jagged(np.stack([generated, ones], axis=1).astype(np.int32), ones),
+        "rows": Jagged(rows, ones),
+        "reward": Jagged(np.ones(count), ones),
+        "turn_returns": Jagged(np.zeros(0), 0 * ones),
+        "rewards": Jagged(np.zeros(0, np.uint8), 0 * ones),
+        "group": np.arange(count),
+        "sample": 0 * ones,
+    }
+
+
+def measure(*, quick: bool, repeats: int) -> dict[str, Any]:
+    """Figures and rows of this part."""
+    scale = 50 if quick else 1
+    receivers = (1, 2) if quick else RECEIVERS
+    rows: list[dict[str, Any]] = []
+    spreads: dict[str, Any] = {}
+    with ExitStack() as stack:
+        place = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=place)))
+        (folder / "weights").mkdir()
+        weights = np.random.default_rng(0).integers(0, 256, WEIGHT_BYTES // scale, np.uint8)
+        (folder / "weights" / "model.safetensors").write_bytes(weights.data)
+        key = new_key()
+        agent, process = stack.enter_context(_serving(key, folder))
+        fetching = [stack.enter_context(_receiver(key)) for _ in range(max(receivers))]
+        through = Connections(key)
+        stack.callback(through.close)
+        store = HttpStore(agent, through)
+        batch, put_s = _put(store, TOKENS // scale)
+        for what in ("trajectories", "weights"):
+            for count in receivers:
+                asked = _asked(what, batch, count, agent, folder)
+                times: dict[str, list[tuple[float, float, float, int]]] = {way: [] for way in WAYS}
+                for repeat in range(repeats + 1):  # the first one warms up
+                    for way in WAYS:
+                        one = _once(asked, way, fetching[:count], process)
+                        times[way] += [one] if repeat else []
+                for way, found in times.items():
+                    seconds, sender_s, receiver_s, size = zip(*found, strict=True)
+                    spreads[f"{what} {count} {way}"] = spread(seconds)
+                    rows.append(
+                        {
+                            "what": what,
+                            "receivers": count,
+                            "way": way,
+                            "seconds": statistics.median(seconds),
+                            "gb_per_s": size[0] / statistics.median(seconds) / 1e9,
+                            "sender_cpu_s": statistics.median(sender_s),
+                            "receivers_cpu_s": statistics.median(receiver_s),
+                        }
+                    )
+        usage = store.free(batch.shards)
+    pack_us, unpack_us = _packing(2_000 if quick else 20_000)
+    return {
+        "rows": rows,
+        "spread": spreads,
+        "trajectory_bytes": usage.size_bytes,
+        "weight_bytes": len(weights),
+        "put_s": put_s,
+        "pack_cpu_us_per_token": pack_us,
+        "unpack_cpu_us_per_token": unpack_us,
+        "httpx_to_readinto": _ratio(rows, "httpx", "readinto"),
+        "four_streams_to_readinto": _ratio(rows, "four streams", "readinto"),
+    }
+
+
+def _put(store: HttpStore, tokens: int) -> tuple[DistributedBatch, float]:
+    """The batch in shards, and the seconds of putting them."""
+    random = np.random.default_rng(0)
+    fields = [packed(tokens // SHARDS, random) for _ in range(SHARDS)]
+    begun_s = time.perf_counter()
+    shards = [store.put(one, owner="benchmark") for one in fields]
+    put_s = time.perf_counter() - begun_s
+    rows = sum(shard.batch_size for shard in shards)
+    return DistributedBatch(BatchMetadata("benchmark", 0, rows, shards)), put_s
+
+
+def _asked(
+    what: str, batch: DistributedBatch, count: int, agent: Agent, folder: Path
+) -> list[dict[str, Any]]:
+    """What each receiver is told."""
+    if what == "trajectories":
+        return [{"batch": part.metadata.to_json()} for part in batch.chunk_by_tokens(count)]
+    url = folder_url(agent, "weights")
+    return [{"url": url, "destination": str(folder / f"mirror {i}")} for i in range(count)]
+
+
+def _once(
+    asked: Sequence[dict[str, Any]],
+    way: str,
+    receivers: Sequence[subprocess.Popen[str]],
+    sender: psutil.Process,
+) -> tuple[float, float, float, int]:
+    """Seconds, CPU seconds of the sender and of all receivers, and bytes."""
+    before_s = _cpu_s(sender)
+    begun_s = time.perf_counter()
+    for receiver, one in zip(receivers, asked, strict=True):
+        _tell(receiver, {**one, "way": way})
+    replies = [_reply(receiver) for receiver in receivers]
+    seconds = time.perf_counter() - begun_s
+    cpu_s = sum(reply["cpu_s"] for reply in replies)
+    return seconds, _cpu_s(sender) - before_s, cpu_s, sum(reply["bytes"] for reply in replies)
+
+
+def _packing(tokens: int) -> tuple[float, float]:
+    """CPU microseconds a token to pack trajectories and to unpack them."""
+    segment = Segment(tuple(range(tokens)), (-0.5,) * tokens, 1)
+    trajectories = [
+        Trajectory(
+            group=number,
+            sample=0,
+            prompt_tokens=tuple(range(PROMPT_TOKENS)),
+            parts=(segment,),
+            finish_reason="stop",
+            reward=1.0,
+        )
+        for number in range(32)
+    ]
+    packs, unpacks = [], []
+    for _ in range(3):
+        at_s = [time.process_time()]
+        fields = pack_samples(trajectories)
+        at_s.append(time.process_time())
+        unpack_samples(fields)
+        at_s.append(time.process_time())
+        packs.append(at_s[1] - at_s[0])
+        unpacks.append(at_s[2] - at_s[1])
+    total = len(trajectories) * (tokens + PROMPT_TOKENS)
+    return 1e6 * min(packs) / total, 1e6 * min(unpacks) / total
+
+
+def _ratio(rows: Sequence[dict[str, Any]], way: str, to: str) -> dict[str, float]:
+    """Seconds of one way over those of another, by what and number of receivers."""
+    seconds = {(row["what"], row["receivers"], row["way"]): row["seconds"] for row in rows}
+    return {
+        f"{what} {count}": seconds[what, count, way] / seconds[what, count, to]
+        for what, count, other in seconds
+        if other == to
+    }
+
+
+@contextmanager
+def _receiver(key: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.cluster.receiver"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        _tell(process, {"key": key})
+        yield process
+    finally:
+        process.communicate()  # its input ends, and so does it
+
+
+def _tell(process: subprocess.Popen[str], message: dict[str, Any]) -> None:
+    assert process.stdin is not None
+    process.stdin.write(json.dumps(message) + "\n")
+    process.stdin.flush()
+
+
+def _reply(process: subprocess.Popen[str]) -> dict[str, Any]:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        raise RuntimeError("a receiver failed; its error is above")
+    found: dict[str, Any] = json.loads(line)
+    return found
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+@contextmanager
+def _serving(key: str, folder: Path) -> Iterator[tuple[Agent, psutil.Process]]:
+    """An agent in a process of its own."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, asyncio.Runner() as runner:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        child = runner.run(
+            start_child(
+                "agent",
+                "benchmarks.cluster.data_plane",
+                [str(listener.fileno()), address, str(folder / "weights")],
+                log_path=folder / "agent.log",
+                environment={KEY_VARIABLE: key},
+                pass_fds=[listener.fileno()],
+            )
+        )
+        try:
+            yield Agent(address, INCARNATION), psutil.Process(child.pid)
+        finally:
+            runner.run(child.stop())
+
+
+def _serve(descriptor: int, address: str, folder: Path) -> None:
+    """The agent's process."""
+    watch_parent()
+    plane = DataPlane(Host("n1", address, INCARNATION), ShardStore(Limits(2 << 30)))
+    plane.folders.register("weights", folder)
+    app = plane.app(os.environ[KEY_VARIABLE])
+    config = uvicorn.Config(app, log_level="warning", lifespan="off", access_log=False)
+    uvicorn.Server(config).run(sockets=[socket.socket(fileno=descriptor)])
+
+
+if __name__ == "__main__":
+    _serve(int(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))
