@@ -17,12 +17,12 @@ from typing import Any, Final, cast
 
 from areal_lab.cluster.files import NotShared, RunFiles
 from areal_lab.cluster.host import Host, HostLost, HostRefused
+from areal_lab.cluster.records import TOKEN_VARIABLE
 from areal_lab.config.schema import TrainConfig
 from areal_lab.engines.protocol import WeightsFolder
 from areal_lab.host.pipes import KEY_VARIABLE, PipeListener, shut
 from areal_lab.host.processes import RunningProcess
 from areal_lab.training.process.client import (
-    WORKER,
     TrainerProcess,
     rank_arguments,
     rank_name,
@@ -32,6 +32,7 @@ from areal_lab.training.settings import TrainerSettings
 
 CONNECT_S: Final = 120.0
 """Longest wait for a process to start and connect."""
+_WORKER: Final = "areal_lab.cluster.rank_worker"
 _MODELS: Final = ("ref", "critic", "teacher")
 """Sections of the settings with a `path` of another model."""
 
@@ -60,13 +61,17 @@ class RanksOnHosts:
         settings = await self._on(host, settings)
         process = await host.start_module(
             rank_name(rank),
-            WORKER,
+            _WORKER,
             [
                 *rank_arguments(rank, settings),
                 *(part for where, _ in expected for part in ("--pipe", where)),
             ],
             log=f"trainer-{rank}.log" if rank else "trainer.log",
-            environment={**environment, KEY_VARIABLE: self.listener.key.hex()},
+            environment={
+                **environment,
+                KEY_VARIABLE: self.listener.key.hex(),
+                TOKEN_VARIABLE: self.files.token,
+            },
         )
         futures = [future for _, future in expected]
         connecting = asyncio.gather(*futures)

@@ -97,7 +97,7 @@ class RunHosts:
     log_folder: Path
     weights_bytes: int
     """Size of one version of the weights."""
-    _trainer_host: Host | None = None
+    trainer_host: Host | None = None
     """Where weights are exported, once the trainer has started."""
     _exports: Path = Path()
     """The folder of these weights."""
@@ -148,7 +148,7 @@ class RunHosts:
         except BaseException:
             await trainer.stop()
             raise
-        self._trainer_host, self._exports = hosts[0], trainer.ready.weights.path.parent
+        self.trainer_host, self._exports = hosts[0], trainer.ready.weights.path.parent
         return trainer
 
     async def launch_engine(
@@ -213,7 +213,7 @@ class RunHosts:
 
     def _owner(self, path: Path) -> Host | None:
         """The host whose trainer has written a folder; None for one of this machine."""
-        host = self._trainer_host
+        host = self.trainer_host
         return host if host is not None and path.is_relative_to(self._exports) else None
 
     async def _read_weights(

@@ -15,7 +15,6 @@ from typing import Any, Final
 
 from areal_lab.config.problem import ConfigError, problems_of, refusal
 from areal_lab.config.schema import TrainConfig
-from areal_lab.control.routing import routing_named
 from areal_lab.data.benchmarks import benchmark_named, benchmark_problems, is_test
 from areal_lab.data.problems import Problem
 from areal_lab.data.sources import load_problems
@@ -24,15 +23,13 @@ from areal_lab.models.folder import read_model_facts
 from areal_lab.pipeline.evaluation_results import SampleResult, results, sample_lines, samples_of
 from areal_lab.pipeline.fleet import Fleet, first_error
 from areal_lab.pipeline.progress import Display
-from areal_lab.pipeline.rollout.attended import opened_workflow
-from areal_lab.pipeline.rollout.groups import Rollout, context_tokens, sampling_params
+from areal_lab.pipeline.rollout.groups import Rollout
+from areal_lab.pipeline.rollout.opened import opened_rollout
 from areal_lab.pipeline.rollout.scored import ScoredGroup
-from areal_lab.pipeline.rollout.turns import TurnRouter
 from areal_lab.pipeline.servers.pool import ServerPool
 from areal_lab.pipeline.servers.standing import start_standing
 from areal_lab.preflight import check as preflight
 from areal_lab.preflight.functions import check_functions, check_workflow_model
-from areal_lab.rewards.failure_rate import FailureRate
 from areal_lab.rewards.service import RewardService
 from areal_lab.runlog.folder import RunFolder
 from areal_lab.runlog.records import finite_json
@@ -191,44 +188,25 @@ async def _start(
     evaluation: Evaluation, folder: RunFolder, fleet: Fleet, display: Display
 ) -> tuple[Rollout, ServerPool]:
     """Start servers and reward workers; `fleet` stops them."""
-    config, rollout = evaluation.config, evaluation.config.rollout
+    config = evaluation.config
     codec = TextCodec.load(evaluation.model)
     pool = await start_standing(config, folder, evaluation.model, fleet=fleet, display=display)
     rewards = await fleet.stack.enter_async_context(
-        RewardService(
-            config.reward.fn,
-            kwargs=config.reward.kwargs,
-            sandbox=config.reward.sandbox,
-            timeout_s=config.reward.timeout_s,
-            workers=config.reward.workers,
-            weights=config.reward.weights,
-            max_error_rate=1.0,  # they are counted and shown
-            log_folder=folder.path / "logs",
-        )
+        # Failures are counted and shown.
+        RewardService.of(config.reward, log_folder=folder.path / "logs", max_error_rate=1.0)
     )
-    return (
-        Rollout(
-            engines=pool,
-            codec=codec,
-            rewards=rewards,
-            sampling=sampling_params(config.gconfig, codec),
-            run_seed=config.seed,
-            running_samples=rollout.max_running_requests,
-            workflow=await fleet.stack.enter_async_context(
-                opened_workflow(
-                    rollout.workflow,
-                    evaluation.model,
-                    sandbox=config.reward.sandbox,
-                    folder=folder,
-                    display=display,
-                )
-            ),
-            context_tokens=context_tokens(config, evaluation.model),
-            router=TurnRouter(routing_named(rollout.routing).make_router()),
-            failures=FailureRate(largest=1.0),  # they are counted and shown
-        ),
-        pool,
+    rollout = await opened_rollout(
+        config,
+        evaluation.model,
+        codec=codec,
+        engines=pool,
+        rewards=rewards,
+        folder=folder,
+        display=display,
+        stack=fleet.stack,
+        max_error_rate=1.0,
     )
+    return rollout, pool
 
 
 def _state(by_problem: dict[int, list[SampleResult]], total: int) -> str:

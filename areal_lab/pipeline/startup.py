@@ -21,7 +21,6 @@ from areal_lab.cluster.run_hosts import RunHosts, opened
 from areal_lab.config.functions import pickle_function
 from areal_lab.config.schema import TrainConfig
 from areal_lab.control.events import EngineId, GroupId, Version
-from areal_lab.control.routing import routing_named
 from areal_lab.data.problems import ProblemSet, PromptSource
 from areal_lab.data.tokenize import TextCodec
 from areal_lab.engines.client.engine_client import EngineClient
@@ -40,9 +39,8 @@ from areal_lab.pipeline.requests import Desk
 from areal_lab.pipeline.resume.recovery import Recovery
 from areal_lab.pipeline.resume.saved_run import OpenTokens, SavedRun
 from areal_lab.pipeline.resume.writer import CheckpointWriter
-from areal_lab.pipeline.rollout.attended import opened_workflow
-from areal_lab.pipeline.rollout.groups import Rollout, context_tokens, sampling_params
-from areal_lab.pipeline.rollout.turns import TurnRouter
+from areal_lab.pipeline.rollout.groups import Rollout
+from areal_lab.pipeline.rollout.opened import opened_rollout
 from areal_lab.pipeline.servers.health import HealthLimits
 from areal_lab.pipeline.servers.pool import EngineSource, ServerPool
 from areal_lab.pipeline.servers.push import prepare_push_from
@@ -60,7 +58,6 @@ from areal_lab.preflight.allocation import engine_plan
 from areal_lab.preflight.hosts import host_demand
 from areal_lab.preflight.limits import Threads, limits_of, sampling_of, threads_of, version_bytes
 from areal_lab.preflight.placement import machine_of, place_engines, place_trainer, runs_on_hosts
-from areal_lab.rewards.failure_rate import FailureRate
 from areal_lab.rewards.service import RewardFunction, RewardService
 from areal_lab.runlog.alarm_log import AlarmLog
 from areal_lab.runlog.file import EventLog
@@ -199,28 +196,17 @@ async def start_run(context: RunContext) -> RunPerformer:
             display.note(text)
         context.on_step(report)
 
-    rollout = Rollout(
-        engines=servers,
+    rollout = await opened_rollout(
+        config,
+        model_path,
         codec=codec,
+        engines=servers,
         rewards=rewards,
-        sampling=sampling_params(config.gconfig, codec),
-        run_seed=config.seed,
-        response_tokens=context.response_tokens,
-        running_samples=config.rollout.max_running_requests,
-        workflow=await fleet.stack.enter_async_context(
-            opened_workflow(
-                config.rollout.workflow,
-                model_path,
-                sandbox=config.reward.sandbox,
-                folder=folder,
-                display=display,
-            )
-        ),
-        context_tokens=context_tokens(config, model_path),
-        router=TurnRouter(routing_named(config.rollout.routing).make_router()),
-        failures=FailureRate(largest=config.reward.max_error_rate),
-        interruptions_recompute=servers.pause_mode is not PauseMode.IN_PLACE,
+        folder=folder,
+        display=display,
+        stack=fleet.stack,
     )
+    rollout = replace(rollout, response_tokens=context.response_tokens)
     checkpoints = CheckpointWriter(
         folder=folder,
         config=config,
@@ -365,15 +351,8 @@ async def _start_processes(
         trainer = starting.create_task(start_trainer(), name="start trainer")
         rewards = starting.create_task(
             fleet.stack.enter_async_context(
-                RewardService(
-                    context.reward_fn,
-                    kwargs=config.reward.kwargs,
-                    sandbox=config.reward.sandbox,
-                    timeout_s=config.reward.timeout_s,
-                    workers=config.reward.workers,
-                    weights=config.reward.weights,
-                    max_error_rate=config.reward.max_error_rate,
-                    log_folder=context.folder.path / "logs",
+                RewardService.of(
+                    config.reward, context.reward_fn, log_folder=context.folder.path / "logs"
                 )
             ),
             name="start reward workers",

@@ -29,6 +29,7 @@ from types import TracebackType
 from typing import Any, Literal, TypeAlias, get_args
 
 from areal_lab.config.functions import pickle_function
+from areal_lab.config.schema import RewardConfig
 from areal_lab.data.problems import Problem
 from areal_lab.host.isolation import LevelSetting
 from areal_lab.host.processes import Child, start_child
@@ -163,6 +164,34 @@ class RewardService:
         self._alive: list[_Worker] = []
         self._started = 0
         self._stack = AsyncExitStack()
+
+    @classmethod
+    def of(
+        cls,
+        config: RewardConfig,
+        function: RewardFunction | str = "",
+        *,
+        log_folder: Path,
+        max_error_rate: float | None = None,
+    ) -> RewardService:
+        """The service of a configuration.
+
+        Args:
+            config: of rewards.
+            function: instead of `config.fn`; empty takes that.
+            log_folder: for its output.
+            max_error_rate: instead of `config.max_error_rate`.
+        """
+        return cls(
+            function or config.fn,
+            kwargs=config.kwargs,
+            sandbox=config.sandbox,
+            timeout_s=config.timeout_s,
+            workers=config.workers,
+            weights=config.weights,
+            max_error_rate=config.max_error_rate if max_error_rate is None else max_error_rate,
+            log_folder=log_folder,
+        )
 
     @property
     def counts(self) -> dict[str, int]:

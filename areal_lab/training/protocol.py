@@ -14,10 +14,10 @@ process does not load torch. `None` tells the worker to end.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from areal_lab.control.events import Version
 from areal_lab.data.trajectory import Trajectory
@@ -59,11 +59,34 @@ class TrainBatchRequest:
 
     version: Version
     """The trainer's version before this step."""
-    trajectories: tuple[Trajectory, ...]
+    trajectories: tuple[Trajectory, ...] = ()
+    batch: object = None
+    """Where the trajectories are, if they are not in this message; every rank reads them."""
+
+
+class BatchMissing(RuntimeError):
+    """A batch that is elsewhere cannot be read; nothing was trained."""
+
+
+ReadBatch: TypeAlias = Callable[[object], tuple[Trajectory, ...]]
+"""Reads the trajectories of `TrainBatchRequest.batch`. Raises `BatchMissing`."""
+
+
+class StepReply:
+    """The reply to a `TrainBatchRequest`."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
-class TrainStepResult:
+class BatchNotRead(StepReply):
+    """The batch could not be read by all ranks; the trainer is as it was."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class TrainStepResult(StepReply):
     """The step is done; its weights stay in the trainer until they are exported."""
 
     version: Version

@@ -54,6 +54,11 @@ Field: TypeAlias = "Array | Jagged"
 Fields: TypeAlias = Mapping[str, Field]
 
 
+def field_bytes(field: Field) -> int:
+    """Bytes of the values of a field, without the lengths of its rows."""
+    return int((field.values if isinstance(field, Jagged) else field).nbytes)
+
+
 def row_count(fields: Fields) -> int:
     """Rows of all fields.
 

@@ -19,7 +19,7 @@ from areal_lab.pipeline.fleet import Fleet
 from areal_lab.pipeline.progress import Display
 from areal_lab.pipeline.servers.health import HealthLimits
 from areal_lab.pipeline.servers.pool import ServerPool
-from areal_lab.pipeline.servers.push import PushTo, Weights
+from areal_lab.pipeline.servers.push import PreparePush, PushTo, Weights
 from areal_lab.pipeline.servers.sources import LaunchModel, count_engines, engine_sources
 from areal_lab.runlog.folder import RunFolder
 
@@ -33,6 +33,7 @@ async def start_standing(
     display: Display,
     restarts: int = 0,
     conversations: bool | None = None,
+    prepare_push: PreparePush | None = None,
 ) -> ServerPool:
     """Start the servers of a configuration, or attach to its addresses; `fleet` stops them.
 
@@ -44,6 +45,7 @@ async def start_standing(
         display: shows what is waited for.
         restarts: allowed per server.
         conversations: whether prompts continue earlier responses; None if there is a workflow.
+        prepare_push: loads weights into servers; None if theirs stay.
 
     Raises:
         ExceptionGroup: with the first error.
@@ -76,7 +78,7 @@ async def start_standing(
         max_restarts=restarts,
         pause_mode=PauseMode(rollout.pause_mode),
         weights=WeightsFolder(path=model, version=0, checksum="", size_bytes=0),
-        prepare_push=_no_push,
+        prepare_push=prepare_push or _no_push,
         foreign=bool(rollout.addresses),
         note=display.note,
         opened=fleet.add_engine,

@@ -33,6 +33,8 @@ from areal_lab.host.processes import (
     start_child,
 )
 from areal_lab.training.protocol import (
+    BatchMissing,
+    BatchNotRead,
     Copied,
     Exported,
     ExportRequest,
@@ -41,6 +43,7 @@ from areal_lab.training.protocol import (
     RankDone,
     Saved,
     SaveRequest,
+    StepReply,
     TrainBatchRequest,
     TrainerFailed,
     TrainerReady,
@@ -48,7 +51,7 @@ from areal_lab.training.protocol import (
 )
 from areal_lab.training.settings import TrainerSettings
 
-Reply = TypeVar("Reply", TrainerReady, TrainStepResult, Exported, Copied, Saved, Pushed, RankDone)
+Reply = TypeVar("Reply", TrainerReady, StepReply, Exported, Copied, Saved, Pushed, RankDone)
 
 _PIPES: Final = 3
 """Of rank 0: for requests, pushes and the ends of checkpoints; the others have the first one."""
@@ -191,10 +194,15 @@ class TrainerProcess:
         """Train on one batch.
 
         Raises:
+            BatchMissing: a batch that is not in the request cannot be read; nothing was trained.
             TrainingError: the step failed; the process has ended.
             ChildDied: the process ended without a message.
         """
-        return await self._request(request, TrainStepResult)
+        reply = await self._request(request, StepReply)
+        if isinstance(reply, BatchNotRead):
+            raise BatchMissing(reply.message)
+        assert isinstance(reply, TrainStepResult), "there is no other reply"
+        return reply
 
     async def export(self) -> Exported:
         """Write the trainer's weights for the engines, or keep them in its memory.

@@ -15,12 +15,14 @@ import shutil
 import sys
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
 
 from areal_lab.control.events import Version
+from areal_lab.data.trajectory import Trajectory
 from areal_lab.engines.protocol import WeightsFolder
 from areal_lab.engines.weights.push import Pusher
 from areal_lab.engines.weights.records import Transfer, WeightsInMemory
@@ -40,10 +42,13 @@ from areal_lab.training.process.output import export, first_weights, prepare_sav
 from areal_lab.training.process.pushing import make_pusher, start_pushing
 from areal_lab.training.process.saving import BackgroundSaves
 from areal_lab.training.protocol import (
+    BatchMissing,
+    BatchNotRead,
     Copied,
     Exported,
     ExportRequest,
     RankDone,
+    ReadBatch,
     Saved,
     SaveRequest,
     Span,
@@ -62,6 +67,8 @@ def serve(
     settings_json: str,
     rank: int = 0,
     save_pipe: Connection | None = None,
+    *,
+    read_batch: ReadBatch | None = None,
 ) -> bool:
     """Load the model and serve messages until `None` or the end of the pipe.
 
@@ -73,6 +80,7 @@ def serve(
         settings_json: the same for all ranks.
         rank: number of this one.
         save_pipe: for the ends of checkpoints that are written meanwhile; the first rank's only.
+        read_batch: reads batches that are not in their requests.
 
     Returns:
         True after `None`; False if the pipeline is gone.
@@ -113,10 +121,33 @@ def serve(
                 leave()
             return True
         timeout_s = settings.actor.collective_timeout_s
+        if isinstance(message, TrainBatchRequest) and message.batch is not None:
+            found = _with_batch(message, read_batch, ranks)
+            if isinstance(found, BatchNotRead):
+                pipe.send(found if ranks.first else RankDone())
+                continue
+            message = found
         with waiting_at_most(timeout_s) if ranks.count > 1 else nullcontext():
             reply = _answer(learner, message, version, pusher, saves)
         pipe.send(reply if ranks.first else RankDone())
         version += isinstance(message, TrainBatchRequest)
+
+
+def _with_batch(
+    request: TrainBatchRequest, read_batch: ReadBatch | None, ranks: Ranks
+) -> TrainBatchRequest | BatchNotRead:
+    """The request with its trajectories, if all ranks could read them."""
+    assert read_batch is not None, "who sends such requests starts the trainer with it"
+    trajectories: tuple[Trajectory, ...] = ()
+    missing = ""
+    try:
+        trajectories = read_batch(request.batch)
+    except BatchMissing as error:
+        missing = str(error)
+        _log(f"the batch cannot be read: {missing}")
+    if ranks.most(int(bool(missing))):
+        return BatchNotRead(missing or "another rank could not read the batch; see its log")
+    return replace(request, trajectories=trajectories, batch=None)
 
 
 def _answer(

@@ -15,14 +15,18 @@ from multiprocessing.connection import Connection
 
 from areal_lab.host.pipes import open_pipe
 from areal_lab.host.processes import heavy_imports, watch_parent
-from areal_lab.training.protocol import TrainerFailed
+from areal_lab.training.protocol import ReadBatch, TrainerFailed
 
 LINGER_S = 5.0
 """Longest wait for the pipeline to react to a failure before the process ends."""
 
 
-def main() -> int:
-    """Parse the command line, serve, and report errors. Returns the exit code."""
+def main(read_batch: ReadBatch | None = None) -> int:
+    """Parse the command line, serve, and report errors. Returns the exit code.
+
+    Args:
+        read_batch: reads batches that are not in their requests.
+    """
     watcher = watch_parent()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     parser = argparse.ArgumentParser(description="trainer process of areal_lab")
@@ -45,7 +49,14 @@ def main() -> int:
 
         code, pipeline_lives = (
             0,
-            serve(pipe, push_pipe, arguments.settings, arguments.rank, save_pipe),
+            serve(
+                pipe,
+                push_pipe,
+                arguments.settings,
+                arguments.rank,
+                save_pipe,
+                read_batch=read_batch,
+            ),
         )
     except Exception as error:
         # The only broad except here: any error is reported to the pipeline.
