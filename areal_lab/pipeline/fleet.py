@@ -8,7 +8,7 @@ guard(work)   returns what `work` returns, or raises
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -47,9 +47,11 @@ class Fleet:
             watcher.cancel()
         await self.stack.aclose()
 
-    async def start_trainer(self, starting: Awaitable[TrainerProcess]) -> TrainerProcess:
-        """Wait until the trainer is started, and end the run if it dies from then on."""
-        trainer = await starting
+    async def start_trainer(
+        self, start: Callable[[], Awaitable[TrainerProcess]]
+    ) -> TrainerProcess:
+        """Start the trainer, and end the run if it dies from then on."""
+        trainer = await start()
         self.stack.push_async_callback(trainer.stop)
         for child in trainer.children:
             self.watch(child)

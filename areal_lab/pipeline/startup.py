@@ -14,6 +14,7 @@ import time
 from asyncio import to_thread
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,7 @@ from areal_lab.control.events import EngineId, GroupId, Version
 from areal_lab.data.problems import ProblemSet, PromptSource
 from areal_lab.data.tokenize import TextCodec
 from areal_lab.engines.client.engine_client import EngineClient
-from areal_lab.engines.launch.start import EngineProcess, launch_engine
+from areal_lab.engines.launch.start import EngineProcess
 from areal_lab.engines.protocol import PauseMode
 from areal_lab.engines.weights.records import WeightsInMemory
 from areal_lab.engines.weights.root import remove_weights_root
@@ -147,7 +148,7 @@ async def start_run(context: RunContext) -> RunPerformer:
         model_path=model_path,
         codec=codec,
         threads=threads.engine,
-        launch=launch_engine if hosts is None else hosts.launch_engine,
+        launch=None if hosts is None else hosts.launch_engine,
     )
     trainer, rewards, sources = await _start_processes(context, settings, first, sources, hosts)
     context.inputs.trainer = trainer
@@ -316,9 +317,9 @@ async def _start_processes(
 
     async def start_trainer() -> TrainerProcess:
         trainer = await fleet.start_trainer(
-            TrainerProcess.start(settings, log_path=context.folder.log("trainer"))
+            partial(TrainerProcess.start, settings, log_path=context.folder.log("trainer"))
             if hosts is None
-            else hosts.start_trainer(settings, run_folder=context.folder.path)
+            else partial(hosts.start_trainer, settings, run_folder=context.folder.path)
         )
         ready = trainer.ready
         if not first.done():

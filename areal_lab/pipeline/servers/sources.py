@@ -90,7 +90,7 @@ def engine_sources(
     codec: TextCodec,
     threads: int,
     conversations: bool | None = None,
-    launch: LaunchEngine = launch_engine,
+    launch: LaunchEngine | None = None,
 ) -> dict[EngineId, EngineSource]:
     """The sources of all engines; nothing is started yet.
 
@@ -100,7 +100,7 @@ def engine_sources(
         codec: the model's tokenizer.
         threads: CPU threads of each engine.
         conversations: whether prompts continue earlier responses; None if there is a workflow.
-        launch: starts a server, here or on a host.
+        launch: starts a server on a host; None starts it here.
     """
     if conversations is None:
         conversations = bool(config.rollout.workflow)
@@ -118,7 +118,7 @@ def engine_sources(
             finds_strings=bool(codec.stops(config.gconfig.stop).strings),
             threads=threads,
             conversations=conversations,
-            launch=launch,
+            launch=launch or launch_engine,
         )
         for index in range(count_engines(config))
     }
