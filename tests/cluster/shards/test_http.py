@@ -41,6 +41,8 @@ from tests.cluster.shards.agent import KEY, Running, running_agent
 from tests.cluster.shards.fields import assert_equal, some_fields
 from tests.cluster.shards.proxy import altered
 
+FIRST_BYTES = 1 << 16
+"""Of the first request, with the header and the lengths."""
 SMALL = {"a": np.arange(3), "b": Jagged.of_rows([[1], [], [2, 3]], "int32")}
 
 
@@ -119,7 +121,21 @@ def test_a_sub_shard_moves_its_own_bytes_only(store: HttpStore) -> None:
     found = store.put({"tokens": np.zeros((1000, 10_000), np.int8)}, owner="test")
     before = usage(store)["sent_bytes"]
     store.get(found.rows(900, 910))
-    assert usage(store)["sent_bytes"] - before < 100_000 + (1 << 16) + 1
+    assert usage(store)["sent_bytes"] - before == 100_000 + FIRST_BYTES
+
+
+@pytest.mark.parametrize("streams", [1, 4])
+def test_no_byte_of_a_whole_shard_moves_twice(
+    store: HttpStore, streams: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections_module, "LARGE_BYTES", 1 << 20)
+    made = Connections(KEY, streams=streams)
+    for fields in (SMALL, large_fields()):
+        found = store.put(fields, owner="test")
+        before = usage(store)["sent_bytes"]
+        HttpStore(store.home, made).get(found)
+        assert usage(store)["sent_bytes"] - before == len(write_shard(fields)[1])
+    made.close()
 
 
 def test_shards_in_files_are_the_same(tmp_path: Path, connections: Connections) -> None:

@@ -80,6 +80,10 @@ def test_files_that_are_no_shards_are_refused() -> None:
         read_layout(b"\xff" * 16, 16)
     with pytest.raises(ValueError, match="end at byte"):
         read_layout(shard.data, len(shard) + 1)
+    overlapping = write_shard({"a": np.zeros(2), "b": np.zeros(2)})[1].tobytes()
+    overlapping = overlapping.replace(b"[16,32]", b"[ 8,24]")[:-8]
+    with pytest.raises(ValueError, match=r"tensor 'b' of a shard begins at \d+, not at"):
+        read_layout(overlapping, len(overlapping))
     other = save({"a": np.zeros(2)})
     with pytest.raises(ValueError, match="__metadata__"):
         read_layout(other, len(other))

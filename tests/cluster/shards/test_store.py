@@ -38,7 +38,8 @@ class Store(RuleBasedStateMachine):
         self.shards = ShardStore(Limits(MEMORY, SPILL, self.folder))
         self.store = LocalStore(HOST, self.shards)
         self.held: dict[str, tuple[str, Fields, ShardMetadata]] = {}
-        self.reading: dict[str, ExitStack] = {}
+        self.reading: dict[tuple[str, int], ExitStack] = {}
+        self.sizes: dict[str, int] = {}
         self.put_bytes = self.refused = self.freed = self.abandoned = self.missing = 0
 
     @rule(size=st.sampled_from([0, 100, 300, 700, 3000]), owner=st.sampled_from("xyz"))
@@ -54,6 +55,7 @@ class Store(RuleBasedStateMachine):
             return
         found = self.store.put(fields, owner=owner)
         self.held[found.shard_id] = owner, fields, found
+        self.sizes[found.shard_id] = total
         self.put_bytes += total
 
     @precondition(lambda self: self.held)
@@ -85,12 +87,13 @@ class Store(RuleBasedStateMachine):
         self.freed += len(left)
         self.abandoned += len(left)
 
-    @precondition(lambda self: self.held.keys() - self.reading.keys())
-    @rule(data=st.data())
-    def begin_reading(self, data: st.DataObject) -> None:
-        name = data.draw(st.sampled_from(sorted(self.held.keys() - self.reading.keys())))
-        self.reading[name] = ExitStack()
-        self.reading[name].enter_context(self.shards.reading(name))
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), reader=st.integers(0, 2))
+    def begin_reading(self, data: st.DataObject, reader: int) -> None:
+        name = data.draw(st.sampled_from(sorted(self.held)))
+        if (name, reader) not in self.reading:
+            stack = self.reading[name, reader] = ExitStack()
+            stack.enter_context(self.shards.reading(name))
 
     @precondition(lambda self: self.reading)
     @rule(data=st.data())
@@ -116,13 +119,12 @@ class Store(RuleBasedStateMachine):
         assert {one.shard_id for one in listed} == self.held.keys()
         assert usage["shards"] == len(self.held)
         held = sum(one.size_bytes for one in listed)
+        for one in listed:
+            assert one.readers == [name for name, _ in self.reading].count(one.shard_id)
         assert usage["memory_bytes"] <= MEMORY
         assert usage["spill_bytes"] <= SPILL
-        read_after_free = self.reading.keys() - self.held.keys()
-        if not read_after_free:
-            assert self.shards.held_bytes == held
-        else:
-            assert self.shards.held_bytes > held
+        read_after_free = {name for name, _ in self.reading} - self.held.keys()
+        assert self.shards.held_bytes == held + sum(self.sizes[name] for name in read_after_free)
         assert usage["put_bytes"] == self.put_bytes
         assert usage["put"] == len(self.held) + self.freed
         names = ("refused", "freed", "abandoned", "missing")
