@@ -223,6 +223,19 @@ def test_room_is_reserved_before_bytes_arrive() -> None:
     shards.new("b", 60, "x").__exit__()
 
 
+def test_the_last_reader_of_a_freed_shard_gives_its_bytes_back(tmp_path: Path) -> None:
+    for limits in (Limits(1000), Limits(0, 1000, tmp_path)):
+        local = LocalStore(HOST, ShardStore(limits))
+        found = local.put(rows_of(100), owner="x")
+        held = local.shards.held_bytes
+        with local.shards.reading(found.shard_id) as last:
+            with local.shards.reading(found.shard_id):
+                local.free([found])
+            assert local.shards.held_bytes == held
+            assert bytes(last.content.read(held - 100, held)) == bytes([100] * 100)
+        assert local.shards.held_bytes == 0
+
+
 def test_limits_are_checked() -> None:
     with pytest.raises(ValueError, match="memory_bytes is -1"):
         Limits(-1)
