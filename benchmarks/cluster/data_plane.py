@@ -49,7 +49,7 @@ INCARNATION: Final = 1
 
 
 def packed(tokens: int, random: np.random.Generator) -> dict[str, Field]:
-    """Roughly `tokens` tokens in the fields of `pack_samples`, without making trajectories first."""
+    """Roughly `tokens` tokens in the fields of `pack_samples`, made without trajectories."""
     count = max(8, tokens // MEAN_TOKENS)
     drawn = np.minimum(random.lognormal(0, 1, count), 8)
     generated = np.maximum(1, drawn * tokens / drawn.sum() - PROMPT_TOKENS).astype(np.int64)

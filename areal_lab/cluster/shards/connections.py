@@ -74,11 +74,15 @@ class Fence:
     are running then fail at their end, though their bytes arrived.
     """
 
-    _believed: dict[str, int] = field(default_factory=dict)
+    _believed: dict[str, int | None] = field(default_factory=dict)
 
     def believe(self, address: str, incarnation: int) -> None:
         """From now on, only this incarnation of the agent at this address."""
         self._believed[address] = incarnation
+
+    def lose(self, address: str) -> None:
+        """From now on, no agent at this address, until one is believed in again."""
+        self._believed[address] = None
 
     def check(self, agent: Agent) -> None:
         """Raise unless the agent may be believed in.
@@ -88,9 +92,10 @@ class Fence:
         """
         believed = self._believed.get(agent.address, agent.incarnation)
         if agent.incarnation not in (None, believed):
+            happened = "is lost" if believed is None else f"was replaced by {believed}"
             raise OtherIncarnation(
-                f"the agent at {agent.address} of incarnation {agent.incarnation} was replaced by "
-                f"{believed}: what it held is gone, and what it still sends is discarded"
+                f"the agent at {agent.address} of incarnation {agent.incarnation} {happened}: what "
+                "it held is gone, and what it still sends is discarded"
             )
 
 

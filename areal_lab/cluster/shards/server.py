@@ -81,7 +81,9 @@ class DataPlane:
             ValueError: there is no key.
         """
         if not key:
-            raise ValueError("a data plane needs a key, or it would serve anyone; make one with new_key()")
+            raise ValueError(
+                "a data plane needs a key, or it would serve anyone; make one with new_key()"
+            )
         inner = Starlette(
             routes=self.routes(),
             exception_handlers={DataPlaneError: on_error, HTTPException: on_unknown},

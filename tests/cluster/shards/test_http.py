@@ -243,6 +243,12 @@ def test_late_bytes_are_discarded(shared: Running) -> None:
             HttpStore(behind, made).get(through)
         with pytest.raises(OtherIncarnation, match="was replaced by 2"):  # and nothing more is sent
             HttpStore(behind, made).get(through)
+        fence.lose(behind.address)
+        with pytest.raises(OtherIncarnation, match="of incarnation 1 is lost"):
+            HttpStore(behind, made).get(through)
+        fence.believe(behind.address, 1)  # it was only cut off; the reply is fenced once more
+        with pytest.raises(OtherIncarnation, match="was replaced by 2"):
+            HttpStore(behind, made).get(through)
     HttpStore(shared.agent, made).free([found])
     made.close()
 
