@@ -1,1 +1,1 @@
-"""Several machines: host agents, schedulers, and tensors that go from host to host."""
+"""A run on several hosts: who starts what where, what is lost, how tensors travel."""

@@ -94,6 +94,7 @@ def test_files_that_are_no_shards_are_refused() -> None:
     [
         (np.zeros(2), "a.lengths", "that name has another meaning"),
         (np.zeros(2), "", "that name has another meaning"),
+        (np.zeros(2), "__metadata__", "that name has another meaning"),
         (np.zeros(2, np.complex64), "a", "type complex64, but a shard holds .* view of uint16"),
         (np.array(["x", "y"]), "a", "type <U1"),
     ],
