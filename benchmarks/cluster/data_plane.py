@@ -45,7 +45,7 @@ PROMPT_TOKENS: Final = 200
 WEIGHT_BYTES: Final = 270_000_000
 RECEIVERS: Final = (1, 2, 4)
 KEY_VARIABLE: Final = "BENCHMARK_KEY"
-INCARNATION: Final = 1
+INCARNATION: Final = "1"
 
 
 def packed(tokens: int, random: np.random.Generator) -> dict[str, Field]:

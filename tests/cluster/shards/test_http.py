@@ -87,7 +87,7 @@ def rows_through(store: HttpStore, fields: dict[str, Field], start: int, stop: i
 
 
 def test_random_fields_return_exactly(store: HttpStore) -> None:
-    @settings(max_examples=40)
+    @settings(max_examples=20)
     @given(some_fields(), st.data())
     def check(fields: dict[str, Field], data: st.DataObject) -> None:
         start = data.draw(st.integers(0, row_count(fields) - 1))
@@ -211,16 +211,18 @@ def test_a_wrong_key_opens_nothing(shared: Running, store: HttpStore) -> None:
 def test_a_restarted_host_refuses_what_was_meant_for_its_predecessor(
     connections: Connections,
 ) -> None:
-    with running_agent(incarnation=1) as first:
+    with running_agent(incarnation="1") as first:
         store = HttpStore(first.agent, connections)
         found = store.put(SMALL, owner="test")
         first.kill()
         with pytest.raises(Unreachable, match="check that the agent runs"):
             store.get(found)
         assert store.free([found]) == Freed(unreachable=(first.agent.address,))
-    with running_agent(incarnation=2, address=first.agent.address) as second:
+    with running_agent(incarnation="2", address=first.agent.address) as second:
         for request in (lambda: store.get(found), lambda: store.put(SMALL, owner="test")):
-            with pytest.raises(OtherIncarnation, match="is incarnation 2, not 1: it was restarted"):
+            with pytest.raises(
+                OtherIncarnation, match="is incarnation 2, not incarnation 1: it was restarted"
+            ):
                 request()
         assert store.free([found]) == Freed(missing=1)
         assert list(HttpStore(second.agent, connections).list()) == []
@@ -234,7 +236,7 @@ def test_late_bytes_are_discarded(shared: Running) -> None:
     def replaced_meanwhile(
         _path: str, headers: dict[str, str], body: bytes
     ) -> tuple[dict[str, str], bytes]:
-        fence.believe(behind.address, 2)
+        fence.believe(behind.address, "2")
         return headers, body
 
     with altered(shared.agent, replaced_meanwhile) as behind:
@@ -246,7 +248,7 @@ def test_late_bytes_are_discarded(shared: Running) -> None:
         fence.lose(behind.address)
         with pytest.raises(OtherIncarnation, match="of incarnation 1 is lost"):
             HttpStore(behind, made).get(through)
-        fence.believe(behind.address, 1)  # it was only cut off; the reply is fenced once more
+        fence.believe(behind.address, "1")  # it was only cut off; the reply is fenced once more
         with pytest.raises(OtherIncarnation, match="was replaced by 2"):
             HttpStore(behind, made).get(through)
     HttpStore(shared.agent, made).free([found])
@@ -260,7 +262,7 @@ Alteration = Callable[[dict[str, str], bytes], tuple[dict[str, str], bytes]]
     ("alter", "error", "message"),
     [
         (
-            lambda headers, body: ({**headers, "x-areal-incarnation": "0"}, body),
+            lambda headers, body: ({**headers, "x-areal-lab-incarnation": "0"}, body),
             OtherIncarnation,
             "incarnation 0 replied instead of 1; its bytes are discarded",
         ),
@@ -307,9 +309,9 @@ def test_a_silent_host_is_named() -> None:
     made = Connections(KEY, silence_s=0.05)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
-        shard = ShardMetadata("n9", address, "s", 1, incarnation=1)
+        shard = ShardMetadata("n9", address, "s", 1, incarnation="1")
         with pytest.raises(Unreachable, match=f"'s' of n9 at {address}: silent for 0.05 s"):
-            HttpStore(Agent(address, 1), made).get(shard)
+            HttpStore(Agent(address, "1"), made).get(shard)
     made.close()
 
 

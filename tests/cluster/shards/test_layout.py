@@ -14,7 +14,7 @@ from areal_lab.data.arrays.jagged import Field, Jagged, row_count
 from tests.cluster.shards.fields import some_fields
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(some_fields())
 def test_the_safetensors_library_reads_a_shard(fields: dict[str, Field]) -> None:
     layout, data = write_shard(fields)
@@ -28,7 +28,7 @@ def test_the_safetensors_library_reads_a_shard(fields: dict[str, Field]) -> None
     assert layout.batch_size == row_count(fields)
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(some_fields())
 def test_lengths_come_first_and_tensors_are_aligned(fields: dict[str, Field]) -> None:
     layout, data = write_shard(fields)
@@ -56,7 +56,7 @@ def test_metadata_says_what_varies() -> None:
     }
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(some_fields(), st.data())
 def test_a_damaged_header_is_refused_or_harmless(
     fields: dict[str, Field], data: st.DataObject

@@ -20,7 +20,7 @@ from areal_lab.cluster.shards.store import Freed, Limits, ShardStore
 from areal_lab.data.arrays.jagged import Fields, Jagged, slice_rows
 from tests.cluster.shards.fields import assert_equal
 
-HOST = Host("n1", "127.0.0.1:1", 7)
+HOST = Host("n1", "127.0.0.1:1", "7")
 MEMORY, SPILL = 1500, 1200
 
 
@@ -138,7 +138,7 @@ class Store(RuleBasedStateMachine):
 
 
 TestStore = Store.TestCase
-TestStore.settings = settings(max_examples=40, stateful_step_count=25)
+TestStore.settings = settings(max_examples=25, stateful_step_count=25)
 
 
 def store(**limits: int) -> LocalStore:
@@ -191,10 +191,10 @@ def test_wrong_puts_and_gets_are_refused() -> None:
         local.put({"a": np.arange(3)}, owner="")
     with pytest.raises(NotHeld, match=r"has no field 'b'; it has \['a'\]"):
         local.get(found, ["b"])
-    wider = ShardMetadata("n1", "127.0.0.1:1", "a", 4, offset=1, incarnation=7)
+    wider = ShardMetadata("n1", "127.0.0.1:1", "a", 4, offset=1, incarnation="7")
     with pytest.raises(NotHeld, match=r"has 3 rows, not those of \[1, 5\)"):
         local.get(wider)
-    before = ShardMetadata("n1", "127.0.0.1:1", "a", 3, incarnation=6)
+    before = ShardMetadata("n1", "127.0.0.1:1", "a", 3, incarnation="6")
     with pytest.raises(OtherIncarnation, match="incarnation 6 of n1, which is now 7: it is gone"):
         local.get(before)
 
