@@ -14,6 +14,7 @@ All over loopback: ratios matter more than seconds. Ways take turns within a rep
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from benchmarks.cluster.data_plane import measure
 from benchmarks.harness import parse, report
@@ -29,7 +30,7 @@ def main() -> None:
         parser.add_argument("--only", choices=PARTS, help="one part (default all)")
 
     arguments = parse(__doc__, repeats=5, quick_repeats=1, add_own=add_own)
-    figures = {"rows": [], "spread": {}}
+    figures: dict[str, Any] = {"rows": [], "spread": {}}
     for name, part in PARTS.items():
         if arguments.own.only in (None, name):
             found = part(quick=arguments.quick, repeats=arguments.repeats)

@@ -45,11 +45,11 @@ PROMPT_TOKENS: Final = 200
 WEIGHT_BYTES: Final = 270_000_000
 RECEIVERS: Final = (1, 2, 4)
 KEY_VARIABLE: Final = "BENCHMARK_KEY"
-INCARNATION: Final = 1
+INCARNATION: Final = "1"
 
 
 def packed(tokens: int, random: np.random.Generator) -> dict[str, Field]:
-    """About so many tokens as `pack_samples` packs them, without making trajectories first."""
+    """Roughly `tokens` tokens in the fields of `pack_samples`, made without trajectories."""
     count = max(8, tokens // MEAN_TOKENS)
     drawn = np.minimum(random.lognormal(0, 1, count), 8)
     generated = np.maximum(1, drawn * tokens / drawn.sum() - PROMPT_TOKENS).astype(np.int64)

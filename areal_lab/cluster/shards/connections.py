@@ -53,8 +53,8 @@ class Agent:
 
     address: str
     """`HOST:PORT`."""
-    incarnation: int | None = None
-    """None accepts any: for people who look, not for shards."""
+    incarnation: str = ""
+    """Empty accepts any: for people who look, not for shards."""
 
     def __post_init__(self) -> None:
         parts = urlsplit(f"//{self.address}")
@@ -74,11 +74,15 @@ class Fence:
     are running then fail at their end, though their bytes arrived.
     """
 
-    _believed: dict[str, int] = field(default_factory=dict)
+    _believed: dict[str, str] = field(default_factory=dict)
 
-    def believe(self, address: str, incarnation: int) -> None:
+    def believe(self, address: str, incarnation: str) -> None:
         """From now on, only this incarnation of the agent at this address."""
         self._believed[address] = incarnation
+
+    def lose(self, address: str) -> None:
+        """From now on, no agent at this address, until one is believed in again."""
+        self._believed[address] = ""
 
     def check(self, agent: Agent) -> None:
         """Raise unless the agent may be believed in.
@@ -87,10 +91,11 @@ class Fence:
             OtherIncarnation: another one is.
         """
         believed = self._believed.get(agent.address, agent.incarnation)
-        if agent.incarnation not in (None, believed):
+        if agent.incarnation not in ("", believed):
+            happened = f"was replaced by {believed}" if believed else "is lost"
             raise OtherIncarnation(
-                f"the agent at {agent.address} of incarnation {agent.incarnation} was replaced by "
-                f"{believed}: what it held is gone, and what it still sends is discarded"
+                f"the agent at {agent.address} of incarnation {agent.incarnation} {happened}: what "
+                "it held is gone, and what it still sends is discarded"
             )
 
 
@@ -257,8 +262,8 @@ class Connections:
     def _sent(self, call: Call) -> tuple[HTTPConnection, HTTPResponse]:
         """Send a request, once more if an idle connection turns out to be closed."""
         headers = {**self._authorization, **call.headers}
-        if call.agent.incarnation is not None:
-            headers[INCARNATION] = str(call.agent.incarnation)
+        if call.agent.incarnation:
+            headers[INCARNATION] = call.agent.incarnation
         if call.body is not None:
             headers["content-length"] = str(len(call.body))
         while True:
@@ -295,7 +300,7 @@ class Connections:
 
     def _check_incarnation(self, call: Call, reply: HTTPResponse) -> None:
         replied = reply.headers.get(INCARNATION)
-        if call.agent.incarnation is not None and replied != str(call.agent.incarnation):
+        if call.agent.incarnation not in ("", replied):
             raise OtherIncarnation(
                 f"{_name(call)}: incarnation {replied} replied instead of "
                 f"{call.agent.incarnation}; its bytes are discarded"

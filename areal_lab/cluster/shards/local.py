@@ -18,15 +18,15 @@ TOKENS = "tokens"
 """The jagged field whose lengths are put into the metadata."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Host:
     """The host that holds shards, as the others know it."""
 
     node_id: str
     node_addr: str
     """`HOST:PORT` at which the others reach its agent."""
-    incarnation: int
-    """Another number each time that its agent starts."""
+    incarnation: str
+    """Another one each time that its agent starts, or joins a run; empty between runs."""
 
 
 class LocalStore:

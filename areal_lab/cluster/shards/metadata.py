@@ -74,7 +74,7 @@ class ShardMetadata:
     batch_size: int
     offset: int = 0
     fields: Mapping[str, TensorMetadata] = field(default_factory=dict)
-    incarnation: int = 0
+    incarnation: str = ""
     """Of the agent that holds it: after its restart the shard is gone."""
     lengths: Sequence[int] = ()
     """Tokens of each row, if known; what balances ranks."""

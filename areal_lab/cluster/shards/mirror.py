@@ -58,7 +58,7 @@ def mirror(
     destination: Path,
     connections: Connections,
     *,
-    incarnation: int | None = None,
+    incarnation: str = "",
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Mirrored:
     """Make `destination` equal to a folder of another host. Blocks.
@@ -67,7 +67,7 @@ def mirror(
         url: `http://HOST:PORT/folders/NAME`.
         destination: a folder that does not exist, or equals the other one already.
         connections: to the other hosts.
-        incarnation: of the agent that serves it; None accepts any.
+        incarnation: of the agent that serves it; empty accepts any.
         progress: called with the bytes that arrived so far and those of the whole folder, from
             several threads.
 
@@ -106,7 +106,7 @@ async def mirror_async(
     destination: Path,
     connections: Connections,
     *,
-    incarnation: int | None = None,
+    incarnation: str = "",
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Mirrored:
     """As `mirror`, in a thread."""
@@ -197,7 +197,7 @@ def _check_equal(destination: Path, listing: Listing, url: str) -> None:
         )
 
 
-def _parsed(url: str, incarnation: int | None) -> tuple[Agent, str]:
+def _parsed(url: str, incarnation: str) -> tuple[Agent, str]:
     parts = urlsplit(url)
     segments = parts.path.split("/")
     if parts.scheme != "http" or segments[:2] != ["", "folders"] or len(segments) != 3:

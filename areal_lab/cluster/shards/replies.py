@@ -27,9 +27,9 @@ from areal_lab.cluster.shards.errors import (
     StoreFull,
 )
 
-INCARNATION: Final = "x-areal-incarnation"
-"""Header of requests and replies: which start of the host's agent is meant, or replies."""
-CHECKSUM: Final = "x-areal-checksum"
+INCARNATION: Final = "x-areal-lab-incarnation"
+"""Header of requests and replies: which incarnation of the host's agent is meant, or replies."""
+CHECKSUM: Final = "x-areal-lab-checksum"
 """Header of requests and replies: xxh3_128 of the whole shard or file, in hexadecimal digits."""
 STATUS: Final[dict[type[DataPlaneError], int]] = {
     Refused: 400,

@@ -71,6 +71,14 @@ class DataPlane:
     traffic: Traffic = field(default_factory=Traffic)
     stall_s: float = STALL_S
 
+    def begin(self, incarnation: str) -> Freed:
+        """Begin another incarnation: what was put under the last one is freed and counted.
+
+        Call it in the event loop of the server.
+        """
+        self.host.incarnation = incarnation
+        return self.shards.free_all()
+
     def app(self, key: str) -> ASGIApp:
         """The guarded application, to mount at the root of an agent's.
 
@@ -81,7 +89,9 @@ class DataPlane:
             ValueError: there is no key.
         """
         if not key:
-            raise ValueError("a data plane without a key would serve everybody; make one (new_key)")
+            raise ValueError(
+                "a data plane needs a key, or it would serve anyone; make one with new_key()"
+            )
         inner = Starlette(
             routes=self.routes(),
             exception_handlers={DataPlaneError: on_error, HTTPException: on_unknown},
@@ -108,6 +118,7 @@ class DataPlane:
 
     async def _put(self, request: Request) -> Response:
         shard_id: str = request.path_params["shard_id"]
+        incarnation = self.host.incarnation
         checksum = request.headers.get(CHECKSUM, "")
         try:
             size_bytes = int(request.headers["content-length"])
@@ -125,6 +136,8 @@ class DataPlane:
                         self.traffic.received_bytes += len(chunk)
                 except ClientDisconnect:
                     return Response(status_code=400)  # nothing reads it
+                if self.host.incarnation != incarnation:
+                    raise OtherIncarnation(f"{self.host.node_id} left the run during the put")
                 pending.commit(checksum)
         return JSONResponse(held_metadata(self.host, self.shards, shard_id).to_json())
 
@@ -182,7 +195,6 @@ class IncarnationGuard:
     def __init__(self, app: ASGIApp, host: Host) -> None:
         self._app = app
         self._host = host
-        self._own = str(host.incarnation)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
@@ -192,17 +204,18 @@ class IncarnationGuard:
 
         async def named(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)[INCARNATION] = self._own
+                MutableHeaders(scope=message)[INCARNATION] = self._host.incarnation
             await send(message)
 
-        meant = dict(scope["headers"]).get(INCARNATION.encode())
-        if meant is None or meant.decode("latin-1") == self._own:
+        meant = dict(scope["headers"]).get(INCARNATION.encode(), b"").decode("latin-1")
+        if meant in ("", self._host.incarnation):
             await self._app(scope, receive, named)
         else:
+            own = f"incarnation {self._host.incarnation}" if self._host.incarnation else "in no run"
             await error_reply(
                 OtherIncarnation(
-                    f"{self._host.node_id} at {self._host.node_addr} is incarnation {self._own}, "
-                    f"not {meant.decode('latin-1')}: it was restarted, and what it held is gone"
+                    f"{self._host.node_id} at {self._host.node_addr} is {own}, not incarnation "
+                    f"{meant}: it was restarted, and what it held is gone"
                 )
             )(scope, receive, named)
 

@@ -255,8 +255,15 @@ class ShardStore:
 
     def free_owner(self, owner: str) -> Freed:
         """Free what an owner left behind."""
+        return self._abandon(lambda shard: shard.owner == owner)
+
+    def free_all(self) -> Freed:
+        """Free what a run left behind."""
+        return self._abandon(lambda _: True)
+
+    def _abandon(self, chosen: Callable[[_Shard], bool]) -> Freed:
         with self._lock:
-            left = [shard for shard in self._shards.values() if shard.owner == owner]
+            left = [shard for shard in self._shards.values() if chosen(shard)]
             freed = Freed()
             for shard in left:
                 freed += self._free(self._shards.pop(shard.shard_id))

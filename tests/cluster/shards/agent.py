@@ -38,7 +38,7 @@ class Running:
 
 @contextmanager
 def running_agent(
-    incarnation: int = 1, address: str = "127.0.0.1:0", **options: Any
+    incarnation: str = "1", address: str = "127.0.0.1:0", **options: Any
 ) -> Iterator[Running]:
     """Start an agent; connections are accepted from the beginning.
 
@@ -67,7 +67,7 @@ def running_agent(
 def serve(
     *,
     fd: int,
-    incarnation: int,
+    incarnation: str,
     address: str,
     memory_bytes: int = 64 << 20,
     spill_bytes: int = 0,

@@ -20,7 +20,7 @@ from areal_lab.cluster.shards.store import Freed, Limits, ShardStore
 from areal_lab.data.arrays.jagged import Fields, Jagged, slice_rows
 from tests.cluster.shards.fields import assert_equal
 
-HOST = Host("n1", "127.0.0.1:1", 7)
+HOST = Host("n1", "127.0.0.1:1", "7")
 MEMORY, SPILL = 1500, 1200
 
 
@@ -38,7 +38,8 @@ class Store(RuleBasedStateMachine):
         self.shards = ShardStore(Limits(MEMORY, SPILL, self.folder))
         self.store = LocalStore(HOST, self.shards)
         self.held: dict[str, tuple[str, Fields, ShardMetadata]] = {}
-        self.reading: dict[str, ExitStack] = {}
+        self.reading: dict[tuple[str, int], ExitStack] = {}
+        self.sizes: dict[str, int] = {}
         self.put_bytes = self.refused = self.freed = self.abandoned = self.missing = 0
 
     @rule(size=st.sampled_from([0, 100, 300, 700, 3000]), owner=st.sampled_from("xyz"))
@@ -54,6 +55,7 @@ class Store(RuleBasedStateMachine):
             return
         found = self.store.put(fields, owner=owner)
         self.held[found.shard_id] = owner, fields, found
+        self.sizes[found.shard_id] = total
         self.put_bytes += total
 
     @precondition(lambda self: self.held)
@@ -85,12 +87,13 @@ class Store(RuleBasedStateMachine):
         self.freed += len(left)
         self.abandoned += len(left)
 
-    @precondition(lambda self: self.held.keys() - self.reading.keys())
-    @rule(data=st.data())
-    def begin_reading(self, data: st.DataObject) -> None:
-        name = data.draw(st.sampled_from(sorted(self.held.keys() - self.reading.keys())))
-        self.reading[name] = ExitStack()
-        self.reading[name].enter_context(self.shards.reading(name))
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), reader=st.integers(0, 2))
+    def begin_reading(self, data: st.DataObject, reader: int) -> None:
+        name = data.draw(st.sampled_from(sorted(self.held)))
+        if (name, reader) not in self.reading:
+            stack = self.reading[name, reader] = ExitStack()
+            stack.enter_context(self.shards.reading(name))
 
     @precondition(lambda self: self.reading)
     @rule(data=st.data())
@@ -116,13 +119,12 @@ class Store(RuleBasedStateMachine):
         assert {one.shard_id for one in listed} == self.held.keys()
         assert usage["shards"] == len(self.held)
         held = sum(one.size_bytes for one in listed)
+        for one in listed:
+            assert one.readers == [name for name, _ in self.reading].count(one.shard_id)
         assert usage["memory_bytes"] <= MEMORY
         assert usage["spill_bytes"] <= SPILL
-        read_after_free = self.reading.keys() - self.held.keys()
-        if not read_after_free:
-            assert self.shards.held_bytes == held
-        else:
-            assert self.shards.held_bytes > held
+        read_after_free = {name for name, _ in self.reading} - self.held.keys()
+        assert self.shards.held_bytes == held + sum(self.sizes[name] for name in read_after_free)
         assert usage["put_bytes"] == self.put_bytes
         assert usage["put"] == len(self.held) + self.freed
         names = ("refused", "freed", "abandoned", "missing")
@@ -136,7 +138,7 @@ class Store(RuleBasedStateMachine):
 
 
 TestStore = Store.TestCase
-TestStore.settings = settings(max_examples=40, stateful_step_count=25)
+TestStore.settings = settings(max_examples=25, stateful_step_count=25)
 
 
 def store(**limits: int) -> LocalStore:
@@ -189,10 +191,10 @@ def test_wrong_puts_and_gets_are_refused() -> None:
         local.put({"a": np.arange(3)}, owner="")
     with pytest.raises(NotHeld, match=r"has no field 'b'; it has \['a'\]"):
         local.get(found, ["b"])
-    wider = ShardMetadata("n1", "127.0.0.1:1", "a", 4, offset=1, incarnation=7)
+    wider = ShardMetadata("n1", "127.0.0.1:1", "a", 4, offset=1, incarnation="7")
     with pytest.raises(NotHeld, match=r"has 3 rows, not those of \[1, 5\)"):
         local.get(wider)
-    before = ShardMetadata("n1", "127.0.0.1:1", "a", 3, incarnation=6)
+    before = ShardMetadata("n1", "127.0.0.1:1", "a", 3, incarnation="6")
     with pytest.raises(OtherIncarnation, match="incarnation 6 of n1, which is now 7: it is gone"):
         local.get(before)
 
@@ -219,6 +221,19 @@ def test_room_is_reserved_before_bytes_arrive() -> None:
     with shards.new("a", 60, "x"), pytest.raises(StoreFull, match="60 of 100 bytes"):
         shards.new("b", 60, "x")
     shards.new("b", 60, "x").__exit__()
+
+
+def test_the_last_reader_of_a_freed_shard_gives_its_bytes_back(tmp_path: Path) -> None:
+    for limits in (Limits(1000), Limits(0, 1000, tmp_path)):
+        local = LocalStore(HOST, ShardStore(limits))
+        found = local.put(rows_of(100), owner="x")
+        held = local.shards.held_bytes
+        with local.shards.reading(found.shard_id) as last:
+            with local.shards.reading(found.shard_id):
+                local.free([found])
+            assert local.shards.held_bytes == held
+            assert bytes(last.content.read(held - 100, held)) == bytes([100] * 100)
+        assert local.shards.held_bytes == 0
 
 
 def test_limits_are_checked() -> None:

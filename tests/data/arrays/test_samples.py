@@ -73,7 +73,7 @@ def samples_of(trajectories: list[Trajectory]) -> list[list[Trajectory]]:
     return [list(rows) for _, rows in groupby(trajectories, lambda one: (one.group, one.sample))]
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(batches())
 def test_trajectories_return_exactly(trajectories: list[Trajectory]) -> None:
     fields = pack_samples(trajectories)
@@ -81,7 +81,7 @@ def test_trajectories_return_exactly(trajectories: list[Trajectory]) -> None:
     assert row_count(fields) == len(samples_of(trajectories))
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(batches(), st.data())
 def test_some_rows_are_those_samples(trajectories: list[Trajectory], data: st.DataObject) -> None:
     samples = samples_of(trajectories)
@@ -91,7 +91,7 @@ def test_some_rows_are_those_samples(trajectories: list[Trajectory], data: st.Da
     assert unpack_samples(some) == [row for sample in samples[start:stop] for row in sample]
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(batches(), batches())
 def test_rows_of_two_batches_follow_each_other(
     first: list[Trajectory], second: list[Trajectory]
