@@ -8,6 +8,11 @@
     AsyncReplayBuffer                           the batch order `bounded_lag` with `drop_late`
     AgentTrainer, AgentConfig                   train(config, ...) with the workflow `tool_use`
     MultiTurnWorkflow, TIRWorkflow              the workflows `multi_turn`, and `tool_use` in Python
+    TrainController, RolloutController          `areal_lab.controllers`, on hosts
+    LocalScheduler, RayScheduler,               who brings up these hosts
+    SlurmScheduler
+    FSDPPPOActor, RemoteSGLangEngine            what the controllers start there
+    DistributedBatch                            a batch as metadata (`cluster.shards.metadata`)
 
 docs/from_areal.md has the settings. There is no `Actor`: in AReaL it is the policy that is trained,
 in articles the process that generates, which is an engine here. A `workflow` is a
@@ -29,12 +34,22 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 from areal_lab.agents.multi_turn import MultiTurn
 from areal_lab.agents.tool_use import DESCRIBED, ToolUse
 from areal_lab.agents.tools.renamed import as_schema
+from areal_lab.cluster.shards.metadata import DistributedBatch
 from areal_lab.config.load import load_config
 from areal_lab.config.offline import OfflineConfig
 from areal_lab.config.problem import refusal
 from areal_lab.config.schema import DatasetConfig, RolloutConfig, TrainConfig
 from areal_lab.control.events import Version
 from areal_lab.control.order import bounded_lag
+from areal_lab.controllers.fronts import (
+    FSDPPPOActor,
+    LocalScheduler,
+    RayScheduler,
+    RemoteSGLangEngine,
+    RolloutController,
+    SlurmScheduler,
+    TrainController,
+)
 from areal_lab.data.jsonl import problem_of_row, read_rows, split_problems
 from areal_lab.data.problems import Problem, ProblemSet
 from areal_lab.data.sources import load_problems
@@ -55,15 +70,23 @@ __all__ = [
     "AsyncReplayBuffer",
     "DPOTrainer",
     "DataConfig",
+    "DistributedBatch",
+    "FSDPPPOActor",
     "GRPOConfig",
     "Learner",
+    "LocalScheduler",
     "MultiTurnWorkflow",
     "PPOConfig",
     "PPOTrainer",
     "RWTrainer",
+    "RayScheduler",
+    "RemoteSGLangEngine",
     "RolloutConfig",
+    "RolloutController",
     "SFTTrainer",
+    "SlurmScheduler",
     "TIRWorkflow",
+    "TrainController",
     "load_expr_config",
 ]
 

@@ -1,8 +1,8 @@
 """The hosts that controllers share: which generate, and which train.
 
 async with host_pool(config) as pool:
-    rollouts = await RolloutController.start(pool, config, problems)
-    trainer = await TrainController.start(pool, config)
+    rollouts = await AsyncRolloutController.start(pool, config, problems)
+    trainer = await AsyncTrainController.start(pool, config)
 """
 
 from __future__ import annotations

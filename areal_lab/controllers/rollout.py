@@ -63,7 +63,7 @@ class _Worker:
 
 
 @dataclass(slots=True, kw_only=True)
-class RolloutController:
+class AsyncRolloutController:
     """Rollout workers on hosts. Create it with `start`, and always `close` it."""
 
     pool: HostPool
@@ -102,7 +102,7 @@ class RolloutController:
         problems: Sequence[Problem],
         *,
         reward_fn: RewardFunction | None = None,
-    ) -> RolloutController:
+    ) -> AsyncRolloutController:
         """Start a worker on each host that generates; returns when their engines are ready.
 
         Args:
@@ -120,7 +120,7 @@ class RolloutController:
             file = pool.folder / "reward.pickle"
             file.write_bytes(pickle_function(reward_fn))
             reward = str(file)
-        controller = RolloutController(
+        controller = AsyncRolloutController(
             pool=pool,
             config=config,
             problems=PromptSource(problems, seed=config.seed),
@@ -193,7 +193,7 @@ class RolloutController:
         """Interrupt generation, bring a trainer's weights to every host, and continue.
 
         Args:
-            weights: what `TrainController.export` returned.
+            weights: what `AsyncTrainController.export` returned.
 
         Raises:
             Exception: no worker could load them.

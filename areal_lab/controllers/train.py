@@ -19,7 +19,7 @@ from areal_lab.training.settings import TrainerSettings
 
 
 @dataclass(slots=True)
-class TrainController:
+class AsyncTrainController:
     """A trainer whose processes are on hosts. Create it with `start`, and always `close` it."""
 
     pool: HostPool
@@ -28,7 +28,7 @@ class TrainController:
     """Steps so far."""
 
     @staticmethod
-    async def start(pool: HostPool, config: TrainConfig) -> TrainController:
+    async def start(pool: HostPool, config: TrainConfig) -> AsyncTrainController:
         """Start the processes on the hosts that train; returns when the model is loaded.
 
         Raises:
@@ -57,7 +57,7 @@ class TrainController:
             gpus=",".join(place.gpus),
         )
         trainer = await pool.hosts.start_trainer(settings, run_folder=pool.folder)
-        return TrainController(pool, trainer)
+        return AsyncTrainController(pool, trainer)
 
     async def train(self, batch: DistributedBatch) -> dict[str, float]:
         """One step on a batch; returns its metrics.
@@ -73,7 +73,7 @@ class TrainController:
         return result.metrics
 
     async def export(self) -> WeightsFolder:
-        """Write the weights on the trainer's host, for `RolloutController.update_weights`."""
+        """Write the weights on the trainer's host, for `AsyncRolloutController.update_weights`."""
         exported = (await self.trainer.export()).weights
         assert isinstance(exported, WeightsFolder), "the transfer is by folders"
         return exported

@@ -47,9 +47,7 @@ class Fleet:
             watcher.cancel()
         await self.stack.aclose()
 
-    async def start_trainer(
-        self, start: Callable[[], Awaitable[TrainerProcess]]
-    ) -> TrainerProcess:
+    async def start_trainer(self, start: Callable[[], Awaitable[TrainerProcess]]) -> TrainerProcess:
         """Start the trainer, and end the run if it dies from then on."""
         trainer = await start()
         self.stack.push_async_callback(trainer.stop)

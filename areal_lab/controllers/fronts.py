@@ -1,0 +1,361 @@
+"""Controllers for ordinary programs, by the names of the articles: every call blocks.
+
+    scheduler = LocalScheduler(n_nodes=3)                       or RayScheduler, SlurmScheduler
+    rollout = RolloutController(engine=RemoteSGLangEngine(config), scheduler=scheduler)
+    actor = TrainController(engine=FSDPPPOActor(config=config), scheduler=scheduler)
+    with rollout, actor:
+        for _ in range(config.total_train_steps):
+            batch = rollout.prepare_batch(problems)
+            print(actor.ppo_update(batch))
+            rollout.update_weights(actor)
+
+They share an event loop in a thread of its own, which the scheduler has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ClassVar, Final, Self, TypeVar
+
+from areal_lab.cluster.shards.metadata import DistributedBatch
+from areal_lab.config.cluster import SchedulerType
+from areal_lab.config.problem import ConfigError, refusal
+from areal_lab.config.schema import TrainConfig
+from areal_lab.controllers.host_pool import HostPool, host_pool
+from areal_lab.controllers.rollout import AsyncRolloutController
+from areal_lab.controllers.train import AsyncTrainController
+from areal_lab.data.problems import Problem, ProblemSet
+from areal_lab.data.sources import load_problems
+from areal_lab.rewards.service import RewardFunction
+
+Result = TypeVar("Result")
+_NOT_HERE: Final = (
+    "is part of ppo_update here: proximal log-probs and advantages are computed by the trainer's "
+    "processes, once for a batch"
+)
+
+
+class Scheduler:
+    """Brings up hosts for the controllers that are given to it, and their event loop.
+
+    Args:
+        n_nodes: hosts, of which the last ones train.
+        say: shows what happens; None prints nothing.
+        settings: further ones of `cluster` and `scheduler`, by their names.
+    """
+
+    kind: ClassVar[SchedulerType] = "local"
+
+    def __init__(self, n_nodes: int = 2, *, say: Any = None, **settings: object) -> None:
+        self._settings = {"n_nodes": n_nodes, **settings}
+        self._say = say or (lambda _: None)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stack: AsyncExitStack | None = None
+        self._pool: HostPool | None = None
+        self._users = 0
+
+    def open(self, config: TrainConfig) -> HostPool:
+        """The hosts; they join at the first call. Each call is followed by a `close`.
+
+        Raises:
+            ConfigError: a setting is wrong.
+            TooFewHosts: hosts did not join in time.
+        """
+        self._users += 1
+        if self._pool is None:
+            self._loop = asyncio.new_event_loop()
+            threading.Thread(
+                target=self._loop.run_forever, name="areal_lab controllers", daemon=True
+            ).start()
+            try:
+                self._pool = self.call(self._open(self.settings(config)))
+            except BaseException:
+                self.close()
+                raise
+        return self._pool
+
+    def settings(self, config: TrainConfig) -> TrainConfig:
+        """A configuration with those of this scheduler.
+
+        Raises:
+            ConfigError: one of them is unknown or wrong.
+        """
+        fields = type(config.cluster).model_fields
+        changes: dict[str, object] = {"scheduler.type": self.kind}
+        for name, value in self._settings.items():
+            changes[f"{'cluster' if name in fields else 'scheduler'}.{name}"] = value
+        return config.with_settings(changes)
+
+    def call(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Run `work` in the event loop, and wait for it."""
+        assert self._loop is not None, "opened before"
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def close(self) -> None:
+        """Dismiss the hosts once every user has closed."""
+        self._users -= 1
+        if self._users or self._loop is None:
+            return
+        loop, self._loop = self._loop, None
+        try:
+            if self._stack is not None:
+                asyncio.run_coroutine_threadsafe(self._stack.aclose(), loop).result()
+        finally:
+            self._stack = self._pool = None
+            loop.call_soon_threadsafe(loop.stop)
+
+    async def _open(self, config: TrainConfig) -> HostPool:
+        self._stack = AsyncExitStack()
+        return await self._stack.enter_async_context(
+            host_pool(config, say=self._say, waiting=self._say)
+        )
+
+
+class LocalScheduler(Scheduler):
+    """Hosts are processes of this machine."""
+
+
+class RayScheduler(Scheduler):
+    """Hosts are nodes of a Ray cluster (`scheduler.type=ray`)."""
+
+    kind = "ray"
+
+
+class SlurmScheduler(Scheduler):
+    """Hosts are nodes of a Slurm cluster (`scheduler.type=slurm`)."""
+
+    kind = "slurm"
+
+
+class RemoteSGLangEngine:
+    """SGLang servers, as `RolloutController` starts them on hosts."""
+
+    backend: ClassVar[str] = "sglang"
+
+    def __init__(self, config: TrainConfig) -> None:
+        self.config = config.with_settings({"rollout.backend": self.backend})
+
+
+class EmbeddedEngine(RemoteSGLangEngine):
+    """Servers of this package, which need no installation."""
+
+    backend = "embedded"
+
+
+class RemotevLLMEngine(RemoteSGLangEngine):
+    """vLLM servers."""
+
+    backend = "vllm"
+
+
+class FSDPPPOActor:
+    """A policy trained by FSDP2, as `TrainController` starts its processes on hosts."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        self.config = config
+
+
+class _Controller:
+    """What both controllers do the same way."""
+
+    def __init__(self, engine: Any, scheduler: Scheduler) -> None:
+        self.config: TrainConfig = scheduler.settings(engine.config)
+        self._scheduler = scheduler
+
+    def __enter__(self) -> Self:
+        """Start."""
+        self.initialize()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End."""
+        self.destroy()
+
+    def initialize(self) -> None:
+        """Start on hosts, and return when it is ready."""
+        raise NotImplementedError
+
+    def destroy(self) -> None:
+        """End what was started."""
+        raise NotImplementedError
+
+
+class RolloutController(_Controller):
+    """Rollout workers on hosts: see `AsyncRolloutController`.
+
+    Args:
+        engine: which engines, with the configuration of sampling and rewards.
+        scheduler: brings up the hosts; the same one as the `TrainController`'s.
+        reward_fn: instead of `config.reward.fn`.
+    """
+
+    def __init__(
+        self,
+        engine: RemoteSGLangEngine,
+        scheduler: Scheduler,
+        *,
+        reward_fn: RewardFunction | None = None,
+    ) -> None:
+        super().__init__(engine, scheduler)
+        self._reward_fn = reward_fn
+        self._core: AsyncRolloutController | None = None
+        self._given: object = None
+        self._last: DistributedBatch | None = None
+        self._opened = False
+
+    def initialize(self) -> None:
+        """Have the hosts join; engines start with the first batch, whose problems they need."""
+        if not self._opened:
+            self._scheduler.open(self.config)
+            self._opened = True
+
+    def prepare_batch(
+        self, problems: ProblemSet | Sequence[Problem] | None = None
+    ) -> DistributedBatch:
+        """The next batch, as metadata; see `AsyncRolloutController.prepare_batch`.
+
+        Args:
+            problems: to draw from, the same in every call; None takes `config.dataset`.
+
+        Raises:
+            ValueError: they are others than in the first call.
+            Exception: what the rollout workers failed with.
+        """
+        self.initialize()
+        if self._core is None:
+            self._given = problems
+            chosen = problems
+            if chosen is None:
+                chosen = load_problems(self.config.dataset, seed=self.config.seed)
+            train = chosen.train if isinstance(chosen, ProblemSet) else tuple(chosen)
+            pool = self._scheduler.open(self.config)
+            self._scheduler.close()  # counted once
+            self._core = self._scheduler.call(
+                AsyncRolloutController.start(pool, self.config, train, reward_fn=self._reward_fn)
+            )
+        elif problems is not self._given:
+            raise ValueError(
+                "prepare_batch got other problems than in its first call; make another "
+                "RolloutController for these"
+            )
+        if self._last is not None:
+            self.free(self._last)
+        self._last = self._scheduler.call(self._core.prepare_batch())
+        return self._last
+
+    def update_weights(self, actor: TrainController) -> None:
+        """Bring the weights of a trainer into all engines, which continue with them."""
+        core = self._started()
+        self._scheduler.call(core.update_weights(self._scheduler.call(actor.core.export())))
+
+    def free(self, batch: DistributedBatch) -> None:
+        """Free the tensors of a batch before the next one is prepared, which frees them, too."""
+        self._scheduler.call(self._started().free(batch))
+        if batch is self._last:
+            self._last = None
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """What was generated, filtered and lost so far."""
+        return dict(self._started().counts)
+
+    def destroy(self) -> None:
+        """End the workers, and dismiss the hosts if nothing else uses them. Idempotent."""
+        if self._core is not None:
+            self._scheduler.call(self._core.close())
+            self._core = None
+        if self._opened:
+            self._opened = False
+            self._scheduler.close()
+
+    def _started(self) -> AsyncRolloutController:
+        if self._core is None:
+            raise RuntimeError("no batch was prepared: call prepare_batch() first")
+        return self._core
+
+
+class TrainController(_Controller):
+    """A trainer on hosts: see `AsyncTrainController`.
+
+    Args:
+        engine: what is trained, with its configuration.
+        scheduler: brings up the hosts; the same one as the `RolloutController`'s.
+    """
+
+    def __init__(self, engine: FSDPPPOActor, scheduler: Scheduler) -> None:
+        super().__init__(engine, scheduler)
+        self._core: AsyncTrainController | None = None
+
+    def initialize(self) -> None:
+        """Start the trainer's processes; returns when the model is loaded."""
+        if self._core is None:
+            pool = self._scheduler.open(self.config)
+            try:
+                self._core = self._scheduler.call(AsyncTrainController.start(pool, self.config))
+            except BaseException:
+                self._scheduler.close()
+                raise
+
+    @property
+    def core(self) -> AsyncTrainController:
+        """The controller, for calls in the scheduler's event loop.
+
+        Raises:
+            RuntimeError: it has not started.
+        """
+        if self._core is None:
+            raise RuntimeError("the trainer has not started: call initialize() first")
+        return self._core
+
+    def ppo_update(self, batch: DistributedBatch) -> dict[str, float]:
+        """Train on one batch, which its processes read from the hosts; returns its metrics.
+
+        Raises:
+            BatchMissing: a host that held some of it is lost; nothing was trained.
+            Exception: what the trainer failed with.
+        """
+        return self._scheduler.call(self.core.train(batch))
+
+    train_batch = ppo_update
+
+    def compute_logp(self, batch: DistributedBatch) -> DistributedBatch:
+        """Not a call of its own.
+
+        Raises:
+            ConfigError: always, with where it happens.
+        """
+        raise _part_of_update("compute_logp", batch)
+
+    def compute_advantages(self, batch: DistributedBatch) -> DistributedBatch:
+        """Not a call of its own.
+
+        Raises:
+            ConfigError: always, with where it happens.
+        """
+        raise _part_of_update("compute_advantages", batch)
+
+    def save(self, path: str | Path) -> Path:
+        """Write an ordinary Hugging Face folder on this machine."""
+        return self._scheduler.call(self.core.save(Path(path)))
+
+    def destroy(self) -> None:
+        """End the processes, and dismiss the hosts if nothing else uses them. Idempotent."""
+        if self._core is not None:
+            core, self._core = self._core, None
+            self._scheduler.call(core.close())
+            self._scheduler.close()
+
+
+def _part_of_update(name: str, batch: DistributedBatch) -> ConfigError:
+    del batch
+    return refusal(name, f"{name} {_NOT_HERE}; leave the call out")
