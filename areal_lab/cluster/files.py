@@ -44,11 +44,11 @@ class RunFiles:
     """Whether hosts may share folders; else all are fetched."""
     _plane: DataPlane = field(init=False)
     _connections: Connections = field(init=False)
-    _shares: dict[tuple[int, int, Path], bool] = field(default_factory=dict)
-    """By the incarnations of two hosts (0 is the run) and the parent of a folder."""
+    _shares: dict[tuple[str, str, Path], bool] = field(default_factory=dict)
+    """By the incarnations of two hosts (empty for the run) and the parent of a folder."""
 
     def __post_init__(self) -> None:
-        here = PlaneHost("the run", self.address, 1 + secrets.randbits(62))
+        here = PlaneHost("the run", self.address, secrets.token_hex(8))
         self._plane = DataPlane(here, ShardStore(Limits(memory_bytes=0)))
         self._connections = Connections(self.token)
 
@@ -97,7 +97,7 @@ class RunFiles:
         one folder holds for its neighbors."""
         if not self.shared:
             return False
-        key = (host.facts.incarnation, owner.facts.incarnation if owner else 0, path.parent)
+        key = (host.facts.incarnation, owner.facts.incarnation if owner else "", path.parent)
         if key not in self._shares:
             theirs, ours = await asyncio.gather(
                 host.seen(path),

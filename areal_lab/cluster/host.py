@@ -77,7 +77,7 @@ class Host:
             base_url=self.facts.url,
             headers={
                 **authorization(self.token),
-                INCARNATION: str(self.facts.incarnation),
+                INCARNATION: self.facts.incarnation,
             },
             timeout=httpx2.Timeout(_CONTROL_S, connect=_CONNECT_S),
             trust_env=False,

@@ -30,7 +30,7 @@ class HostFacts:
     """A host that joins."""
 
     name: str
-    incarnation: int
+    incarnation: str
     """A new one each time that it joins."""
     address: str
     """Of the host, as others reach it."""
@@ -51,7 +51,7 @@ class HostFacts:
 
 
 def facts_of_this_host(
-    *, name: str, incarnation: int, address: str, port: int, folder: str
+    *, name: str, incarnation: str, address: str, port: int, folder: str
 ) -> HostFacts:
     """What this host tells of itself."""
     return HostFacts(
@@ -87,8 +87,8 @@ class Refused:
 class HostHealth:
     """The reply to a heartbeat."""
 
-    incarnation: int
-    """0 between two runs."""
+    incarnation: str
+    """Empty between two runs."""
     ended: tuple[int, ...] = ()
     """Processes that have ended."""
 
@@ -171,7 +171,7 @@ class FetchFolder:
     """Fetch a folder that another host serves."""
 
     url: str
-    incarnation: int
+    incarnation: str
     name: str
     weights_bytes: int = 0
     """Size of one version of the weights, if it is one: these are kept in shared memory."""

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 class HostLiveness:
     """What is known of one incarnation of a host."""
 
-    incarnation: int
+    incarnation: str
     lost_after: int
     """Heartbeats in a row without a reply after which it is lost."""
     missed: int = 0
     lost: str = ""
     """Why it is lost; empty while it is not."""
 
-    def replied(self, incarnation: int) -> None:
+    def replied(self, incarnation: str) -> None:
         """It replied to a heartbeat."""
         self.missed = 0
         if incarnation != self.incarnation:

@@ -374,6 +374,8 @@ class AsyncRolloutController:
         self.counts["worker_losses"] += 1
         self.pool.say(str(error).splitlines()[0])
         self._workers.remove(worker)
+        if worker.host.lost.is_set():
+            self._connections.fence.lose(f"{worker.host.facts.address}:{worker.host.facts.port}")
         traffic = worker.calls.traffic
         self._closed_traffic.sent_bytes += traffic.sent_bytes
         self._closed_traffic.received_bytes += traffic.received_bytes

@@ -24,7 +24,7 @@ class StartWorker:
     """The reward function by its name, or the path of a pickled one."""
     agent: str
     """`ADDRESS:PORT` of its host's agent, which holds the tensors."""
-    incarnation: int
+    incarnation: str
     owner: str
     """Of the tensors."""
     log_folder: Path

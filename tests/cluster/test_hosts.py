@@ -14,6 +14,7 @@ from areal_lab.cluster.host import HostLost, HostRefused
 from areal_lab.cluster.hosts import Hosts, TooFewHosts
 from areal_lab.cluster.local import LocalScheduler
 from areal_lab.cluster.records import Refused, from_json, to_json
+from areal_lab.cluster.shards.replies import INCARNATION
 from areal_lab.config.cluster import ClusterConfig
 from areal_lab.control.liveness import HostLiveness
 from areal_lab.engines.keys import authorization
@@ -78,7 +79,7 @@ async def test_a_host_that_is_not_asked_ends_its_processes_and_joins_again(tmp_p
         assert before.lost.is_set()
         assert "has started again" in str(before.error)
         late = replace(before.facts, port=lab.host("h1").facts.port)
-        headers = {**authorization(lab.hosts.token), "x-areal-incarnation": str(late.incarnation)}
+        headers = {**authorization(lab.hosts.token), INCARNATION: late.incarnation}
         async with httpx2.AsyncClient(base_url=late.url, headers=headers) as http:
             reply = await http.post("/modules", content=b"{}")
         assert reply.status_code == 409
@@ -147,17 +148,17 @@ async def test_an_agent_refuses_what_it_cannot_start(tmp_path: Path) -> None:
 
 
 def test_only_silence_in_a_row_is_a_loss() -> None:
-    host = HostLiveness(1, lost_after=3)
+    host = HostLiveness("a", lost_after=3)
     for _ in range(10):
         host.silent("timeout")
         host.silent("timeout")
-        host.replied(1)
-    assert not host.lost
+        host.replied("a")
+    assert bool(host.lost) is False
     for _ in range(3):
         host.silent("timeout")
     assert host.lost == "it did not reply to 3 heartbeats (timeout)"
-    host.replied(1)
+    host.replied("a")
     assert host.lost  # for good
-    other = HostLiveness(1, lost_after=3)
-    other.replied(2)
+    other = HostLiveness("a", lost_after=3)
+    other.replied("b")
     assert "started again" in other.lost

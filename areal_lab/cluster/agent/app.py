@@ -62,7 +62,7 @@ def agent_app(agent: HostAgent, token: str) -> App:
     """The application of an agent."""
 
     async def health(request: Request) -> Response:
-        if request.headers.get(INCARNATION) == str(agent.incarnation):
+        if request.headers.get(INCARNATION) == agent.incarnation:
             return _reply(agent.heard())
         return _reply(HostHealth(incarnation=agent.incarnation))
 
@@ -169,7 +169,7 @@ def _for_current(agent: HostAgent, act: Handler) -> Handler:
 
     async def handler(request: Request) -> Response:
         asked = request.headers.get(INCARNATION, "")
-        if not agent.incarnation or asked != str(agent.incarnation):
+        if not agent.incarnation or asked != agent.incarnation:
             reason = f"host {agent.name} has started again since: the request is late"
             return _reply(Refused(reason=reason), LATE)
         try:

@@ -42,7 +42,7 @@ class HostAgent:
     port: int
     folder: Path
     token: str = field(repr=False)
-    incarnation: int = 0
+    incarnation: str = ""
     held: HeldProcesses = field(init=False)
     files: HostFiles = field(init=False)
     """Of this incarnation."""
@@ -58,7 +58,7 @@ class HostAgent:
 
     def next_incarnation(self) -> HostFacts:
         """Begin another incarnation, and tell of this host."""
-        self.incarnation = 1 + secrets.randbits(62)
+        self.incarnation = secrets.token_hex(8)
         plane = DataPlane(
             PlaneHost(self.name, f"{self.address}:{self.port}", self.incarnation),
             ShardStore(Limits(memory_bytes=int(memory_bytes() * _SHARDS_SHARE))),
@@ -93,7 +93,7 @@ class HostAgent:
                     break
                 await _wait(self.dismissed, min(left_s, _LOOK_S))
         finally:
-            self.incarnation = 0  # nothing is started any more
+            self.incarnation = ""  # nothing is started any more
             await self.held.stop_all()
             self.files.close()
         return self.dismissed.is_set()
