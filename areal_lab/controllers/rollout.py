@@ -170,6 +170,7 @@ class AsyncRolloutController:
             if self._error is not None:
                 raise self._error
             if not self._backlog.ready(self.version, wanted - len(chosen)):
+                self._check_not_over(wanted)
                 self._changed.clear()
                 await self._changed.wait()
                 continue
@@ -257,6 +258,15 @@ class AsyncRolloutController:
                 await worker.calls.process.stop()
             await worker.calls.close()
         await asyncio.to_thread(self._connections.close)
+
+    def _check_not_over(self, wanted: int) -> None:
+        """Refuse to wait for groups that never come."""
+        steps, running = self.limits.train_steps, any(one.running for one in self._workers)
+        if steps is not None and self._trained >= steps * wanted and not running:
+            raise RuntimeError(
+                f"total_train_steps is {steps}, and as many batches were prepared; raise it, or "
+                "take back a batch that was not trained on"
+            )
 
     # --- groups ---
 
