@@ -27,7 +27,7 @@ from starlette.routing import Route
 
 from areal_lab.cluster.host import Host
 from areal_lab.cluster.records import HostFacts, Refused, Welcome, from_json, to_json
-from areal_lab.cluster.scheduler import Invitation, Scheduler
+from areal_lab.cluster.scheduler import Invitation, NoHosts, Scheduler
 from areal_lab.config.cluster import ClusterConfig
 from areal_lab.control.liveness import HostLiveness
 from areal_lab.engines.keys import KeyGuard
@@ -197,13 +197,19 @@ class Hosts:
         until_s = loop.time() + self.start_timeout_s
         while len(self.spares) < wanted:
             joined = f"{len(self.spares)} of {wanted} hosts have joined"
-            self.waiting(f"waiting for hosts ({joined}; {await self.scheduler.state()})")
+            try:
+                state = await self.scheduler.state()
+            except NoHosts as error:
+                raise TooFewHosts(
+                    f"cluster.n_nodes is {wanted}, but {joined}{self._what_became()}: {error}"
+                ) from error
+            self.waiting(f"waiting for hosts ({joined}; {state})")
             left_s = until_s - loop.time()
             if left_s <= 0:
                 raise TooFewHosts(
                     f"cluster.n_nodes is {wanted}, but {joined} within {self.start_timeout_s:g} s "
-                    f"(scheduler.start_timeout_s){self._what_became()}: "
-                    f"{await self.scheduler.state()}; lower cluster.n_nodes, or bring up the others"
+                    f"(scheduler.start_timeout_s){self._what_became()}: {state}; lower "
+                    "cluster.n_nodes, or bring up the others"
                 )
             try:
                 async with asyncio.timeout(min(_SAY_EVERY_S, left_s)), self._changed:
