@@ -69,6 +69,8 @@ class Hosts:
     losses: int = 0
     refusals: list[str] = field(default_factory=list)
     """Why hosts were refused."""
+    _lost: list[Host] = field(default_factory=list)
+    """Whose connections are still to be closed."""
     _stack: AsyncExitStack = field(default_factory=AsyncExitStack)
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
@@ -129,12 +131,12 @@ class Hosts:
     async def close(self) -> None:
         """Dismiss all hosts, and have the scheduler end what it has started."""
         self._closed = True
-        hosts = [*self.working, *self.spares]
-        await asyncio.gather(*(host.dismiss() for host in hosts))
         tasks, self._tasks = self._tasks, set()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        hosts = [*self.working, *self.spares, *self._lost]
+        await asyncio.gather(*(host.dismiss() for host in hosts))
         await self._stack.aclose()
 
     # --- joining ---
@@ -239,6 +241,7 @@ class Hosts:
         if host.lost.is_set():
             return
         self.losses += 1
+        self._lost.append(host)
         self.say(str(host.error))
         if host in self.spares:
             self.spares.remove(host)
