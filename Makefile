@@ -141,7 +141,7 @@ bubblewrap:
 slurm:
 	@if ! PATH="$$PATH:/usr/sbin" command -v slurmctld >/dev/null; then \
 		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-			echo "Installing Slurm and munge (25 MB to download)."; \
+			echo "Installing Slurm and munge (4 MB to download)."; \
 			apt-get update -qq && \
 			apt-get install -qq -y --no-install-recommends \
 				slurmctld slurmd slurm-client munge >/dev/null; \
