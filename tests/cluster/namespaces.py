@@ -61,7 +61,7 @@ class Network:
     hosts: dict[str, NetworkHost] = field(default_factory=dict)
 
     def cut(self, name: str) -> None:
-        """Take a host off the network; nobody is told."""
+        """Take a host off the network, without a sign of it."""
         _ip("link", "set", self.hosts[name].link, "nomaster")
 
     def heal(self, name: str) -> None:

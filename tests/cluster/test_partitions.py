@@ -168,7 +168,7 @@ def test_a_reply_that_arrives_after_its_host_was_lost_is_not_used(
             agent, port = scheduler.agents[before.name].pid, before.facts.port
 
             def waiting(what: str) -> bool:
-                """Whether the agent has bytes unread, or a reply that nobody acknowledges."""
+                """Whether the agent has bytes unread, or a reply without an acknowledgment."""
                 return any(
                     getattr(one, what) > 1
                     for one in connections(agent)

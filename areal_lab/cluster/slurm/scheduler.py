@@ -10,7 +10,6 @@ All that was started is ended by `scancel`, and is waited for.
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -42,8 +41,9 @@ from areal_lab.config.cluster import ClusterConfig, SchedulerConfig
 from areal_lab.host.processes import Child, last_lines, start_command
 
 _GONE_WITHIN_S: Final = 60.0
-"""Slurm kills what does not end by itself after its KillWait, of 30 s where nobody has changed it.
+"""Slurm kills what does not end by itself after its KillWait, which is 30 s by default.
 A node that does not respond keeps its job `COMPLETING` for minutes."""
+_TELL_AFTER_S: Final = 2.0
 _LOOK_S: Final = 0.2
 _PROBE_S: Final = 20.0
 _LOG_LINES: Final = 5
@@ -223,9 +223,13 @@ class SlurmScheduler:
     async def _wait_until_gone(self) -> None:
         """Wait until none of the jobs has a process, and say what is left after a while."""
         left: list[Job] = []
+        tell_at_s = asyncio.get_running_loop().time() + _TELL_AFTER_S
         try:
             async with asyncio.timeout(_GONE_WITHIN_S):
                 while left := [job for job in await jobs(self.submitted) if job.state not in OVER]:
+                    if asyncio.get_running_loop().time() > tell_at_s:
+                        self.say(f"waiting until Slurm has ended job {', '.join(map(str, left))}")
+                        tell_at_s += _GONE_WITHIN_S
                     await asyncio.sleep(_LOOK_S)
         except TimeoutError:
             for job in left:
@@ -238,8 +242,7 @@ class SlurmScheduler:
     # --- an allocation ---
 
     async def _start_in_allocation(self, hosts: int) -> None:
-        [job] = await jobs([self._job]) or [None]
-        there = await node_names(job.nodes if job else os.environ.get("SLURM_JOB_NODELIST", ""))
+        there = [node for job in await jobs([self._job]) for node in await node_names(job.nodes)]
         if len(there) < hosts:
             raise ValueError(
                 f"cluster.n_nodes is {hosts}, but the allocation (Slurm job {self._job}) has "

@@ -136,7 +136,12 @@ def batch_script(
 
 def refused_option(extra: Sequence[str]) -> str:
     """The first option that contradicts other settings; empty if there is none."""
-    return next((given for given in extra if given.partition("=")[0] in _DECIDED), "")
+
+    def decided(given: str) -> bool:
+        long = given.startswith("--")
+        return (given.partition("=")[0] if long else given[:2]) in _DECIDED
+
+    return next(filter(decided, extra), "")
 
 
 def _agent(run: str) -> list[str]:

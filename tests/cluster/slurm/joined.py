@@ -15,7 +15,7 @@ import psutil
 from areal_lab.cluster.hosts import Hosts
 from areal_lab.cluster.slurm.scheduler import SlurmScheduler
 from areal_lab.config.cluster import ClusterConfig, SchedulerConfig
-from tests.cluster.host_lab import DEADLINE_S, start_sleeper
+from tests.cluster.host_lab import DEADLINE_S, gone, start_sleeper, until
 
 
 @dataclass(slots=True)
@@ -73,7 +73,7 @@ async def joined(folder: Path, count: int, **settings: object) -> AsyncIterator[
 
 async def run_in_allocation(folder: Path, count: int) -> None:
     """Bring up hosts, replace one that is lost, and write what was seen."""
-    async with joined(folder, count) as made:
+    async with joined(folder, count, lease_s=1000.0) as made:
         names = [host.name for host in made.hosts.working]
         sleepers = [await start_sleeper(host) for host in made.hosts.working]
         gpus = [psutil.Process(one.pid).environ()["CUDA_VISIBLE_DEVICES"] for one in sleepers]
@@ -82,6 +82,7 @@ async def run_in_allocation(folder: Path, count: int) -> None:
         made.hosts._lose(first)
         after = await made.hosts.host_in(first.name)
         again = await start_sleeper(after)
+        await until(lambda: gone(sleeper.pid), "what the lost host ran is ended without its lease")
         seen = {
             "names": names,
             "gpus": gpus,

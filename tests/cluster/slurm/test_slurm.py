@@ -19,18 +19,23 @@ from tests.cluster.slurm.toy import GPUS, NODES, ToySlurm
 
 pytestmark = pytest.mark.cluster
 ROOT = Path(__file__).parents[3]
+SLEEP = ("--output=/dev/null", "--wrap=sleep 600")
 QUICK = {"heartbeat_s": 0.2, "lost_after": 5, "lease_s": 3.0}
 
 
 def test_three_hosts_join_from_one_job_and_nothing_is_left_of_it(
     slurm: ToySlurm, tmp_path: Path
 ) -> None:
+    folder = tmp_path / "a run of 100%j"
+    given = [f"--gres=gpu:{GPUS}", "--comment=three of them", "--mem-per-cpu=100"]
+
     async def run() -> None:
-        async with joined(tmp_path, 3, slurm_args=[f"--gres=gpu:{GPUS}"]) as made:
+        async with joined(folder, 3, slurm_args=given) as made:
             assert [host.name for host in made.hosts.working] == list(NODES)
             sleeper = await start_sleeper(made.hosts.working[1])
             assert psutil.Process(sleeper.pid).environ()["SLURMD_NODENAME"] == "n2"
             [job] = slurm.jobs()
+            assert slurm.command("squeue", "-h", "--format=%k") == "three of them\n"
             assert (await made.scheduler.state()).startswith(f"Slurm job {job}: RUNNING on n[1-3]")
             assert made.waited[0].startswith("waiting for hosts (0 of 3 hosts have joined; Slurm")
             assert len(slurm.agents()) == 3
@@ -39,10 +44,14 @@ def test_three_hosts_join_from_one_job_and_nothing_is_left_of_it(
                 assert made.hosts.token not in " ".join(agent.cmdline())
         assert gone(sleeper.pid)
         assert not slurm.jobs()
-        kept = (tmp_path / "slurm" / "hosts.sh").read_text()
+        kept = (folder / "slurm" / "hosts.sh").read_text()
         assert "#SBATCH --nodes=3" in kept
         assert "#SBATCH --gres=gpu:4" in kept
-        for file in (path for path in tmp_path.rglob("*") if path.is_file()):
+        assert {file.name for file in (folder / "logs").iterdir()} == {
+            *(f"host-{node}.log" for node in NODES),
+            f"slurm-{job}.log",
+        }
+        for file in (path for path in folder.rglob("*") if path.is_file()):
             assert made.hosts.token not in file.read_text()
 
     asyncio.run(run())
@@ -93,8 +102,8 @@ def test_one_job_continues_on_the_other_nodes(slurm: ToySlurm, tmp_path: Path, s
                 assert "has no node for it (n2: " in why
                 assert "scheduler.slurm_jobs=per_host" in why
                 await until(
-                    lambda: slurm.command("squeue", "--noheader", "--format=%N") == "n[1,3]\n",
-                    "Slurm takes the node out of the job",
+                    lambda: slurm.command("squeue", "-h", "--format=%T %N") == "RUNNING n[1,3]\n",
+                    "Slurm takes the node out of the job, which continues",
                 )
             else:
                 after = await made.hosts.host_in("n2")
@@ -151,9 +160,7 @@ def test_a_run_in_an_allocation_starts_its_hosts_there(
 def test_a_run_that_is_interrupted_while_its_job_is_pending_cancels_it(
     slurm: ToySlurm, tmp_path: Path
 ) -> None:
-    blocking = slurm.command(
-        "sbatch", "--parsable", "-N3", "--exclusive", "--wrap=sleep 600"
-    ).strip()
+    blocking = slurm.command("sbatch", "--parsable", "-N3", "--exclusive", *SLEEP).strip()
 
     async def run() -> None:
         made = new_hosts(tmp_path, 2)
@@ -250,7 +257,7 @@ def test_a_job_that_does_not_start_is_told_with_its_reason(
 def test_an_allocation_that_is_too_small_is_told_with_its_nodes(
     slurm: ToySlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = slurm.command("sbatch", "--parsable", "-N2", "--wrap=sleep 600").strip()
+    job = slurm.command("sbatch", "--parsable", "-N2", *SLEEP).strip()
 
     async def run() -> None:
         await until(lambda: "R" in slurm.command("squeue", "-h", "--format=%t"), "it runs")
@@ -258,6 +265,24 @@ def test_an_allocation_that_is_too_small_is_told_with_its_nodes(
         made = new_hosts(tmp_path, 3)
         with pytest.raises(ValueError, match=rf"is 3, but .*Slurm job {job}\) has 2: n1, n2; "):
             await made.hosts.start()
+        await made.hosts.close()
+
+    asyncio.run(run())
+    slurm.cancel(job)
+
+
+def test_an_allocation_with_too_few_gpus_is_told_with_what_srun_said(
+    slurm: ToySlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = slurm.command("sbatch", "--parsable", "-N2", "--gres=gpu:2", *SLEEP).strip()
+
+    async def run() -> None:
+        await until(lambda: "R" in slurm.command("squeue", "-h", "--format=%t"), "it runs")
+        monkeypatch.setenv("SLURM_JOB_ID", job)
+        made = new_hosts(tmp_path, 2, n_gpus_per_node=3)
+        with pytest.raises(TooFewHosts, match=rf"Slurm job {job} has no agent on n[12]: ") as why:
+            await made.hosts.start()
+        assert "Invalid generic resource (gres) specification" in str(why.value)
         await made.hosts.close()
 
     asyncio.run(run())
