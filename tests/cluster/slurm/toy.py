@@ -7,6 +7,7 @@ node pretends to have 4 cores and 4 GPUs.
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -162,8 +163,10 @@ class ToySlurm:
                 continue
 
     def _all_idle(self) -> bool:
-        dead = [name for name, daemon in self.daemons.items() if daemon.poll() is not None]
-        assert not dead, f"{dead} ended; see {self.folder}/log"
+        for name, daemon in self.daemons.items():
+            if daemon.poll() is not None:
+                said = (self.folder / "log" / f"{name}.out").read_text()
+                raise AssertionError(f"{name} exited with {daemon.returncode}:\n{said[-2000:]}")
         states = subprocess.run(
             ["sinfo", "--noheader", "--Node", "--partition=all", "--format=%T"],
             env=self.environment,
@@ -202,15 +205,14 @@ def _path() -> str:
 
 
 def _free_ports(count: int) -> int:
-    """The first of several consecutive ports, of which none is used now."""
+    """The first of several consecutive ports that are free, below those of outgoing connections."""
     while True:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            first = int(probe.getsockname()[1])
+        first = secrets.choice(range(10_000, 30_000))
         try:
             with ExitStack() as stack:
                 for port in range(first, first + count):
                     stack.enter_context(socket.create_server(("127.0.0.1", port)))
-        except (OSError, OverflowError):
+        except OSError:
             continue
         return first
 
