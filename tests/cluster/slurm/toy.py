@@ -23,7 +23,7 @@ import psutil
 
 NODES = ("n1", "n2", "n3")
 GPUS = 4
-_PROGRAMS = ("slurmctld", "slurmd", "munged", "srun", "sbatch")
+_PROGRAMS = ("slurmctld", "slurmd", "munged", "srun", "sbatch", "setpriv")
 _DAEMONS = ("munged", "slurmctld", "slurmd", "slurmscriptd", ": slurmscriptd")
 _UP_WITHIN_S = 30.0
 _LOOK_S = 0.05
@@ -179,7 +179,8 @@ class ToySlurm:
     def _start(self, name: str, *command: str) -> None:
         with (self.folder / "log" / f"{name}.out").open("ab") as output:
             self.daemons[name] = subprocess.Popen(
-                command,
+                # They end with the tests, also with those that are killed.
+                ["setpriv", "--pdeathsig", "KILL", *command],
                 env=self.environment,
                 cwd=self.folder,
                 stdin=subprocess.DEVNULL,
