@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from areal_lab.cluster.shards.metadata import DistributedBatch
@@ -71,10 +71,7 @@ class AsyncTrainController:
             TrainingError: the step failed.
             ChildDied: a process, or its host, is lost.
         """
-        # What a shard has is in its own header, which the trainer's processes read.
-        shards = tuple(replace(shard, fields={}, lengths=()) for shard in batch.shards)
-        where = replace(batch.metadata, shards=shards)
-        request = TrainBatchRequest(version=self.version, batch=where)
+        request = TrainBatchRequest(version=self.version, batch=batch.metadata)
         result = await self.trainer.train(request)
         self.version = result.version
         self.traffic.sent_bytes += len(pickle.dumps(request)) * len(self.trainer.children)
