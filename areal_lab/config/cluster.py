@@ -21,7 +21,11 @@ class SchedulerConfig(Record):
     run has or in one that it asks for; `manual` waits for agents that were started by hand or by
     a container's command (`areal-lab host --join`)."""
     ray_address: str = "auto"
-    """Ray cluster to use (`type=ray`); `auto` is the one of this machine."""
+    """Ray cluster to use (`type=ray`): `HOST:PORT`, `auto` for the one that this machine is a node
+    of, or `local` for a private one on this machine alone, to try."""
+    ray_resources: dict[str, Positive] = Field(default_factory=dict[str, float])
+    """Resources that each host needs besides one CPU and its GPUs (`type=ray`), by the names that
+    `ray start --resources` gave them, as `{engine: 1}`."""
     slurm_args: list[str] = Field(default_factory=list)
     """Further arguments of `salloc` or `srun` (`type=slurm`), as `[--partition=gpu]`."""
     start_timeout_s: Positive = 300.0

@@ -1,0 +1,120 @@
+"""The actor that runs a host agent on its node.
+
+    ready --> start(name) --> ended: how its agent ended          the actor dies --> its agent, too
+
+The agent is a child with a lifeline and in a session of its own: Ray leaves such a child alone when
+an actor is killed, and the lifeline ends it.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import ray
+
+from areal_lab.cluster.records import TOKEN_VARIABLE
+from areal_lab.host.owned_folders import make_owned_folder, remove_owned_folder
+from areal_lab.host.processes import Child, last_lines, start_child
+
+_SET_BY_RAY: Final = ("OMP_NUM_THREADS", "PYTHONBREAKPOINT")
+"""For the one CPU of an actor, and for its debugger: engines and trainers must not have them."""
+_LINES: Final = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Where:
+    """Where an actor is."""
+
+    node: str
+    """Ray's number of the node."""
+    address: str
+    """Of the node, as Ray's other nodes reach it."""
+
+
+class HostActor:
+    """Runs one host agent."""
+
+    def __init__(self) -> None:
+        self._agent: Child | None = None
+        self._folder = make_owned_folder(Path(tempfile.gettempdir()), mode=0o700)
+
+    async def ready(self) -> Where:
+        """Where this actor is."""
+        return Where(
+            node=ray.get_runtime_context().get_node_id(),
+            address=ray.util.get_node_ip_address(),
+        )
+
+    async def start(self, name: str, run: str, token: str) -> None:
+        """Start the agent.
+
+        Args:
+            name: of its host.
+            run: `ADDRESS:PORT` of the run.
+            token: of the run's hosts.
+        """
+        for variable in _SET_BY_RAY:
+            if variable not in _first_environment():
+                os.environ.pop(variable, None)
+        address = address_of_agent(ray.util.get_node_ip_address(), run)
+        self._agent = await start_child(
+            f"host {name}",
+            "areal_lab.cluster.agent.main",
+            ["--join", run, "--name", name, *(["--address", address] if address else [])],
+            log_path=self._folder / f"host-{name}.log",
+            environment={TOKEN_VARIABLE: token},
+        )
+
+    async def ended(self) -> str:
+        """Wait until the agent has ended; the end of what it printed."""
+        assert self._agent is not None, "started before"
+        await self._agent.ended()
+        return last_lines(self._agent.log_path, _LINES)
+
+    async def stop(self) -> str:
+        """End the agent; the end of what it printed."""
+        if self._agent is None:
+            return ""
+        await self._agent.stop()
+        said = last_lines(self._agent.log_path, _LINES)
+        remove_owned_folder(self._folder)
+        return said
+
+
+def address_of_agent(node: str, run: str) -> str:
+    """The address for the agent of a node; empty to let it measure from where it reaches the run.
+
+    Ray's address of the node is right wherever it is an address of this machine: its other nodes
+    have reached it there. In a container it may be one outside, and a loopback address helps only
+    a run on the same machine.
+    """
+    run_host = run.rpartition(":")[0]
+    if _is_loopback(node) and not _is_loopback(run_host):
+        return ""
+    try:
+        socket.create_server((node, 0)).close()
+    except OSError:
+        return ""
+    return node
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _first_environment() -> set[str]:
+    """Names of the variables with which this process was started; outside of Linux, all names."""
+    try:
+        entries = Path("/proc/self/environ").read_bytes().split(b"\0")
+    except OSError:
+        return set(os.environ)
+    return {entry.partition(b"=")[0].decode(errors="replace") for entry in entries}

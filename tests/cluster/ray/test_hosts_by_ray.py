@@ -1,0 +1,201 @@
+"""A run's hosts on a real Ray cluster of several emulated nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import psutil
+import pytest
+
+from areal_lab.cluster.host import Host
+from areal_lab.cluster.hosts import TooFewHosts
+from areal_lab.control.placement import Demand, HostSlots, place
+from tests.cluster.ray.lab import GONE_S, Lab, Run, gone, lab, new_run, started
+
+pytestmark = pytest.mark.cluster
+
+WORKERS = ("127.0.0.2", "127.0.0.3", "127.0.0.4")
+SPARE = "127.0.0.6"
+
+
+@pytest.fixture(scope="module")
+def emulated() -> Iterator[Lab]:
+    # A short name: Ray's sockets are files in it.
+    with TemporaryDirectory(prefix="r", dir="/tmp") as folder, lab(Path(folder)) as made:
+        yield made
+
+
+@pytest.fixture
+def nodes(emulated: Lab, monkeypatch: pytest.MonkeyPatch) -> Lab:
+    """Three nodes that work."""
+    for name, value in emulated.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    for address in WORKERS:
+        emulated.add(address, num_cpus=1, num_gpus=4, resources={"engine": 1})
+    return emulated
+
+
+def test_each_node_has_one_agent_at_its_address(nodes: Lab, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with started(new_run(nodes.address, tmp_path, 3)) as run:
+            assert list(run.hosts.seats) == ["h1", "h2", "h3"]
+            assert {host.facts.address for host in run.hosts.working} == set(WORKERS)
+            for address in WORKERS:
+                agent = nodes.agent(address)
+                assert run.hosts.token not in " ".join(agent.cmdline())
+                environment = agent.environ()
+                assert "RAY_AUTH_TOKEN" not in environment
+                assert "OMP_NUM_THREADS" not in environment
+                # The whole node is the run's, also without `cluster.n_gpus_per_node`.
+                assert environment["CUDA_VISIBLE_DEVICES"] == "0,1,2,3"
+            assert "ray" not in sys.modules
+        assert "was dismissed" in (tmp_path / "host-h1.log").read_text()
+
+    asyncio.run(scenario())
+
+
+def test_too_few_nodes_are_named_with_what_is_asked(nodes: Lab, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        run = new_run(nodes.address, tmp_path, 4, start_timeout_s=6, engine=1)
+        with pytest.raises(TooFewHosts) as raised:
+            async with started(run):
+                pass
+        assert "asked for 4 x (1 CPU, 1 engine), each on a node of its own" in str(raised.value)
+        assert "there are 127.0.0.2 (1 CPU, 1 engine), 127.0.0.3" in str(raised.value)
+
+    asyncio.run(scenario())
+
+
+def test_a_node_that_comes_late_completes_three_that_generate_and_one_that_trains(
+    nodes: Lab, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        run = new_run(nodes.address, tmp_path, 4)
+        starting = asyncio.create_task(run.hosts.start())
+        try:
+            while "asked for 4" not in await run.scheduler.state():
+                await asyncio.sleep(0.1)
+            await asyncio.to_thread(nodes.add, SPARE, num_cpus=1, num_gpus=4)
+            hosts = await starting
+            placed = place(
+                [HostSlots(name=host.name, gpus=4) for host in hosts],
+                Demand(engines=12, gpus_per_engine=1, trainer_ranks=4, gpus_per_rank=1),
+            )
+            assert placed.trainer == ("h4",) * 4
+            assert set(placed.engines) == {"h1", "h2", "h3"}
+        finally:
+            starting.cancel()
+            await run.hosts.close()
+
+    asyncio.run(scenario())
+
+
+def test_another_node_takes_the_place_of_one_that_was_killed(nodes: Lab, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with started(new_run(nodes.address, tmp_path, 3)) as run:
+            lost_address = WORKERS[1]
+            if SPARE not in nodes.raylets:
+                await asyncio.to_thread(nodes.add, SPARE, num_cpus=1, num_gpus=4)
+            host, seat = await lose(run, lost_address, nodes.kill)
+            assert host.liveness.missed == run.hosts.config.lost_after
+            other = await run.hosts.host_in(seat)
+            assert (other.name, other.facts.address) == ("h4", SPARE)
+        nodes.kill(SPARE)
+
+    asyncio.run(scenario())
+
+
+def test_a_node_that_hangs_is_replaced_before_ray_knows_and_does_not_come_back(
+    nodes: Lab, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with started(new_run(nodes.address, tmp_path, 3)) as run:
+            address = WORKERS[0]
+            await asyncio.to_thread(nodes.add, SPARE, num_cpus=1, num_gpus=4)
+            hung = nodes.processes(address)
+            agent = nodes.agent(address)
+
+            def hang(_: str) -> None:
+                for process in hung:
+                    process.suspend()
+
+            host, seat = await lose(run, address, hang)
+            assert host.liveness.missed == run.hosts.config.lost_after
+            other = await run.hosts.host_in(seat)
+            assert other.facts.address == SPARE
+            for process in hung:
+                process.resume()
+            # Ray has given the node up meanwhile, or kills the actor that was replaced.
+            await gone(agent)
+            assert run.hosts.seats[seat] is other
+            assert len(run.hosts.working) == 3
+        del nodes.raylets[address]
+        await gone(*hung)
+        nodes.kill(SPARE)
+
+    asyncio.run(scenario())
+
+
+def test_an_agent_ends_with_its_actor_and_another_one_comes(nodes: Lab, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with started(new_run(nodes.address, tmp_path, 3)) as run:
+            address = WORKERS[2]
+            agent = nodes.agent(address)
+            # In a session of its own, so that Ray does not end it.
+            assert os.getsid(agent.pid) == agent.pid
+            actor = nodes.actor(address)
+            host, seat = await lose(run, address, lambda _: actor.kill())
+            await gone(agent)
+            other = await run.hosts.host_in(seat)
+            assert other.facts.address == address
+            assert other.name not in {host.name, "h1", "h2", "h3"}
+
+    asyncio.run(scenario())
+
+
+def test_an_agent_that_has_ended_alone_is_started_again(nodes: Lab, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with started(new_run(nodes.address, tmp_path, 3)) as run:
+            address = WORKERS[0]
+            agent = nodes.agent(address)
+            _, seat = await lose(run, address, lambda _: agent.kill())
+            other = await run.hosts.host_in(seat)
+            assert (other.name, other.facts.address) == ("h4", address)
+
+    asyncio.run(scenario())
+
+
+def test_all_hosts_come_back_after_the_driver_was_killed(nodes: Lab, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with started(new_run(nodes.address, tmp_path, 3)) as run:
+            agents = [nodes.agent(address) for address in WORKERS]
+            (driver,) = [
+                child
+                for child in psutil.Process().children()
+                if "areal_lab.cluster.ray.driver" in child.cmdline()
+            ]
+            driver.kill()
+            await gone(*agents)
+            others = [await run.hosts.host_in(seat) for seat in ("h1", "h2", "h3")]
+            while any(host.lost.is_set() for host in others):
+                others = [await run.hosts.host_in(seat) for seat in ("h1", "h2", "h3")]
+            assert {host.name for host in others} == {"h4", "h5", "h6"}
+
+    asyncio.run(scenario())
+
+
+async def lose(run: Run, address: str, how: Callable[[str], object]) -> tuple[Host, str]:
+    """Do this to a node, and wait until the run has lost its host; the host and its seat."""
+    seat = run.at(address)
+    host = run.hosts.seats[seat]
+    assert host is not None
+    how(address)
+    async with asyncio.timeout(GONE_S):
+        await host.lost.wait()
+    return host, seat
