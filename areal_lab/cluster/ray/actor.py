@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import select
 import socket
 import tempfile
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -41,6 +43,7 @@ class HostActor:
     """Runs one host agent."""
 
     def __init__(self) -> None:
+        _end_with_raylet()
         self._agent: Child | None = None
         self._folder = make_owned_folder(Path(tempfile.gettempdir()), mode=0o700)
 
@@ -85,6 +88,21 @@ class HostActor:
         said = last_lines(self._agent.log_path, _LINES)
         remove_owned_folder(self._folder)
         return said
+
+
+def _end_with_raylet() -> None:
+    """End this process with Ray's process of the node: Ray leaves that to chance."""
+    raylet = os.getppid()
+    try:
+        end = os.pidfd_open(raylet)
+    except (OSError, AttributeError):  # it is gone, or this is not Linux
+        return
+
+    def wait() -> None:
+        select.select([end], [], [])
+        os._exit(1)
+
+    threading.Thread(target=wait, name="raylet", daemon=True).start()
 
 
 def address_of_agent(node: str, run: str) -> str:

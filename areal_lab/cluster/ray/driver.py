@@ -261,7 +261,8 @@ class Driver:
         if created and vacant == len(self._seats):
             return ""  # actors start
         used = {seat.node for seat in self._seats}
-        nodes = [node for number, node in _nodes_by_number().items() if number not in used]
+        free = [node for number, node in _nodes_by_number().items() if number not in used]
+        nodes = sorted(free, key=lambda node: node.name)
         return lacking(self._bundle, vacant, nodes)
 
     def _tell(self) -> None:

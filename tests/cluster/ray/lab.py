@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 
 from areal_lab.cluster.hosts import Hosts
-from areal_lab.cluster.ray.ray_scheduler import RayScheduler
+from areal_lab.cluster.ray.scheduler import RayScheduler
 from areal_lab.config.cluster import ClusterConfig, SchedulerConfig
 
 GONE_S = 60.0
