@@ -49,7 +49,7 @@ def connect(address: str, hosts: int) -> None:
     try:
         ray.init(address=address, **quiet)
     except Exception as error:  # of six types, among them RuntimeError
-        raise ValueError(explained(str(error), address)) from error
+        raise ValueError(explained(error, address)) from error
 
 
 def _check_listens(address: str) -> None:
@@ -74,21 +74,23 @@ def _check_listens(address: str) -> None:
         ) from error
 
 
-def explained(error: str, address: str) -> str:
+def explained(error: Exception, address: str) -> str:
     """An error of `ray.init` in one sentence, with what to do."""
-    if found := _VERSIONS.search(error):
+    cause = error.__cause__ or error  # which the message often leaves out
+    text = f"{error}\n{cause}"
+    if found := _VERSIONS.search(text):
         their_ray, their_python, our_ray, our_python = found.groups()
         return (
             f"the Ray cluster has Ray {their_ray} and Python {their_python}, but this machine has "
             f"Ray {our_ray} and Python {our_python}; Ray needs the same on both: change one of them"
         )
-    first = error.strip().partition("\n")[0]
-    if re.search("(?i)authentication|token", error):
+    first = str(cause).strip().partition("\n")[0]
+    if re.search("(?i)authentication|auth.?token", text):
         return (
             f"the Ray cluster does not accept this machine's token ({first}); set RAY_AUTH_TOKEN "
             "to that of the cluster (on its head: ~/.ray/auth_token)"
         )
-    if "Could not find any running Ray" in error:
+    if "Could not find any running Ray" in text:
         return (
             "scheduler.ray_address is auto, but no Ray cluster runs on this machine; start one "
             "with `ray start --head` here and `ray start --address=HOST:6379` on the others"

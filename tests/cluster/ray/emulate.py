@@ -24,6 +24,10 @@ def main() -> None:
     cluster = Cluster()
     for line in sys.stdin:
         asked: dict[str, Any] = json.loads(line)
+        if "ray_version" in asked:
+            pretend(cluster, asked)
+            print("{}", file=replies, flush=True)
+            continue
         settings = {
             "node_ip_address": asked.pop("address"),
             "object_store_memory": STORE_BYTES,
@@ -33,9 +37,20 @@ def main() -> None:
             settings["include_dashboard"] = False
         node = cluster.add_node(**settings)
         raylet = node.all_processes["raylet"][0].process.pid
-        replies.write(json.dumps({"raylet": raylet, "cluster": cluster.address}) + "\n")
-        replies.flush()
+        print(json.dumps({"raylet": raylet, "cluster": cluster.address}), file=replies, flush=True)
     cluster.shutdown()
+
+
+def pretend(cluster: Any, versions: dict[str, str]) -> None:
+    """Change the versions that the cluster keeps of itself."""
+    from ray._common.usage.usage_constants import CLUSTER_METADATA_KEY
+    from ray._private.ray_constants import KV_NAMESPACE_CLUSTER
+    from ray._raylet import GcsClient
+
+    content = json.dumps(versions).encode()
+    GcsClient(address=cluster.address).internal_kv_put(
+        CLUSTER_METADATA_KEY, content, True, KV_NAMESPACE_CLUSTER
+    )
 
 
 if __name__ == "__main__":

@@ -37,15 +37,21 @@ class Lab:
 
     def add(self, address: str, **settings: Any) -> None:
         """Start a node, unless it is there."""
-        if address in self.raylets:
-            return
+        if address not in self.raylets:
+            reply = self._ask({"address": address, **settings})
+            self.address = reply["cluster"]
+            self.raylets[address] = psutil.Process(reply["raylet"])
+
+    def pretend_versions(self, **versions: str) -> None:
+        """Have the cluster say that it was started with these versions, from now on."""
+        self._ask({f"{name}_version": version for name, version in versions.items()})
+
+    def _ask(self, message: dict[str, Any]) -> Any:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        self.process.stdin.write(json.dumps({"address": address, **settings}) + "\n")
+        self.process.stdin.write(json.dumps(message) + "\n")
         self.process.stdin.flush()
-        reply = json.loads(self.process.stdout.readline())
-        self.address = reply["cluster"]
-        self.raylets[address] = psutil.Process(reply["raylet"])
+        return json.loads(self.process.stdout.readline())
 
     def processes(self, address: str) -> list[psutil.Process]:
         """All processes of a node, with the agent and what it has started."""

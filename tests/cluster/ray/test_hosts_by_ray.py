@@ -111,7 +111,7 @@ def test_another_node_takes_the_place_of_one_that_was_killed(nodes: Lab, tmp_pat
     asyncio.run(scenario())
 
 
-def test_a_node_that_hangs_is_replaced_before_ray_knows_and_does_not_come_back(
+def test_a_node_that_hangs_is_replaced_before_ray_knows_and_its_agent_ends_when_it_wakes_up(
     nodes: Lab, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
@@ -131,13 +131,21 @@ def test_a_node_that_hangs_is_replaced_before_ray_knows_and_does_not_come_back(
             assert other.facts.address == SPARE
             for process in hung:
                 process.resume()
-            # Ray has given the node up meanwhile, or kills the actor that was replaced.
             await gone(agent)
             assert run.hosts.seats[seat] is other
             assert len(run.hosts.working) == 3
-        del nodes.raylets[address]
-        await gone(*hung)
         nodes.kill(SPARE)
+
+    asyncio.run(scenario())
+
+
+def test_an_agent_ends_with_the_raylet_of_its_node(nodes: Lab, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with started(new_run(nodes.address, tmp_path, 3)) as run:
+            address = WORKERS[1]
+            left = nodes.processes(address)
+            await lose(run, address, lambda _: nodes.raylets.pop(address).kill())
+            await gone(*left)
 
     asyncio.run(scenario())
 
@@ -174,6 +182,7 @@ def test_an_agent_that_has_ended_alone_is_started_again(nodes: Lab, tmp_path: Pa
 def test_all_hosts_come_back_after_the_driver_was_killed(nodes: Lab, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with started(new_run(nodes.address, tmp_path, 3)) as run:
+            hosts = run.hosts.working
             agents = [nodes.agent(address) for address in WORKERS]
             (driver,) = [
                 child
@@ -182,9 +191,9 @@ def test_all_hosts_come_back_after_the_driver_was_killed(nodes: Lab, tmp_path: P
             ]
             driver.kill()
             await gone(*agents)
+            for host in hosts:
+                await host.lost.wait()
             others = [await run.hosts.host_in(seat) for seat in ("h1", "h2", "h3")]
-            while any(host.lost.is_set() for host in others):
-                others = [await run.hosts.host_in(seat) for seat in ("h1", "h2", "h3")]
             assert {host.name for host in others} == {"h4", "h5", "h6"}
 
     asyncio.run(scenario())
@@ -199,3 +208,23 @@ async def lose(run: Run, address: str, how: Callable[[str], object]) -> tuple[Ho
     async with asyncio.timeout(GONE_S):
         await host.lost.wait()
     return host, seat
+
+
+def test_a_cluster_of_another_token_or_version_is_refused_in_one_sentence(
+    nodes: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refusal() -> str:
+        run = new_run(nodes.address, tmp_path, 1)
+        with pytest.raises(ValueError, match="Ray cluster") as raised:
+            async with started(run):
+                pass
+        return str(raised.value)
+
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "0" * 64)
+    said = asyncio.run(refusal())
+    assert "does not accept this machine's token" in said
+    assert "set RAY_AUTH_TOKEN" in said
+    monkeypatch.setenv("RAY_AUTH_TOKEN", nodes.environment["RAY_AUTH_TOKEN"])
+    nodes.pretend_versions(ray="2.1.0", python="3.8.20")
+    said = asyncio.run(refusal())
+    assert said.startswith("the Ray cluster has Ray 2.1.0 and Python 3.8.20, but this machine has")
