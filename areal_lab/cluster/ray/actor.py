@@ -8,10 +8,8 @@ an actor is killed, and the lifeline ends it.
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import select
-import socket
 import tempfile
 import threading
 from dataclasses import dataclass
@@ -20,6 +18,7 @@ from typing import Final
 
 import ray
 
+from areal_lab.cluster.ray.addresses import address_of_agent
 from areal_lab.cluster.records import TOKEN_VARIABLE
 from areal_lab.host.owned_folders import make_owned_folder, remove_owned_folder
 from areal_lab.host.processes import Child, last_lines, start_child
@@ -103,30 +102,6 @@ def _end_with_raylet() -> None:
         os._exit(1)
 
     threading.Thread(target=wait, name="raylet", daemon=True).start()
-
-
-def address_of_agent(node: str, run: str) -> str:
-    """The address for the agent of a node; empty to let it measure from where it reaches the run.
-
-    Ray's address of the node is right wherever it is an address of this machine: its other nodes
-    have reached it there. In a container it may be one outside, and a loopback address helps only
-    a run on the same machine.
-    """
-    run_host = run.rpartition(":")[0]
-    if _is_loopback(node) and not _is_loopback(run_host):
-        return ""
-    try:
-        socket.create_server((node, 0)).close()
-    except OSError:
-        return ""
-    return node
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _first_environment() -> set[str]:

@@ -228,3 +228,22 @@ def test_a_cluster_of_another_token_or_version_is_refused_in_one_sentence(
     nodes.pretend_versions(ray="2.1.0", python="3.8.20")
     said = asyncio.run(refusal())
     assert said.startswith("the Ray cluster has Ray 2.1.0 and Python 3.8.20, but this machine has")
+
+
+def test_a_private_cluster_has_all_hosts_on_this_machine_and_ends_with_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A short name, as above.
+    with TemporaryDirectory(prefix="r", dir="/tmp") as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+
+        async def scenario() -> None:
+            async with started(new_run("local", tmp_path, 2)) as run:
+                assert list(run.hosts.seats) == ["h1", "h2"]
+                below = psutil.Process().children(recursive=True)
+                ray = [process for process in below if process.name() in ("gcs_server", "raylet")]
+                assert len(ray) == 2
+            await gone(*ray)
+
+        asyncio.run(scenario())
+        assert not list(Path(folder).iterdir())
