@@ -8,10 +8,12 @@ an actor is killed, and the lifeline ends it.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import select
 import tempfile
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -20,12 +22,18 @@ import ray
 
 from areal_lab.cluster.ray.addresses import address_of_agent
 from areal_lab.cluster.records import TOKEN_VARIABLE
-from areal_lab.host.owned_folders import make_owned_folder, remove_owned_folder
+from areal_lab.host.owned_folders import (
+    make_owned_folder,
+    remove_abandoned_folders,
+    remove_owned_folder,
+)
 from areal_lab.host.processes import Child, last_lines, start_child
 
 _SET_BY_RAY: Final = ("OMP_NUM_THREADS", "PYTHONBREAKPOINT")
 """For the one CPU of an actor, and for its debugger: engines and trainers must not have them."""
 _LINES: Final = 200
+_DISMISSED_S: Final = 2.0
+"""For an agent that was dismissed, to remove its files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +52,9 @@ class HostActor:
     def __init__(self) -> None:
         _end_with_raylet()
         self._agent: Child | None = None
-        self._folder = make_owned_folder(Path(tempfile.gettempdir()), mode=0o700)
+        folder = Path(tempfile.gettempdir())
+        remove_abandoned_folders(folder)  # an actor that Ray kills leaves its own
+        self._folder = make_owned_folder(folder, mode=0o700)
 
     async def ready(self) -> Where:
         """Where this actor is."""
@@ -83,6 +93,8 @@ class HostActor:
         """End the agent; the end of what it printed."""
         if self._agent is None:
             return ""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._agent.ended(), _DISMISSED_S)
         await self._agent.stop()
         said = last_lines(self._agent.log_path, _LINES)
         remove_owned_folder(self._folder)

@@ -115,8 +115,20 @@ def lab(folder: Path) -> Iterator[Lab]:
 
 
 def is_agent(process: psutil.Process) -> bool:
+    return _runs(process, "areal_lab.cluster.agent.main")
+
+
+def is_driver(process: psutil.Process) -> bool:
+    return _runs(process, "areal_lab.cluster.ray.driver")
+
+
+def joins(agent: psutil.Process, run: Run) -> bool:
+    return _runs(agent, f"127.0.0.1:{run.hosts.port}")
+
+
+def _runs(process: psutil.Process, argument: str) -> bool:
     try:
-        return "areal_lab.cluster.agent.main" in process.cmdline()
+        return argument in process.cmdline()
     except psutil.Error:
         return False
 
@@ -130,13 +142,15 @@ class Run:
     said: list[str]
     waited: list[str]
 
-    def at(self, address: str) -> str:
-        """The seat whose host has this address."""
-        return next(
-            seat
-            for seat, host in self.hosts.seats.items()
-            if host is not None and host.facts.address == address
-        )
+    def address_of(self, seat: str) -> str:
+        """Of the host in a seat."""
+        host = self.hosts.seats[seat]
+        assert host is not None
+        return host.facts.address
+
+    def addresses(self) -> set[str]:
+        """Of all hosts."""
+        return {host.facts.address for host in self.hosts.working}
 
 
 def new_run(
@@ -172,13 +186,6 @@ async def started(run: Run) -> AsyncIterator[Run]:
     finally:
         await run.hosts.close()
         await gone(*(p for p in psutil.process_iter() if is_agent(p) and joins(p, run)))
-
-
-def joins(agent: psutil.Process, run: Run) -> bool:
-    try:
-        return f"127.0.0.1:{run.hosts.port}" in agent.cmdline()
-    except psutil.Error:
-        return False
 
 
 async def gone(*processes: psutil.Process) -> None:

@@ -15,12 +15,13 @@ import pytest
 from areal_lab.cluster.host import Host
 from areal_lab.cluster.hosts import TooFewHosts
 from areal_lab.control.placement import Demand, HostSlots, place
-from tests.cluster.ray.lab import GONE_S, Lab, Run, gone, lab, new_run, started
+from tests.cluster.ray.lab import GONE_S, Lab, Run, gone, is_driver, lab, new_run, started
 
 pytestmark = pytest.mark.cluster
 
-WORKERS = ("127.0.0.2", "127.0.0.3", "127.0.0.4")
-SPARE = "127.0.0.6"
+WORKERS = ("127.0.0.2", "127.0.0.3", "127.0.0.4", "127.0.0.6")
+"""Nodes: one more than the runs below ask for."""
+LATE = "127.0.0.7"
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +33,7 @@ def emulated() -> Iterator[Lab]:
 
 @pytest.fixture
 def nodes(emulated: Lab, monkeypatch: pytest.MonkeyPatch) -> Lab:
-    """Three nodes that work."""
+    """Four nodes that work."""
     for name, value in emulated.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
@@ -45,8 +46,10 @@ def test_each_node_has_one_agent_at_its_address(nodes: Lab, tmp_path: Path) -> N
     async def scenario() -> None:
         async with started(new_run(nodes.address, tmp_path, 3)) as run:
             assert list(run.hosts.seats) == ["h1", "h2", "h3"]
-            assert {host.facts.address for host in run.hosts.working} == set(WORKERS)
-            for address in WORKERS:
+            used = run.addresses()
+            assert len(used) == 3
+            assert used < set(WORKERS)
+            for address in used:
                 agent = nodes.agent(address)
                 assert run.hosts.token not in " ".join(agent.cmdline())
                 environment = agent.environ()
@@ -62,36 +65,37 @@ def test_each_node_has_one_agent_at_its_address(nodes: Lab, tmp_path: Path) -> N
 
 def test_too_few_nodes_are_named_with_what_is_asked(nodes: Lab, tmp_path: Path) -> None:
     async def scenario() -> None:
-        run = new_run(nodes.address, tmp_path, 4, start_timeout_s=6, engine=1)
+        run = new_run(nodes.address, tmp_path, 5, start_timeout_s=6, engine=1)
         with pytest.raises(TooFewHosts) as raised:
             async with started(run):
                 pass
-        assert "asked for 4 x (1 CPU, 1 engine), each on a node of its own" in str(raised.value)
+        assert "asked for 5 x (1 CPU, 1 engine), each on a node of its own" in str(raised.value)
         assert "there are 127.0.0.2 (1 CPU, 1 engine), 127.0.0.3" in str(raised.value)
 
     asyncio.run(scenario())
 
 
-def test_a_node_that_comes_late_completes_three_that_generate_and_one_that_trains(
+def test_a_node_that_comes_late_completes_four_that_generate_and_one_that_trains(
     nodes: Lab, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
-        run = new_run(nodes.address, tmp_path, 4)
+        run = new_run(nodes.address, tmp_path, 5)
         starting = asyncio.create_task(run.hosts.start())
         try:
-            while "asked for 4" not in await run.scheduler.state():
+            while "asked for 5" not in await run.scheduler.state():
                 await asyncio.sleep(0.1)
-            await asyncio.to_thread(nodes.add, SPARE, num_cpus=1, num_gpus=4)
+            await asyncio.to_thread(nodes.add, LATE, num_cpus=1, num_gpus=4)
             hosts = await starting
             placed = place(
                 [HostSlots(name=host.name, gpus=4) for host in hosts],
-                Demand(engines=12, gpus_per_engine=1, trainer_ranks=4, gpus_per_rank=1),
+                Demand(engines=16, gpus_per_engine=1, trainer_ranks=4, gpus_per_rank=1),
             )
-            assert placed.trainer == ("h4",) * 4
-            assert set(placed.engines) == {"h1", "h2", "h3"}
+            assert placed.trainer == ("h5",) * 4
+            assert set(placed.engines) == {"h1", "h2", "h3", "h4"}
         finally:
             starting.cancel()
             await run.hosts.close()
+        nodes.kill(LATE)
 
     asyncio.run(scenario())
 
@@ -99,14 +103,11 @@ def test_a_node_that_comes_late_completes_three_that_generate_and_one_that_train
 def test_another_node_takes_the_place_of_one_that_was_killed(nodes: Lab, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with started(new_run(nodes.address, tmp_path, 3)) as run:
-            lost_address = WORKERS[1]
-            if SPARE not in nodes.raylets:
-                await asyncio.to_thread(nodes.add, SPARE, num_cpus=1, num_gpus=4)
-            host, seat = await lose(run, lost_address, nodes.kill)
+            (spare,) = set(WORKERS) - run.addresses()
+            host = await lose(run, "h2", nodes.kill)
             assert host.liveness.missed == run.hosts.config.lost_after
-            other = await run.hosts.host_in(seat)
-            assert (other.name, other.facts.address) == ("h4", SPARE)
-        nodes.kill(SPARE)
+            other = await run.hosts.host_in("h2")
+            assert (other.name, other.facts.address) == ("h4", spare)
 
     asyncio.run(scenario())
 
@@ -116,25 +117,26 @@ def test_a_node_that_hangs_is_replaced_before_ray_knows_and_its_agent_ends_when_
 ) -> None:
     async def scenario() -> None:
         async with started(new_run(nodes.address, tmp_path, 3)) as run:
-            address = WORKERS[0]
-            await asyncio.to_thread(nodes.add, SPARE, num_cpus=1, num_gpus=4)
-            hung = nodes.processes(address)
-            agent = nodes.agent(address)
+            (spare,) = set(WORKERS) - run.addresses()
+            hung: list[psutil.Process] = []
 
-            def hang(_: str) -> None:
+            def hang(address: str) -> None:
+                hung.extend(nodes.processes(address))
                 for process in hung:
                     process.suspend()
 
-            host, seat = await lose(run, address, hang)
-            assert host.liveness.missed == run.hosts.config.lost_after
-            other = await run.hosts.host_in(seat)
-            assert other.facts.address == SPARE
-            for process in hung:
-                process.resume()
+            agent = nodes.agent(run.address_of("h1"))
+            try:
+                host = await lose(run, "h1", hang)
+                assert host.liveness.missed == run.hosts.config.lost_after
+                other = await run.hosts.host_in("h1")
+                assert other.facts.address == spare
+            finally:
+                for process in hung:
+                    process.resume()
             await gone(agent)
-            assert run.hosts.seats[seat] is other
+            assert run.hosts.seats["h1"] is other
             assert len(run.hosts.working) == 3
-        nodes.kill(SPARE)
 
     asyncio.run(scenario())
 
@@ -142,9 +144,8 @@ def test_a_node_that_hangs_is_replaced_before_ray_knows_and_its_agent_ends_when_
 def test_an_agent_ends_with_the_raylet_of_its_node(nodes: Lab, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with started(new_run(nodes.address, tmp_path, 3)) as run:
-            address = WORKERS[1]
-            left = nodes.processes(address)
-            await lose(run, address, lambda _: nodes.raylets.pop(address).kill())
+            left = nodes.processes(run.address_of("h2"))
+            await lose(run, "h2", lambda address: nodes.raylets.pop(address).kill())
             await gone(*left)
 
     asyncio.run(scenario())
@@ -153,16 +154,12 @@ def test_an_agent_ends_with_the_raylet_of_its_node(nodes: Lab, tmp_path: Path) -
 def test_an_agent_ends_with_its_actor_and_another_one_comes(nodes: Lab, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with started(new_run(nodes.address, tmp_path, 3)) as run:
-            address = WORKERS[2]
-            agent = nodes.agent(address)
+            agent = nodes.agent(run.address_of("h3"))
             # In a session of its own, so that Ray does not end it.
             assert os.getsid(agent.pid) == agent.pid
-            actor = nodes.actor(address)
-            host, seat = await lose(run, address, lambda _: actor.kill())
+            await lose(run, "h3", lambda address: nodes.actor(address).kill())
             await gone(agent)
-            other = await run.hosts.host_in(seat)
-            assert other.facts.address == address
-            assert other.name not in {host.name, "h1", "h2", "h3"}
+            assert (await run.hosts.host_in("h3")).name == "h4"
 
     asyncio.run(scenario())
 
@@ -170,11 +167,8 @@ def test_an_agent_ends_with_its_actor_and_another_one_comes(nodes: Lab, tmp_path
 def test_an_agent_that_has_ended_alone_is_started_again(nodes: Lab, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with started(new_run(nodes.address, tmp_path, 3)) as run:
-            address = WORKERS[0]
-            agent = nodes.agent(address)
-            _, seat = await lose(run, address, lambda _: agent.kill())
-            other = await run.hosts.host_in(seat)
-            assert (other.name, other.facts.address) == ("h4", address)
+            await lose(run, "h1", lambda address: nodes.agent(address).kill())
+            assert (await run.hosts.host_in("h1")).name == "h4"
 
     asyncio.run(scenario())
 
@@ -183,13 +177,8 @@ def test_all_hosts_come_back_after_the_driver_was_killed(nodes: Lab, tmp_path: P
     async def scenario() -> None:
         async with started(new_run(nodes.address, tmp_path, 3)) as run:
             hosts = run.hosts.working
-            agents = [nodes.agent(address) for address in WORKERS]
-            (driver,) = [
-                child
-                for child in psutil.Process().children()
-                if "areal_lab.cluster.ray.driver" in child.cmdline()
-            ]
-            driver.kill()
+            agents = [nodes.agent(address) for address in run.addresses()]
+            next(p for p in psutil.Process().children() if is_driver(p)).kill()
             await gone(*agents)
             for host in hosts:
                 await host.lost.wait()
@@ -199,15 +188,14 @@ def test_all_hosts_come_back_after_the_driver_was_killed(nodes: Lab, tmp_path: P
     asyncio.run(scenario())
 
 
-async def lose(run: Run, address: str, how: Callable[[str], object]) -> tuple[Host, str]:
-    """Do this to a node, and wait until the run has lost its host; the host and its seat."""
-    seat = run.at(address)
+async def lose(run: Run, seat: str, how: Callable[[str], object]) -> Host:
+    """Do this to the node of a host, and wait until the run has lost the host."""
     host = run.hosts.seats[seat]
     assert host is not None
-    how(address)
+    how(run.address_of(seat))
     async with asyncio.timeout(GONE_S):
         await host.lost.wait()
-    return host, seat
+    return host
 
 
 def test_a_cluster_of_another_token_or_version_is_refused_in_one_sentence(
@@ -240,7 +228,8 @@ def test_a_private_cluster_has_all_hosts_on_this_machine_and_ends_with_the_run(
         async def scenario() -> None:
             async with started(new_run("local", tmp_path, 2)) as run:
                 assert list(run.hosts.seats) == ["h1", "h2"]
-                below = psutil.Process().children(recursive=True)
+                driver = next(p for p in psutil.Process().children() if is_driver(p))
+                below = driver.children(recursive=True)
                 ray = [process for process in below if process.name() in ("gcs_server", "raylet")]
                 assert len(ray) == 2
             await gone(*ray)
