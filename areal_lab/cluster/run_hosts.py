@@ -23,11 +23,11 @@ from areal_lab.cluster.files import RunFiles
 from areal_lab.cluster.host import Host, HostLost, HostRefused
 from areal_lab.cluster.hosts import Hosts, new_token
 from areal_lab.cluster.local import LocalScheduler, ManualScheduler
-from areal_lab.cluster.ray.scheduler import RayScheduler
-from areal_lab.cluster.slurm.scheduler import SlurmScheduler
 from areal_lab.cluster.ranks import HostedTrainer, RanksOnHosts
+from areal_lab.cluster.ray.scheduler import RayScheduler
 from areal_lab.cluster.records import TOKEN_VARIABLE, StartEngine
 from areal_lab.cluster.scheduler import Scheduler
+from areal_lab.cluster.slurm.scheduler import SlurmScheduler
 from areal_lab.config.cluster import ClusterConfig, SchedulerConfig
 from areal_lab.control.placement import Demand, HostSlots, Placement, place
 from areal_lab.engines.client.engine_client import EngineClient
