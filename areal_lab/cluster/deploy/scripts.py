@@ -1,0 +1,58 @@
+"""Shell scripts that choose between controller and host, as a scheduler numbers its machines."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from typing import Final
+
+RUN_FAILED: Final = 42
+"""Exit code of a controller whose run did not end well, whatever its own code was."""
+
+
+def indexed_script(train: Sequence[str], host: Sequence[str]) -> str:
+    """Start controller or host by `JOB_COMPLETION_INDEX`, in any POSIX shell.
+
+    A failed run has an exit code of its own, by which Kubernetes tells it from a lost host: it must
+    not be started again from the beginning. A run that was asked to end has not succeeded.
+    """
+    return f"""\
+#!/bin/sh
+# Pod 0 is the controller; the others offer their machines to it.
+set -eu
+if [ "$JOB_COMPLETION_INDEX" != 0 ]; then
+  exec {shlex.join(host)}
+fi
+{shlex.join(train)} &
+run=$!
+trap 'kill -TERM "$run"' TERM INT
+# A signal ends `wait`, but not the run, which first finishes its step and saves.
+while :; do
+  code=0
+  wait "$run" || code=$?
+  kill -0 "$run" 2>/dev/null || break
+done
+if [ "$code" -ne 0 ]; then
+  echo "the run ended with exit code $code; continue it with: areal-lab train --resume RUN" >&2
+  exit {RUN_FAILED}
+fi
+"""
+
+
+def ranked_script(train: Sequence[str], host: Sequence[str]) -> str:
+    """Start controller or host by `SKYPILOT_NODE_RANK`, in bash.
+
+    Args:
+        host: its last word is `HOST:PORT`, of which the host is replaced by the first machine's.
+    """
+    *words, address = host
+    port = address.rpartition(":")[2]
+    return f"""\
+set -euo pipefail
+export PATH="$HOME/areal_lab/bin:$PATH"
+if [ "$SKYPILOT_NODE_RANK" = 0 ]; then
+  exec {shlex.join(train)}
+fi
+controller=$(head -n 1 <<< "$SKYPILOT_NODE_IPS")
+exec {shlex.join(words)} "$controller:{port}"
+"""
