@@ -18,8 +18,10 @@ import typer
 from areal_lab.cli.outputs import folder_to_write
 from areal_lab.cluster.deploy import compose, docker, job, rayjob, skypilot, slurm
 from areal_lab.cluster.deploy.contents import (
+    WORK,
     Files,
     check_contents,
+    expected_files,
     extras_of,
     own_modules,
     packaged_models_of,
@@ -97,6 +99,13 @@ _KINDS: Final = {
         "synced",
     ),
     DeployKind.SLURM: _Kind(slurm.slurm_files, slurm.slurm_commands, "shared"),
+}
+
+
+_BELOW: Final = {
+    "container": f"{WORK}: add it in a Dockerfile of yours, or give --mount",
+    "synced": "the current folder",
+    "shared": "the current folder",
 }
 
 
@@ -209,9 +218,12 @@ def notes_of(kind: DeployKind, config: TrainConfig, request: Request) -> list[st
         notes.append(f"{request.shape.n_nodes} machine(s) of {each}")
         if needs.guess and request.memory_gib is None:
             notes.append(f"this memory is a guess, since {needs.guess}; give --memory GIB")
-    in_image = "the image" if _KINDS[kind].reads == "container" else "the machines"
+    reads = _KINDS[kind].reads
+    in_image = "the image" if reads == "container" else "the machines"
     for setting, module in own_modules(config):
         notes.append(f"{setting} is in {module}, which {in_image} must have")
+    for setting, text in expected_files(config, request.mounts):
+        notes.append(f"{setting} is {text}, which {in_image} must have below {_BELOW[reads]}")
     if kind is DeployKind.RAYJOB:
         notes.append("the image must have Ray: areal-lab deploy docker CONFIG --with-ray")
     if kind is DeployKind.SLURM:

@@ -128,6 +128,20 @@ def check_contents(config: TrainConfig, mounts: Sequence[Mount], files: Files) -
         raise ConfigError(*found)
 
 
+def expected_files(config: TrainConfig, mounts: Sequence[Mount]) -> list[tuple[str, str]]:
+    """Settings with a relative path that is not here: a container must have it below `WORK`."""
+    return [
+        (setting, text)
+        for setting, text in _texts(config)
+        if setting != "run_dir"
+        and _LEAVES.fullmatch(setting.rpartition(".")[2])
+        and text
+        and not text.startswith(("/", "~"))
+        and text not in known_models()
+        and not any((WORK / text).is_relative_to(mount.path) for mount in mounts)
+    ]
+
+
 def _missing_paths(config: TrainConfig, mounts: Sequence[Mount], files: Files) -> Iterator[Problem]:
     if files == "shared":
         return

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-_MARK: Final = "# areal-lab deploy: "
+_MARK: Final = b"# areal-lab deploy: "
 _PLAIN: Final = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
 """Text that is text to every YAML parser, unless it is a word of its own."""
 _WORDS: Final = frozenset(("true", "false", "yes", "no", "on", "off", "y", "n", "null"))
@@ -95,7 +95,7 @@ def write_files(folder: Path, files: Sequence[File], *, force: bool = False) -> 
         if not path.exists():
             done[name] = "written"
             continue
-        found = path.read_text(encoding="utf-8", errors="replace")
+        found = path.read_bytes()
         done[name] = "unchanged" if found == text else "replaced"
         if found != text and not _unedited(found):
             edited.append(path)
@@ -110,19 +110,19 @@ def write_files(folder: Path, files: Sequence[File], *, force: bool = False) -> 
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in signed.items():
         if done[name] != "unchanged":
-            (folder / name).write_text(text, encoding="utf-8")
+            (folder / name).write_bytes(text)
     return done
 
 
-def _signed(text: str) -> str:
-    text = text if text.endswith("\n") else f"{text}\n"
-    return f"{text}{_MARK}{_digest(text)}\n"
+def _signed(text: str) -> bytes:
+    body = (text if text.endswith("\n") else f"{text}\n").encode()
+    return body + _last_line(body)
 
 
-def _unedited(text: str) -> bool:
-    body, _, line = text.rstrip("\n").rpartition("\n")
-    return line == f"{_MARK}{_digest(f'{body}' + chr(10))}"
+def _unedited(found: bytes) -> bool:
+    body, mark, _ = found.rpartition(_MARK)
+    return bool(mark) and found == body + _last_line(body)
 
 
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+def _last_line(body: bytes) -> bytes:
+    return _MARK + hashlib.sha256(body).hexdigest()[:16].encode() + b"\n"

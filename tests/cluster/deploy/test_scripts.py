@@ -1,0 +1,148 @@
+"""The shell scripts, run: with a stand-in for `areal-lab` that says how it was called."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from areal_lab.cli.deploy import DeployKind
+from areal_lab.cluster.deploy.files import read_yaml_text
+from tests.cluster.deploy.asked import documents, files_of
+
+Program = Callable[[str, str], None]
+CLUSTER = "cluster.n_nodes=3 cluster.n_gpus_per_node=0"
+TRAIN = f"train {{config}} scheduler.type=manual {CLUSTER} cluster.port=6380"
+WAITS = 'trap "echo asked; exit 130" TERM; echo ready; while :; do read -t 1 _ <> {fifo} || :; done'
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Program:
+    """Put a program in bash on the scripts' PATH."""
+
+    def put(name: str, body: str) -> None:
+        path = tmp_path / "bin" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"#!/bin/bash\n{body}\n")
+        path.chmod(0o755)
+
+    put("areal-lab", 'echo "$(basename "$0") $*"; exit "${CODE:-0}"')
+    return put
+
+
+def environment(tmp_path: Path, **variables: str) -> Mapping[str, str]:
+    path = f"{tmp_path / 'bin'}:/usr/bin:/bin"
+    return {"PATH": path, "HOME": str(tmp_path), **variables}
+
+
+def start_script() -> str:
+    text = files_of(DeployKind.JOB, nodes=3)["job.yaml"]
+    script: str = documents(text)["ConfigMap"]["data"]["start.sh"]
+    return script
+
+
+def run(script: str, tmp_path: Path, shell: str = "bash", **variables: str) -> tuple[int, str]:
+    ended = subprocess.run(
+        [shell, "-c", script],
+        cwd=tmp_path,
+        env=environment(tmp_path, **variables),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    return ended.returncode, ended.stdout
+
+
+@pytest.mark.usefixtures("program")
+@pytest.mark.parametrize(("code", "exits"), [("0", 0), ("1", 42), ("2", 42), ("130", 42)])
+def test_pod_0_is_the_controller_whose_failure_has_a_code_of_its_own(
+    code: str, exits: int, tmp_path: Path
+) -> None:
+    found = run(start_script(), tmp_path, "sh", JOB_COMPLETION_INDEX="0", CODE=code)
+    train = TRAIN.format(config="/etc/areal_lab/config.yaml")
+    assert found == (exits, f"areal-lab {train}\n")
+
+
+@pytest.mark.usefixtures("program")
+@pytest.mark.parametrize("code", [0, 1])
+def test_other_pods_are_hosts_that_join_it(code: int, tmp_path: Path) -> None:
+    found = run(start_script(), tmp_path, "sh", JOB_COMPLETION_INDEX="2", CODE=str(code))
+    assert found == (code, "areal-lab host --join tiny-0.tiny:6380\n")
+
+
+def test_a_pod_that_is_asked_to_end_lets_its_run_finish(tmp_path: Path, program: Program) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    program("areal-lab", WAITS.format(fifo=shlex.quote(str(fifo))))
+    with subprocess.Popen(
+        ["sh", "-c", start_script()],
+        env=environment(tmp_path, JOB_COMPLETION_INDEX="0"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as pod:
+        assert pod.stdout is not None
+        assert pod.stdout.readline() == "ready\n"
+        pod.send_signal(signal.SIGTERM)
+        assert pod.stdout.read() == "asked\n"  # once: a second request would end it at once
+        assert pod.wait(60) == 42
+
+
+@pytest.mark.usefixtures("program")
+def test_skypilot_numbers_machines_and_the_first_address_is_the_controllers(tmp_path: Path) -> None:
+    (task,) = read_yaml_text(files_of(DeployKind.SKYPILOT, nodes=3)["sky.yaml"])
+    assert task["run"].endswith(':6380"\n')
+    addresses = "10.0.0.5\n10.0.0.6\n10.0.0.7"
+    for rank, said in (
+        (0, TRAIN.format(config="deploy/config.yaml")),
+        (2, "host --join 10.0.0.5:6380"),
+    ):
+        found = run(
+            task["run"], tmp_path, SKYPILOT_NODE_RANK=str(rank), SKYPILOT_NODE_IPS=addresses
+        )
+        assert found == (0, f"areal-lab {said}\n")
+
+
+@pytest.mark.parametrize("file", ["run.sbatch", "ray.sbatch"])
+def test_a_batch_script_ends_the_hosts_with_the_controller_and_has_its_exit_code(
+    file: str, tmp_path: Path, program: Program
+) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    waits = WAITS.format(fifo=shlex.quote(str(fifo))).replace("echo", "echo host >> hosts.log; :")
+    program("scontrol", 'printf "%s\\n" n1 n2 n3')
+    program("openssl", "echo made-token")
+    program(
+        "srun",
+        'echo "$*" >> srun.log\n'
+        'while [[ "$1" == --* ]]; do [[ "$1" == *n2,n3* ]] && hosts=1; shift; done\n'
+        f'if [ -n "${{hosts:-}}" ]; then {waits}; fi\n'
+        "until [ -s hosts.log ]; do :; done\n"  # the controller is not done before hosts started
+        'echo "token $AREAL_LAB_CLUSTER_TOKEN, ray ${RAY_AUTH_TOKEN:-none}"\n'
+        'echo "cores $SRUN_CPUS_PER_TASK"\n'
+        "exit 3",
+    )
+    script = files_of(DeployKind.SLURM, nodes=3)[file]
+    code, said = run(script, tmp_path, SLURM_JOB_NODELIST="n[1-3]", SLURM_CPUS_PER_TASK="4")
+    ray = "made-token" if file == "ray.sbatch" else "none"
+    assert (code, said) == (3, f"token made-token, ray {ray}\ncores 4\n")
+    steps = sorted((tmp_path / "srun.log").read_text().splitlines())
+    here, there = (
+        next(one for one in steps if f"--nodelist={nodes}" in one) for nodes in ("n1 ", "n2,n3 ")
+    )
+    assert "--no-kill --nodes=1 --ntasks=1" in here
+    assert "--no-kill --wait=0 --nodes=2 --ntasks=2" in there
+    if file == "run.sbatch":
+        assert there.endswith("areal-lab host --join n1:6380")
+        assert here.endswith(TRAIN.format(config="deploy/config.yaml"))
+    else:
+        resources = '--resources {"engine": 1, "trainer": 1}'
+        command = f"ray symmetric-run --address n1:6379 --min-nodes 3 {resources} --"
+        assert there.endswith(f"{command} true")
+        assert f"{command} areal-lab train deploy/config.yaml scheduler.type=ray" in here
