@@ -102,7 +102,7 @@ test-agents: $(READY)
 test-deploy: $(READY)
 	@$(BIN)/python -m tests.cluster.deploy.validators.environments
 	@echo "Testing generated deployment files, and planted mistakes, against validators (half a minute)."
-	@$(BIN)/python -m pytest -m 'deploy or not deploy' tests/cluster/deploy $(ARGS)
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m 'deploy or not deploy' tests/cluster/deploy $(ARGS)
 
 test-sglang: $(READY)
 	@$(BIN)/areal-lab engine install sglang

@@ -516,8 +516,14 @@ def deploy(
         ),
     ] = None,
     port: Annotated[
-        int, typer.Option(min=1, max=65535, help="Where the controller listens for the others.")
-    ] = 6380,
+        int | None,
+        typer.Option(
+            min=1,
+            max=65535,
+            help="Where the controller listens for the others; the default is cluster.port, or "
+            "6380.",
+        ),
+    ] = None,
     image: Annotated[
         str, typer.Option(metavar="REGISTRY/NAME:TAG", help="Image of the containers.")
     ] = "",

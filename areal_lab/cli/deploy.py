@@ -5,6 +5,7 @@ config, options --request--> Request --_KINDS[kind]--> files, the commands to ru
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -29,7 +30,7 @@ from areal_lab.cluster.deploy.contents import (
     secrets_of,
 )
 from areal_lab.cluster.deploy.files import File, comments, write_files
-from areal_lab.cluster.deploy.request import CONFIG_FILE, Build, Request, job_name
+from areal_lab.cluster.deploy.request import CONFIG_FILE, START_TIMEOUT_S, Build, Request, job_name
 from areal_lab.cluster.deploy.shape import PORT, shape_for
 from areal_lab.config.dump import to_yaml
 from areal_lab.config.load import load_config, split_arguments
@@ -59,7 +60,7 @@ class DeployOptions:
 
     nodes: int | None = None
     gpus_per_node: int | None = None
-    port: int = PORT
+    port: int | None = None
     image: str = ""
     name: str = ""
     mounts: Sequence[str] = ()
@@ -109,6 +110,15 @@ _BELOW: Final = {
 }
 
 
+_ANYWHERE: Final = {
+    "scheduler.type": "local",
+    "cluster.n_nodes": 1,
+    "cluster.n_gpus_per_node": 0,
+    "cluster.port": 0,
+}
+"""Settings of where a run takes place, which command lines have instead of the config."""
+
+
 def run_deploy(kind: str, arguments: Sequence[str], options: DeployOptions) -> None:
     """Write the files of one kind and print what they are for.
 
@@ -147,11 +157,10 @@ def request_of(
     """
     mounts = [parse_mount(one) for one in options.mounts]
     check_contents(config, mounts, _KINDS[kind].reads)
-    gpu = asks_for_gpus(config) if options.gpus_per_node is None else options.gpus_per_node > 0
+    nodes, gpus_per_node, port = _asked_shape(config, options)
+    gpu = asks_for_gpus(config) if gpus_per_node is None else gpus_per_node > 0
     needs = needs_of(config, gpu=gpu)
-    shape = shape_for(
-        needs, nodes=options.nodes, gpus_per_node=options.gpus_per_node, port=options.port
-    )
+    shape = shape_for(needs, nodes=nodes, gpus_per_node=gpus_per_node, port=port)
     build: Build = "gpu" if gpu else "cpu"
     config_path = os.path.relpath(options.out / CONFIG_FILE)
     if kind is DeployKind.SKYPILOT and config_path.startswith(".."):
@@ -162,7 +171,7 @@ def request_of(
     started = needs.servers and BACKENDS[needs.backend].own_environment
     return Request(
         name=options.name or job_name(config.experiment_name),
-        config=to_yaml(config),
+        config=to_yaml(config.with_settings(_ANYWHERE)),
         config_path=config_path,
         shape=shape,
         needs=needs,
@@ -176,10 +185,21 @@ def request_of(
         with_ray=options.with_ray,
         accelerator=options.gpu,
         time_h=options.time_h,
+        start_timeout_s=max(START_TIMEOUT_S, math.ceil(config.scheduler.start_timeout_s)),
         cpus=options.cpus,
         memory_gib=options.memory_gib,
         arguments=arguments,
     )
+
+
+def _asked_shape(config: TrainConfig, options: DeployOptions) -> tuple[int | None, int | None, int]:
+    """Machines, GPUs of each and port: by the options, else by the config where it names them."""
+    cluster = config.cluster
+    nodes = options.nodes or (cluster.n_nodes if cluster.n_nodes > 1 else None)
+    gpus = options.gpus_per_node
+    if gpus is None:
+        gpus = cluster.n_gpus_per_node or None
+    return nodes, gpus, options.port or cluster.port or PORT
 
 
 def _given(options: DeployOptions) -> list[str]:

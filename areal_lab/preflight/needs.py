@@ -71,6 +71,8 @@ def needs_of(config: TrainConfig, *, gpu: bool) -> Needs:
         servers=0 if config.rollout.addresses else plan.servers,
         tensor_parallel=plan.tensor_parallel,
         trainer_ranks=ranks,
+        trainer_nodes=config.cluster.trainer_nodes,
+        spare_nodes=config.cluster.spare_nodes,
         shared=plan.shared and not config.rollout.addresses,
         gpu=gpu,
         server_bytes=server,

@@ -58,7 +58,10 @@ def test_writing_again_changes_nothing_and_edits_are_kept(folder: Path) -> None:
         (["job", "tiny", "dataset.path=/rows.jsonl"], "which is on this machine"),
         (["job", "tiny", "allocation_mode=megatron:p2"], "which is not supported"),
         (["skypilot", "tiny", "--out", "../there"], "only the current folder is copied"),
-        (["job", "tiny", *TOO_FEW], "which are 2 machines of 2; give --nodes 2"),
+        (
+            ["job", "tiny", *TOO_FEW],
+            "--nodes is 1, with 2 GPU(s) each, but 2 engines of 1 GPU each are asked for",
+        ),
     ],
 )
 def test_wrong_command_lines_are_refused_and_nothing_is_written(

@@ -11,12 +11,12 @@ from areal_lab.cluster.deploy.files import yaml_text
 from areal_lab.cluster.deploy.request import (
     CONFIG_FILE,
     CONFIG_PATH,
-    TOKEN_VARIABLE,
     Request,
     head_of,
     host_command,
     train_command,
 )
+from areal_lab.cluster.records import TOKEN_VARIABLE
 
 _GRACE: Final = "5m"
 """A run that is asked to end finishes its step and saves."""

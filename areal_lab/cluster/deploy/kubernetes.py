@@ -12,10 +12,10 @@ from areal_lab.cluster.deploy.files import File, yaml_text
 from areal_lab.cluster.deploy.request import (
     CONFIG_FILE,
     CONFIG_PATH,
-    TOKEN_VARIABLE,
     Request,
 )
 from areal_lab.cluster.deploy.shape import Machine
+from areal_lab.cluster.records import TOKEN_VARIABLE
 
 GRACE_S: Final = 300
 """A run that is asked to end finishes its step and saves."""

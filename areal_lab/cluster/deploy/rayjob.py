@@ -79,14 +79,15 @@ def _rayjob(request: Request) -> dict[str, Any]:
 
 
 def _workers(request: Request, group: Group) -> dict[str, Any]:
-    machine = request.machine_of(group)
+    # Equal in size: the run places its hosts on any of them.
+    machine = request.machine
     return {
         "groupName": group.name,
         "replicas": group.nodes,
         "minReplicas": group.nodes,
         "maxReplicas": group.nodes,
         "rayStartParams": {"object-store-memory": str(_OBJECT_STORE_BYTES)},
-        # By these the run finds the machines of a role.
+        # For scheduler.ray_resources and tasks of your own; cores and GPUs as the pod has them.
         "resources": {
             **{name: str(count) for name, count in group.resources.items()},
             "CPU": str(machine.cpus),

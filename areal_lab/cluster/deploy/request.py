@@ -18,13 +18,14 @@ from areal_lab.cluster.deploy.shape import (
     largest,
     machine_of,
 )
+from areal_lab.cluster.records import TOKEN_VARIABLE
 
-TOKEN_VARIABLE: Final = "AREAL_LAB_CLUSTER_TOKEN"
-"""Environment variable with the token by which controller and hosts know each other."""
 CONFIG_PATH: Final = "/etc/areal_lab/config.yaml"
 """The config in a container."""
 CONFIG_FILE: Final = "config.yaml"
 RAY_VERSION: Final = "2.60.0"
+START_TIMEOUT_S: Final = 1800
+"""Machines of a cluster start at different times: some load the image or are rented first."""
 Build = Literal["cpu", "gpu"]
 _NAME: Final = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 _LONGEST_NAME: Final = 40
@@ -44,7 +45,7 @@ class Request:
     name: str
     """Of the job and of everything that belongs to it: a DNS label."""
     config: str
-    """The resolved settings, in YAML."""
+    """The resolved settings, in YAML, without where the run takes place."""
     config_path: str = CONFIG_FILE
     """Path of that file from the folder in which commands are run."""
     shape: Shape
@@ -66,6 +67,8 @@ class Request:
     """Kind of GPU, where a cloud has to be told."""
     time_h: int = 24
     """Longest time of the job, where a scheduler has to be told."""
+    start_timeout_s: int = START_TIMEOUT_S
+    """Longest wait of the controller and the others for each other."""
     cpus: int | None = None
     memory_gib: int | None = None
     """Of each machine, in place of the computed ones."""
@@ -133,6 +136,7 @@ def train_command(request: Request, config: str, scheduler: str) -> list[str]:
         f"scheduler.type={scheduler}",
         f"cluster.n_nodes={shape.n_nodes}",
         f"cluster.n_gpus_per_node={shape.n_gpus_per_node}",
+        f"scheduler.start_timeout_s={request.start_timeout_s}",
     ]
     return command if scheduler != "manual" else [*command, f"cluster.port={shape.port}"]
 
@@ -143,7 +147,8 @@ def host_command(controller: str, request: Request) -> list[str]:
     Args:
         controller: name or address of the controller's machine.
     """
-    return ["areal-lab", "host", "--join", f"{controller}:{request.shape.port}"]
+    wait = str(request.start_timeout_s)
+    return ["areal-lab", "host", "--join-s", wait, "--join", f"{controller}:{request.shape.port}"]
 
 
 def job_name(text: str) -> str:

@@ -16,27 +16,49 @@ def indexed_script(train: Sequence[str], host: Sequence[str]) -> str:
     A failed run has an exit code of its own, by which Kubernetes tells it from a lost host: it must
     not be started again from the beginning. A run that was asked to end has not succeeded.
     """
-    return f"""\
-#!/bin/sh
-# Pod 0 is the controller; the others offer their machines to it.
-set -eu
-if [ "$JOB_COMPLETION_INDEX" != 0 ]; then
-  exec {shlex.join(host)}
-fi
-{shlex.join(train)} &
-run=$!
-trap 'kill -TERM "$run"' TERM INT
-# A signal ends `wait`, but not the run, which first finishes its step and saves.
-while :; do
-  code=0
-  wait "$run" || code=$?
-  kill -0 "$run" 2>/dev/null || break
-done
-if [ "$code" -ne 0 ]; then
-  echo "the run ended with exit code $code; continue it with: areal-lab train --resume RUN" >&2
-  exit {RUN_FAILED}
-fi
-"""
+    lines = [
+        "#!/bin/sh",
+        "# Pod 0 is the controller; the others offer their machines to it.",
+        "set -eu",
+        'if [ "$JOB_COMPLETION_INDEX" != 0 ]; then',
+        f"  exec {shlex.join(host)}",
+        "fi",
+        *run_and_wait(shlex.join(train)),
+        'if [ "$code" -ne 0 ]; then',
+        '  echo "The run ended with exit code $code; train --resume RUN continues it." >&2',
+        f"  exit {RUN_FAILED}",
+        "fi",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def run_and_wait(command: str) -> Sequence[str]:
+    """Lines that run a command to its end and put its exit code into `code`, in any POSIX shell.
+
+    SIGTERM asks the run to end, once: it then finishes its step and saves, and a second request
+    would end it at once. One that comes before the run was started is kept until then.
+    """
+    return [
+        "run='' asked='' passed_on=''",
+        "stop() {",
+        "  asked=1",
+        '  if [ -n "$run" ] && [ -z "$passed_on" ]; then',
+        "    passed_on=1",
+        '    kill -TERM "$run" 2> /dev/null || true',
+        "  fi",
+        "}",
+        "trap stop TERM INT",
+        f"{command} &",
+        "run=$!",
+        '[ -z "$asked" ] || stop',
+        "# A signal ends `wait`, but not the run.",
+        "while :; do",
+        "  code=0",
+        '  wait "$run" || code=$?',
+        '  kill -0 "$run" 2> /dev/null || break',
+        "done",
+    ]
 
 
 def ranked_script(train: Sequence[str], host: Sequence[str]) -> str:

@@ -2,16 +2,18 @@
 
     Needs --shape_for--> Shape --groups--> Group, one for each role --machine_of--> Machine
 
-GPUs of one server stay on one machine. The trainer takes the last machines, as it takes the last
-GPUs of a single one.
+Processes are placed as a run places them on its hosts (`control.placement`).
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
+
+from areal_lab.control.placement import Demand, HostSlots, Unplaceable, place
 
 GIB: Final = 1 << 30
 PORT: Final = 6380
@@ -50,6 +52,10 @@ class Needs:
     tensor_parallel: int = 1
     """GPUs of each server."""
     trainer_ranks: int = 1
+    trainer_nodes: int = 0
+    """Machines that train; 0 takes as few as possible."""
+    spare_nodes: int = 0
+    """Machines that take the place of lost ones."""
     shared: bool = False
     """Whether servers and trainer take turns on the same devices."""
     gpu: bool = False
@@ -124,57 +130,69 @@ def shape_for(
         )
     if needs.gpu and gpus < 1:
         raise ValueError(f"--gpus-per-node is {gpus}, but the run computes on GPUs; give 1 or more")
-    fewest = next(
-        count
-        for count in range(1, max(1, needs.gpus) + 1)
-        if _fits(needs, Shape(n_nodes=count, n_gpus_per_node=gpus))
-    )
-    if nodes is not None and nodes < fewest:
-        raise ValueError(
-            f"--nodes is {nodes}, but {needs.servers} server(s) of {needs.tensor_parallel} GPU(s) "
-            f"and {needs.trainer_ranks} trainer process(es) need {needs.gpus} GPUs, which are "
-            f"{fewest} machines of {gpus}; give --nodes {fewest}, or lower allocation_mode"
-        )
-    return Shape(n_nodes=nodes or fewest, n_gpus_per_node=gpus, port=port)
+    if nodes is not None:
+        try:
+            groups(needs, shape := Shape(n_nodes=nodes, n_gpus_per_node=gpus, port=port))
+        except Unplaceable as error:
+            raise ValueError(f"--nodes is {nodes}, with {gpus} GPU(s) each, but {error}") from error
+        return shape
+    most = needs.spare_nodes + max(1, needs.servers + max(needs.trainer_ranks, needs.trainer_nodes))
+    for count in range(1 + needs.spare_nodes, most + 1):
+        shape = Shape(n_nodes=count, n_gpus_per_node=gpus, port=port)
+        try:
+            groups(needs, shape)
+        except Unplaceable as error:
+            if count == most:
+                raise ValueError(
+                    f"{count} machines of {gpus} GPU(s) are too few: {error}"
+                ) from error
+        else:
+            return shape
+    raise AssertionError("the loop returns or raises")
 
 
 def groups(needs: Needs, shape: Shape) -> Sequence[Group]:
-    """Machines by role: some generate, the others train; or one group whose machines do both.
+    """Machines by role, as the run places its processes: those that generate, train, do both, or
+    wait to take the place of others.
 
-    One group is for a single machine, for turns on the same devices, and for roles that do not
-    fill whole machines.
+    Raises:
+        Unplaceable: these machines do not hold the run.
     """
     gpus = shape.n_gpus_per_node if needs.gpu else 0
-    training = math.ceil(needs.trainer_ranks / gpus) if gpus else 1
-    generating = shape.n_nodes - training
-    most = gpus // needs.tensor_parallel if gpus else needs.servers
-    if needs.shared or not needs.servers or generating < 1 or generating * most < needs.servers:
-        servers = most if gpus else math.ceil(needs.servers / shape.n_nodes)
-        return [
-            Group(
-                name="nodes",
-                nodes=shape.n_nodes,
-                gpus=gpus,
-                servers=min(servers, needs.servers),
-                ranks=min(gpus or needs.trainer_ranks, needs.trainer_ranks),
-            )
-        ]
+    hosts = [HostSlots(name=f"{index}", gpus=gpus) for index in range(shape.n_nodes)]
+    placement = place(
+        hosts,
+        Demand(
+            engines=needs.servers,
+            gpus_per_engine=needs.tensor_parallel if needs.gpu else 0,
+            trainer_ranks=needs.trainer_ranks,
+            gpus_per_rank=int(needs.gpu),
+            trainer_hosts=needs.trainer_nodes,
+            spare_hosts=needs.spare_nodes,
+            shared=needs.shared,
+        ),
+    )
+    servers, ranks = Counter(placement.engines), Counter(placement.trainer)
+    busiest = {"engines": (max(servers.values(), default=0), 0)}
+    busiest["trainer"] = (0, max(ranks.values(), default=0))
+    busiest["nodes"] = (busiest["engines"][0], busiest["trainer"][1])
+    busiest["spares"] = busiest["nodes"]
+    roles = Counter(_role(host.name, servers, ranks, placement.spares) for host in hosts)
     return [
-        Group(
-            name="engines",
-            nodes=generating,
-            gpus=gpus,
-            servers=min(most, math.ceil(needs.servers / generating)),
-            ranks=0,
-        ),
-        Group(
-            name="trainer",
-            nodes=training,
-            gpus=gpus,
-            servers=0,
-            ranks=min(gpus or needs.trainer_ranks, needs.trainer_ranks),
-        ),
+        Group(name=name, nodes=roles[name], gpus=gpus, servers=most[0], ranks=most[1])
+        for name, most in busiest.items()
+        if roles[name]
     ]
+
+
+def _role(
+    host: str, servers: Mapping[str, int], ranks: Mapping[str, int], spares: Sequence[str]
+) -> str:
+    if host in spares:
+        return "spares"
+    if servers[host] and ranks[host]:
+        return "nodes"
+    return "trainer" if ranks[host] else "engines"
 
 
 def machine_of(
@@ -214,19 +232,3 @@ def largest(machines: Sequence[Machine]) -> Machine:
         shared_gib=max(one.shared_gib for one in machines),
         gpus=max(one.gpus for one in machines),
     )
-
-
-def _fits(needs: Needs, shape: Shape) -> bool:
-    """Whether the GPUs of these machines hold the run."""
-    nodes, gpus = shape.n_nodes, shape.n_gpus_per_node
-    if not needs.gpu:
-        return True
-    if gpus < 1:
-        return False
-    if needs.shared:
-        most = nodes * (gpus // needs.tensor_parallel)
-        return needs.servers <= most and needs.trainer_ranks <= nodes * gpus
-    whole, rest = divmod(needs.trainer_ranks, gpus)
-    mixed = (gpus - rest) // needs.tensor_parallel if rest else 0
-    free = nodes - whole - bool(rest)
-    return free >= 0 and free * (gpus // needs.tensor_parallel) + mixed >= needs.servers

@@ -7,13 +7,13 @@ from typing import Any, Final
 
 from areal_lab.cluster.deploy.files import yaml_text
 from areal_lab.cluster.deploy.request import (
-    TOKEN_VARIABLE,
     Request,
     head_of,
     host_command,
     train_command,
 )
 from areal_lab.cluster.deploy.scripts import ranked_script
+from areal_lab.cluster.records import TOKEN_VARIABLE
 
 _VENV: Final = '"$HOME/areal_lab"'
 _DISK_GIB: Final = 256

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
 from typing import Final
 
 from areal_lab.cluster.deploy.files import File, comments
 from areal_lab.cluster.deploy.request import (
-    TOKEN_VARIABLE,
     Request,
     head_of,
     host_command,
     train_command,
 )
+from areal_lab.cluster.deploy.scripts import run_and_wait
+from areal_lab.cluster.records import TOKEN_VARIABLE
 
 _RAY_PORT: Final = 6379
+_END_OTHERS: Final = 'kill -TERM "$others" 2> /dev/null || true'
+_EXIT: Final = 'exit "$code"'
 _STOP_S: Final = 300
 """Seconds before the time limit at which the run is asked to end: it then finishes its step."""
 
@@ -62,7 +64,7 @@ def _script(request: Request, *, ray: bool) -> str:
     ]
     train = train_command(request, request.config_path, "ray" if ray else "manual")
     if request.shape.n_nodes == 1:
-        return "\n".join([*lines, *_waiting(f"srun {shlex.join(train)}"), ""])
+        return "\n".join([*lines, *run_and_wait(f"srun {shlex.join(train)}"), _EXIT, ""])
     lines += [
         "",
         'mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")',
@@ -82,10 +84,12 @@ def _script(request: Request, *, ray: bool) -> str:
         lines += ["export RAY_AUTH_MODE=token", f'export RAY_AUTH_TOKEN="${TOKEN_VARIABLE}"']
         start = _ray_command(request)
         lines += [f"{there} {start} true &", "others=$!"]
-        return "\n".join([*lines, *_waiting(f"{here} {start} {shlex.join(train)}"), ""])
+        run = f"{here} {start} {shlex.join(train)}"
+        return "\n".join([*lines, *run_and_wait(run), _END_OTHERS, _EXIT, ""])
     *words, address = host_command("$controller", request)
     lines += [f'{there} {shlex.join(words)} "{address}" &', "others=$!"]
-    return "\n".join([*lines, *_waiting(f"{here} {shlex.join(train)}"), ""])
+    run = f"{here} {shlex.join(train)}"
+    return "\n".join([*lines, *run_and_wait(run), _END_OTHERS, _EXIT, ""])
 
 
 def _ray_command(request: Request) -> str:
@@ -96,24 +100,6 @@ def _ray_command(request: Request) -> str:
         f'ray symmetric-run --address "$controller:{_RAY_PORT}" '
         f"--min-nodes {request.shape.n_nodes} --resources {resources} --"
     )
-
-
-def _waiting(command: str) -> Sequence[str]:
-    """Run a command to its end, hand SIGTERM on to it, and end the other step after it."""
-    return [
-        "",
-        f"{command} &",
-        "run=$!",
-        "trap 'kill -TERM \"$run\"' TERM",
-        "# A signal ends `wait`, but not the run, which first finishes its step and saves.",
-        "while :; do",
-        "  code=0",
-        '  wait "$run" || code=$?',
-        '  kill -0 "$run" 2> /dev/null || break',
-        "done",
-        '[ -z "${others:-}" ] || kill -TERM "$others" 2> /dev/null || true',
-        'exit "$code"',
-    ]
 
 
 def slurm_commands(request: Request, folder: str) -> list[str]:

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from areal_lab.cli.deploy import DeployKind, DeployOptions, request_of
 from areal_lab.cluster.deploy.files import read_yaml_text
 from areal_lab.cluster.deploy.kubernetes import check_references
-from areal_lab.cluster.deploy.request import TOKEN_VARIABLE, job_name
+from areal_lab.cluster.deploy.request import job_name
 from areal_lab.cluster.deploy.slurm import slurm_files
+from areal_lab.cluster.records import TOKEN_VARIABLE
 from areal_lab.config.load import load_config
 from areal_lab.config.shipped import training_configs
 from tests.cluster.deploy.asked import FOUR_NODES, KINDS, config_in, documents, files_of
@@ -43,6 +44,22 @@ def test_every_shipped_config_gives_files_with_exactly_its_settings(
     for file, text in files.items():
         if file.endswith(".yaml"):
             assert all(read_yaml_text(text))
+
+
+def test_where_a_run_takes_place_is_on_its_command_line_and_in_no_config() -> None:
+    asked = [
+        "tiny",
+        "scheduler.type=ray",
+        "cluster.n_nodes=3",
+        "cluster.port=7000",
+        "cluster.spare_nodes=1",
+    ]
+    files = files_of(DeployKind.SLURM, asked)
+    assert "n_nodes" not in files["config.yaml"]
+    assert "spare_nodes: 1" in files["config.yaml"]
+    assert "scheduler.type=manual cluster.n_nodes=3" in files["run.sbatch"]
+    assert '"$controller:7000"' in files["run.sbatch"]
+    assert "cluster.n_nodes" not in files_of(DeployKind.SLURM, asked[:3], nodes=1)["run.sbatch"]
 
 
 @settings(max_examples=20)
@@ -94,8 +111,8 @@ def test_the_job_has_a_controller_with_a_stable_name_and_a_secret_token() -> Non
     # Kubernetes names pods NAME-INDEX, below the headless Service whose name is their subdomain.
     assert (service["metadata"]["name"], service["spec"]["clusterIP"]) == (pod["subdomain"], "None")
     script = found["ConfigMap"]["data"]["start.sh"]
-    assert f"areal-lab host --join {name}-0.{pod['subdomain']}:6380" in script
-    assert "cluster.n_nodes=4 cluster.n_gpus_per_node=4 cluster.port=6380" in script
+    assert f"--join {name}-0.{pod['subdomain']}:6380" in script
+    assert "cluster.n_nodes=4 cluster.n_gpus_per_node=4 " in script
     (container,) = pod["containers"]
     assert container["resources"]["limits"]["nvidia.com/gpu"] == "4"
     (token,) = container["env"]
@@ -129,7 +146,7 @@ def test_compose_gives_each_container_gpus_of_its_own() -> None:
     ]
     assert gpus == [str(index) for index in range(16)]
     commands = {name: service["command"] for name, service in file["services"].items()}
-    assert commands["host-3"] == ["areal-lab", "host", "--join", "controller:6380"]
+    assert commands["host-3"][-2:] == ["--join", "controller:6380"]
     assert commands["controller"][:3] == ["areal-lab", "train", "/etc/areal_lab/config.yaml"]
 
 
@@ -193,7 +210,7 @@ def test_paths_with_spaces_and_quotes_are_one_word_in_scripts(
         ({"secrets": ["A=hush"]}, "--secret is"),
         ({"gpu": "H100:8"}, "--gpu is 'H100:8'"),
         ({"mounts": ["data"]}, "SOURCE:/PATH"),
-        ({"nodes": 1, "gpus_per_node": 1}, "--nodes is 1, but"),
+        ({"nodes": 1, "gpus_per_node": 1}, "--nodes is 1, with 1 GPU(s) each, but"),
     ],
 )
 def test_wrong_options_are_refused_in_one_line(wrong: dict[str, Any], message: str) -> None:

@@ -44,7 +44,7 @@ def test_one_with_gpus_mounts_and_secrets_is_valid(strict: Draft7Validator) -> N
 
 def misspelled(job: dict[str, Any]) -> None:
     group = job["spec"]["rayClusterSpec"]["workerGroupSpecs"][0]
-    group["minReplica"] = group.pop("minReplicas")
+    group["minReplica"] = 1
 
 
 def no_template(job: dict[str, Any]) -> None:

@@ -17,7 +17,10 @@ from tests.cluster.deploy.asked import documents, files_of
 
 Program = Callable[[str, str], None]
 CLUSTER = "cluster.n_nodes=3 cluster.n_gpus_per_node=0"
-TRAIN = f"train {{config}} scheduler.type=manual {CLUSTER} cluster.port=6380"
+TRAIN = (
+    f"train {{config}} scheduler.type=manual {CLUSTER} scheduler.start_timeout_s=1800 "
+    "cluster.port=6380"
+)
 WAITS = 'trap "echo asked; exit 130" TERM; echo ready; while :; do read -t 1 _ <> {fifo} || :; done'
 
 
@@ -73,7 +76,7 @@ def test_pod_0_is_the_controller_whose_failure_has_a_code_of_its_own(
 @pytest.mark.parametrize("code", [0, 1])
 def test_other_pods_are_hosts_that_join_it(code: int, tmp_path: Path) -> None:
     found = run(start_script(), tmp_path, "sh", JOB_COMPLETION_INDEX="2", CODE=str(code))
-    assert found == (code, "areal-lab host --join tiny-0.tiny:6380\n")
+    assert found == (code, "areal-lab host --join-s 1800 --join tiny-0.tiny:6380\n")
 
 
 def test_a_pod_that_is_asked_to_end_lets_its_run_finish(tmp_path: Path, program: Program) -> None:
@@ -101,7 +104,7 @@ def test_skypilot_numbers_machines_and_the_first_address_is_the_controllers(tmp_
     addresses = "10.0.0.5\n10.0.0.6\n10.0.0.7"
     for rank, said in (
         (0, TRAIN.format(config="deploy/config.yaml")),
-        (2, "host --join 10.0.0.5:6380"),
+        (2, "host --join-s 1800 --join 10.0.0.5:6380"),
     ):
         found = run(
             task["run"], tmp_path, SKYPILOT_NODE_RANK=str(rank), SKYPILOT_NODE_IPS=addresses
@@ -139,7 +142,7 @@ def test_a_batch_script_ends_the_hosts_with_the_controller_and_has_its_exit_code
     assert "--no-kill --nodes=1 --ntasks=1" in here
     assert "--no-kill --wait=0 --nodes=2 --ntasks=2" in there
     if file == "run.sbatch":
-        assert there.endswith("areal-lab host --join n1:6380")
+        assert there.endswith("areal-lab host --join-s 1800 --join n1:6380")
         assert here.endswith(TRAIN.format(config="deploy/config.yaml"))
     else:
         resources = '--resources {"engine": 1, "trainer": 1}'
