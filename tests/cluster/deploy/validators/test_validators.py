@@ -117,7 +117,7 @@ def test_hadolint_accepts_dockerfiles(written: Path) -> None:
         ("python:3.11.14-slim-bookworm", "python", "DL3006"),
         (" --no-install-recommends", "", "DL3015"),
         ("WORKDIR /work", "WORKDIR work", "DL3000"),
-        ("COPY constraints.txt ./", "COPPY constraints.txt ./", "unexpected"),
+        ("COPY constraints.txt ./", "COPYX constraints.txt ./", "unexpected"),
         ("USER 10001", "USER root", "DL3002"),
         ("# hadolint ignore=DL3008\n", "", "DL3008"),
     ],
@@ -156,7 +156,7 @@ def test_shells_accept_the_scripts(written: Path, tmp_path: Path) -> None:
     ("old", "new", "found"),
     [
         ('"${nodes[0]}"', "${nodes}", "SC2128"),
-        ('"$controller:6380"', "$controler:6380", "SC2154"),
+        ('"$controller:6380"', "$leader:6380", "SC2154"),
         ("done\n", "", "SC10"),
     ],
 )
@@ -199,7 +199,7 @@ def test_skypilot_accepts_tasks_and_finds_planted_mistakes(written: Path, tmp_pa
         task["secrets"] = dict.fromkeys(task.get("secrets", {}), "given")
     one = right[-1]
     wrong = [
-        {**{key: value for key, value in one.items() if key != "run"}, "runn": one["run"]},
+        {**{key: value for key, value in one.items() if key != "run"}, "run_": one["run"]},
         {**one, "num_nodes": "three"},
         {**one, "resources": {**one["resources"], "accelerator": "H100:8"}},
         {**one, "secrets": ["TOKEN"]},
