@@ -34,9 +34,8 @@ def compose_file(request: Request) -> str:
             "command": host_command("controller", request),
             "depends_on": {"controller": {"condition": "service_healthy"}},
         }
-    volumes = {"runs": {}} | {
-        one.source: {} for one in request.mounts if not one.source.startswith((".", "/", "~"))
-    }
+    named = [one.source for one in request.mounts if not one.source.startswith((".", "/", "~"))]
+    volumes: dict[str, dict[str, Any]] = {name: {} for name in ("runs", *named)}
     file = {
         "name": request.name,
         "services": services,

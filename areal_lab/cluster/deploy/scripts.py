@@ -33,11 +33,15 @@ def indexed_script(train: Sequence[str], host: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def run_and_wait(command: str) -> Sequence[str]:
+def run_and_wait(command: str, *, process: str = '"$run"') -> Sequence[str]:
     """Lines that run a command to its end and put its exit code into `code`, in any POSIX shell.
 
     SIGTERM asks the run to end, once: it then finishes its step and saves, and a second request
     would end it at once. One that comes before the run was started is kept until then.
+
+    Args:
+        command: in shell syntax.
+        process: the process to ask, in shell syntax, if it is not the command's own.
     """
     return [
         "run='' asked='' passed_on=''",
@@ -45,7 +49,7 @@ def run_and_wait(command: str) -> Sequence[str]:
         "  asked=1",
         '  if [ -n "$run" ] && [ -z "$passed_on" ]; then',
         "    passed_on=1",
-        '    kill -TERM "$run" 2> /dev/null || true',
+        f"    kill -TERM {process} 2> /dev/null || true",
         "  fi",
         "}",
         "trap stop TERM INT",

@@ -36,7 +36,9 @@ def _script(request: Request, *, ray: bool) -> str:
     """Start the hosts on all nodes but the first, the controller on the first; end both with it.
 
     A node that is lost takes its host along and nothing else: `--no-kill` for the job and for its
-    steps, and `--wait=0` so that one host that ends does not end the others.
+    steps, and `--wait=0` so that one host that ends does not end the others. The controller is a
+    child of the script, which runs on the first node: `srun` kills a step when it gets SIGTERM, and
+    Ray does not pass it on.
     """
     title = "A run on nodes of Slurm" + (", with Ray inside." if ray else ".")
     head = head_of(request, f"{title} Submit it in the folder in which it was written.")
@@ -64,7 +66,7 @@ def _script(request: Request, *, ray: bool) -> str:
     ]
     train = train_command(request, request.config_path, "ray" if ray else "manual")
     if request.shape.n_nodes == 1:
-        return "\n".join([*lines, *run_and_wait(f"srun {shlex.join(train)}"), _EXIT, ""])
+        return "\n".join([*lines, *run_and_wait(shlex.join(train)), _EXIT, ""])
     lines += [
         "",
         'mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")',
@@ -74,7 +76,6 @@ def _script(request: Request, *, ray: bool) -> str:
         "# A new token for each job; srun hands it on in the environment, and no file has it.",
         f'export {TOKEN_VARIABLE}="${{{TOKEN_VARIABLE}:-$(openssl rand -hex 32)}}"',
     ]
-    here = 'srun --no-kill --nodes=1 --ntasks=1 --nodelist="$controller"'
     others = request.shape.n_nodes - 1
     there = (
         f"srun --no-kill --wait=0 --nodes={others} --ntasks={others} --ntasks-per-node=1 "
@@ -83,13 +84,18 @@ def _script(request: Request, *, ray: bool) -> str:
     if ray:
         lines += ["export RAY_AUTH_MODE=token", f'export RAY_AUTH_TOKEN="${TOKEN_VARIABLE}"']
         start = _ray_command(request)
-        lines += [f"{there} {start} true &", "others=$!"]
-        run = f"{here} {start} {shlex.join(train)}"
-        return "\n".join([*lines, *run_and_wait(run), _END_OTHERS, _EXIT, ""])
+        lines += [
+            f"{there} {start} true &",
+            "others=$!",
+            "# The run's process id, by which it is asked to end; until it starts, Ray is.",
+            'pid_file="$(mktemp --dry-run)"',
+        ]
+        run = f'{start} bash -c \'echo $$ > "$0" && exec "$@"\' "$pid_file" {shlex.join(train)}'
+        waiting = run_and_wait(run, process='"$(cat "$pid_file" 2> /dev/null || echo "$run")"')
+        return "\n".join([*lines, *waiting, 'rm -f "$pid_file"', _END_OTHERS, _EXIT, ""])
     *words, address = host_command("$controller", request)
     lines += [f'{there} {shlex.join(words)} "{address}" &', "others=$!"]
-    run = f"{here} {shlex.join(train)}"
-    return "\n".join([*lines, *run_and_wait(run), _END_OTHERS, _EXIT, ""])
+    return "\n".join([*lines, *run_and_wait(shlex.join(train)), _END_OTHERS, _EXIT, ""])
 
 
 def _ray_command(request: Request) -> str:

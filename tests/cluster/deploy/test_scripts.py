@@ -112,40 +112,86 @@ def test_skypilot_numbers_machines_and_the_first_address_is_the_controllers(tmp_
         assert found == (0, f"areal-lab {said}\n")
 
 
-@pytest.mark.parametrize("file", ["run.sbatch", "ray.sbatch"])
-def test_a_batch_script_ends_the_hosts_with_the_controller_and_has_its_exit_code(
-    file: str, tmp_path: Path, program: Program
-) -> None:
+SRUN = """\
+echo "$*" >> srun.log
+while [[ "$1" == --* ]]; do shift; done
+exec "$@"
+"""
+RAY = """\
+echo "$*" >> ray.log
+while [ "$1" != -- ]; do shift; done
+shift
+"$@"
+"""
+"""As `ray symmetric-run`: a SIGTERM ends it, and not what it has started."""
+
+
+@pytest.fixture
+def slurm(program: Program, tmp_path: Path) -> Path:
+    """Stand-ins for the programs of a batch script, and the FIFO that hosts wait at."""
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-    waits = WAITS.format(fifo=shlex.quote(str(fifo))).replace("echo", "echo host >> hosts.log; :")
     program("scontrol", 'printf "%s\\n" n1 n2 n3')
     program("openssl", "echo made-token")
+    program("srun", SRUN)
+    program("ray", RAY)
+    return fifo
+
+
+def in_slurm(script: str, tmp_path: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        ["bash", "-c", script],
+        cwd=tmp_path,
+        env=environment(tmp_path, SLURM_JOB_NODELIST="n[1-3]", SLURM_CPUS_PER_TASK="4"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("file", ["run.sbatch", "ray.sbatch"])
+def test_a_batch_script_ends_the_hosts_with_the_controller_and_has_its_exit_code(
+    file: str, tmp_path: Path, program: Program, slurm: Path
+) -> None:
+    waits = WAITS.format(fifo=shlex.quote(str(slurm))).replace("echo", "echo host >> hosts.log; :")
     program(
-        "srun",
-        'echo "$*" >> srun.log\n'
-        'while [[ "$1" == --* ]]; do [[ "$1" == *n2,n3* ]] && hosts=1; shift; done\n'
-        f'if [ -n "${{hosts:-}}" ]; then {waits}; fi\n'
-        "until [ -s hosts.log ]; do :; done\n"  # the controller is not done before hosts started
+        "areal-lab",
+        f'if [ "$1" = host ]; then {waits}; fi\n'
+        # Under Ray, what hosts do is Ray's business; else the controller waits for one to start.
+        f"[ {file} = ray.sbatch ] || until [ -s hosts.log ]; do :; done\n"
+        'echo "$*"\n'
         'echo "token $AREAL_LAB_CLUSTER_TOKEN, ray ${RAY_AUTH_TOKEN:-none}"\n'
-        'echo "cores $SRUN_CPUS_PER_TASK"\n'
         "exit 3",
     )
-    script = files_of(DeployKind.SLURM, nodes=3)[file]
-    code, said = run(script, tmp_path, SLURM_JOB_NODELIST="n[1-3]", SLURM_CPUS_PER_TASK="4")
-    ray = "made-token" if file == "ray.sbatch" else "none"
-    assert (code, said) == (3, f"token made-token, ray {ray}\ncores 4\n")
-    steps = sorted((tmp_path / "srun.log").read_text().splitlines())
-    here, there = (
-        next(one for one in steps if f"--nodelist={nodes}" in one) for nodes in ("n1 ", "n2,n3 ")
+    with in_slurm(files_of(DeployKind.SLURM, nodes=3)[file], tmp_path) as job:
+        assert job.stdout is not None
+        said = job.stdout.read().splitlines()
+        assert job.wait(60) == 3
+    (step,) = (tmp_path / "srun.log").read_text().splitlines()
+    assert step.startswith(
+        "--no-kill --wait=0 --nodes=2 --ntasks=2 --ntasks-per-node=1 --nodelist=n2,n3 "
     )
-    assert "--no-kill --nodes=1 --ntasks=1" in here
-    assert "--no-kill --wait=0 --nodes=2 --ntasks=2" in there
     if file == "run.sbatch":
-        assert there.endswith("areal-lab host --join-s 1800 --join n1:6380")
-        assert here.endswith(TRAIN.format(config="deploy/config.yaml"))
+        assert said == [TRAIN.format(config="deploy/config.yaml"), "token made-token, ray none"]
+        assert step.endswith("areal-lab host --join-s 1800 --join n1:6380")
     else:
-        resources = '--resources {"engine": 1, "trainer": 1}'
-        command = f"ray symmetric-run --address n1:6379 --min-nodes 3 {resources} --"
-        assert there.endswith(f"{command} true")
-        assert f"{command} areal-lab train deploy/config.yaml scheduler.type=ray" in here
+        assert said[0].startswith("train deploy/config.yaml scheduler.type=ray cluster.n_nodes=3")
+        assert said[1] == "token made-token, ray made-token"
+        command = "symmetric-run --address n1:6379 --min-nodes 3 --resources"
+        begun = (tmp_path / "ray.log").read_text().splitlines()
+        assert len(begun) == 2
+        assert all(line.startswith(command) for line in begun)
+
+
+@pytest.mark.parametrize("file", ["run.sbatch", "ray.sbatch"])
+def test_a_batch_job_that_is_asked_to_end_lets_its_run_finish(
+    file: str, tmp_path: Path, program: Program, slurm: Path
+) -> None:
+    waits = WAITS.format(fifo=shlex.quote(str(slurm)))
+    program("areal-lab", f'[ "$1" = train ] || exit 0\n{waits}')
+    with in_slurm(files_of(DeployKind.SLURM, nodes=3)[file], tmp_path) as job:
+        assert job.stdout is not None
+        assert job.stdout.readline() == "ready\n"
+        job.send_signal(signal.SIGTERM)
+        assert job.stdout.read() == "asked\n"
+        assert job.wait(60) == 130

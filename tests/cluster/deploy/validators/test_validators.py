@@ -117,7 +117,7 @@ def test_hadolint_accepts_dockerfiles(written: Path) -> None:
         ("python:3.11.14-slim-bookworm", "python", "DL3006"),
         (" --no-install-recommends", "", "DL3015"),
         ("WORKDIR /work", "WORKDIR work", "DL3000"),
-        ("COPY constraints.txt ./", "COPYX constraints.txt ./", "unexpected"),
+        ("COPY constraints.txt ./", "COPYX constraints.txt ./", "14:5"),
         ("USER 10001", "USER root", "DL3002"),
         ("# hadolint ignore=DL3008\n", "", "DL3008"),
     ],
