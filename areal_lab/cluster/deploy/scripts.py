@@ -46,7 +46,7 @@ def run_and_wait(command: str, *, process: str = '"$run"') -> Sequence[str]:
     return [
         "run='' asked='' passed_on=''",
         "stop() {",
-        "  asked=1",
+        "  asked=1 signaled=1",
         '  if [ -n "$run" ] && [ -z "$passed_on" ]; then',
         "    passed_on=1",
         f"    kill -TERM {process} 2> /dev/null || true",
@@ -56,11 +56,13 @@ def run_and_wait(command: str, *, process: str = '"$run"') -> Sequence[str]:
         f"{command} &",
         "run=$!",
         '[ -z "$asked" ] || stop',
-        "# A signal ends `wait`, but not the run.",
+        "# A signal ends `wait`, but not the run; 127 is a run that was waited for before.",
+        "code=127",
         "while :; do",
-        "  code=0",
-        '  wait "$run" || code=$?',
-        '  kill -0 "$run" 2> /dev/null || break',
+        "  signaled='' ended=0",
+        '  wait "$run" || ended=$?',
+        '  [ "$ended" = 127 ] || code=$ended',
+        '  [ -n "$signaled" ] || break',
         "done",
     ]
 

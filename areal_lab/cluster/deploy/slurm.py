@@ -82,7 +82,14 @@ def _script(request: Request, *, ray: bool) -> str:
         '--nodelist="$hosts"'
     )
     if ray:
-        lines += ["export RAY_AUTH_MODE=token", f'export RAY_AUTH_TOKEN="${TOKEN_VARIABLE}"']
+        lines += [
+            "export RAY_AUTH_MODE=token",
+            f'export RAY_AUTH_TOKEN="${TOKEN_VARIABLE}"',
+            f"export RAY_SYMMETRIC_RUN_CLUSTER_WAIT_TIMEOUT={request.start_timeout_s}",
+            "# Its address: some systems resolve their own name to 127.0.1.1, which Ray refuses.",
+            "address=$(getent ahostsv4 \"$controller\" | awk '$1 !~ /^127\\./ { print $1; exit }')",
+            ": \"${address:=$(hostname -I | awk '{ print $1 }')}\"",
+        ]
         start = _ray_command(request)
         lines += [
             f"{there} {start} true &",
@@ -90,7 +97,11 @@ def _script(request: Request, *, ray: bool) -> str:
             "# The run's process id, by which it is asked to end; until it starts, Ray is.",
             'pid_file="$(mktemp --dry-run)"',
         ]
-        run = f'{start} bash -c \'echo $$ > "$0" && exec "$@"\' "$pid_file" {shlex.join(train)}'
+        inner = shlex.quote('echo $$ > "$0" && exec "$@"')
+        run = (
+            "# shellcheck disable=SC2016  # for the inner shell\n"
+            f'{start} bash -c {inner} "$pid_file" {shlex.join(train)}'
+        )
         waiting = run_and_wait(run, process='"$(cat "$pid_file" 2> /dev/null || echo "$run")"')
         return "\n".join([*lines, *waiting, 'rm -f "$pid_file"', _END_OTHERS, _EXIT, ""])
     *words, address = host_command("$controller", request)
@@ -103,7 +114,7 @@ def _ray_command(request: Request) -> str:
     names = {name: count for group in request.groups for name, count in group.resources.items()}
     resources = shlex.quote(json.dumps(names))
     return (
-        f'ray symmetric-run --address "$controller:{_RAY_PORT}" '
+        f'ray symmetric-run --address "$address:{_RAY_PORT}" '
         f"--min-nodes {request.shape.n_nodes} --resources {resources} --"
     )
 

@@ -133,6 +133,7 @@ def slurm(program: Program, tmp_path: Path) -> Path:
     os.mkfifo(fifo)
     program("scontrol", 'printf "%s\\n" n1 n2 n3')
     program("openssl", "echo made-token")
+    program("getent", 'printf "%s n1\\n" 127.0.1.1 10.0.0.1')
     program("srun", SRUN)
     program("ray", RAY)
     return fifo
@@ -177,7 +178,7 @@ def test_a_batch_script_ends_the_hosts_with_the_controller_and_has_its_exit_code
     else:
         assert said[0].startswith("train deploy/config.yaml scheduler.type=ray cluster.n_nodes=3")
         assert said[1] == "token made-token, ray made-token"
-        command = "symmetric-run --address n1:6379 --min-nodes 3 --resources"
+        command = "symmetric-run --address 10.0.0.1:6379 --min-nodes 3 --resources"
         begun = (tmp_path / "ray.log").read_text().splitlines()
         assert len(begun) == 2
         assert all(line.startswith(command) for line in begun)
