@@ -52,8 +52,8 @@ def yaml_text(*documents: Any, head: Sequence[str] = ()) -> str:
 
     def represent(dumper: Any, text: str) -> Any:
         style: str | None = '"'
-        if "\n" in text:
-            style = "|"
+        if "\n" in text and all(one.isprintable() or one == "\n" for one in text):
+            style = "|"  # not with other line breaks, which YAML 1.1 takes for this one
         elif _PLAIN.fullmatch(text) and text.lower() not in _WORDS:
             style = None
         return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)

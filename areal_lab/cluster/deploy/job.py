@@ -12,7 +12,6 @@ from areal_lab.cluster.deploy.kubernetes import (
     labels,
     pod,
     secret_commands,
-    secret_name,
     storage_file,
 )
 from areal_lab.cluster.deploy.request import (
@@ -49,7 +48,7 @@ def job_files(request: Request) -> list[File]:
     head = head_of(request, "A run on pods of an Indexed Job: pod 0 is the controller.")
     text = yaml_text(*documents, head=head)
     read = [*read_yaml_text(storage.text), *read_yaml_text(text)]
-    check_references(read, secret=secret_name(request))
+    check_references(read, request)
     return [storage, File("job.yaml", text, "the run as an Indexed Job")]
 
 

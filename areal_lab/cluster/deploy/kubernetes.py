@@ -141,29 +141,40 @@ def secret_commands(request: Request, *, token: bool) -> list[str]:
     return [f"{create} {files}"] if others else []
 
 
-def check_references(documents: list[Any], *, secret: str) -> None:
+def check_references(documents: list[Any], request: Request) -> None:
     """Check that a pod mounts the volumes it has, and that names it refers to exist.
 
     Args:
         documents: of one file, and of the files that are applied before it.
-        secret: name of the Secret that the user makes.
+        request: what they were written from; its mounts are claims that exist.
 
     Raises:
         ValueError: in one line; a bug of what wrote the files.
     """
-    kinds = {(one["kind"], one["metadata"]["name"]) for one in documents}
+    secret = secret_name(request)
+    known = {(one["kind"], one["metadata"]["name"]) for one in documents}
+    known |= {("PersistentVolumeClaim", mount.source) for mount in request.mounts}
     for spec in _pods(documents):
         volumes = {one["name"] for one in spec["volumes"]}
         mounted = {one["name"] for box in spec["containers"] for one in box["volumeMounts"]}
         if volumes != mounted:
             raise ValueError(f"volumes {sorted(volumes)} are mounted as {sorted(mounted)}")
         for one in spec["volumes"]:
-            if "configMap" in one and ("ConfigMap", one["configMap"]["name"]) not in kinds:
-                raise ValueError(f"no ConfigMap is named {one['configMap']['name']}")
+            for kind, name in _referred(one):
+                if (kind, name) not in known:
+                    raise ValueError(f"no {kind} is named {name}")
         for box in spec["containers"]:
             for variable in box.get("env", ()):
                 if variable["valueFrom"]["secretKeyRef"]["name"] != secret:
                     raise ValueError(f"{variable['name']} is not from the Secret {secret}")
+
+
+def _referred(volume: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What a volume is made from."""
+    if "configMap" in volume:
+        yield "ConfigMap", volume["configMap"]["name"]
+    if "persistentVolumeClaim" in volume:
+        yield "PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"]
 
 
 def _pods(value: Any) -> Iterator[Any]:

@@ -42,7 +42,7 @@ def rayjob_files(request: Request) -> list[File]:
     head = head_of(request, "A run on a Ray cluster of its own, for KubeRay 1.7 or newer.")
     text = yaml_text(config_map(request), _rayjob(request), head=head)
     read = [*read_yaml_text(storage.text), *read_yaml_text(text)]
-    check_references(read, secret=secret_name(request))
+    check_references(read, request)
     return [storage, File("rayjob.yaml", text, "the run as a RayJob")]
 
 

@@ -54,7 +54,7 @@ def test_a_path_of_this_machine_is_refused_with_the_setting_and_a_fix() -> None:
     assert "write a path relative to the current folder" in refusals(settings, "synced")
     assert not refusals(settings, "shared")
     assert not refusals(settings, "container", "rows:/home/me")
-    assert refusals(settings, "container", "rows:/home/men")
+    assert refusals(settings, "container", "rows:/home/m")
 
 
 def test_a_relative_path_that_is_here_is_not_in_an_image(

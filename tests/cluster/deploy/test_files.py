@@ -22,6 +22,8 @@ ODD = st.text(st.characters(exclude_categories=["Cs"])) | st.sampled_from(
         "",
         " x ",
         "a\n",
+        "a\n\x85",
+        "a\n\u2028b",
         "\n\na",
         "${X}",
         "#",

@@ -222,12 +222,13 @@ def test_wrong_options_are_refused_in_one_line(wrong: dict[str, Any], message: s
 def test_references_that_lead_nowhere_are_found() -> None:
     files = files_of(DeployKind.JOB, nodes=2)
     read = [one for text in files.values() for one in read_yaml_text(text)]
-    check_references(read, secret="tiny-secrets")
-    with pytest.raises(ValueError, match="not from the Secret other"):
-        check_references(read, secret="other")
-    with pytest.raises(ValueError, match="no ConfigMap is named tiny-config"):
-        check_references([one for one in read if one["kind"] != "ConfigMap"], secret="tiny-secrets")
+    check_references(read, TWO_MACHINES)
+    with pytest.raises(ValueError, match="not from the Secret other-secrets"):
+        check_references(read, replace(TWO_MACHINES, name="other"))
+    for kind, name in (("ConfigMap", "tiny-config"), ("PersistentVolumeClaim", "tiny-runs")):
+        with pytest.raises(ValueError, match=f"no {kind} is named {name}"):
+            check_references([one for one in read if one["kind"] != kind], TWO_MACHINES)
     (job,) = [one for one in read if one["kind"] == "Job"]
     job["spec"]["template"]["spec"]["volumes"].pop()
     with pytest.raises(ValueError, match="are mounted as"):
-        check_references(read, secret="tiny-secrets")
+        check_references(read, TWO_MACHINES)

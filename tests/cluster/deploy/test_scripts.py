@@ -79,22 +79,39 @@ def test_other_pods_are_hosts_that_join_it(code: int, tmp_path: Path) -> None:
     assert found == (code, "areal-lab host --join-s 1800 --join tiny-0.tiny:6380\n")
 
 
+def started(script: str, tmp_path: Path, shell: str, **variables: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [shell, "-c", script],
+        cwd=tmp_path,
+        env=environment(tmp_path, **variables),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def end_of(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """Exit code and the rest of the output; what hangs is killed, with all that it has started."""
+    try:
+        said, _ = process.communicate(timeout=60)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        said, _ = process.communicate()
+        said += "hung"
+    return process.returncode, said
+
+
 def test_a_pod_that_is_asked_to_end_lets_its_run_finish(tmp_path: Path, program: Program) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     program("areal-lab", WAITS.format(fifo=shlex.quote(str(fifo))))
-    with subprocess.Popen(
-        ["sh", "-c", start_script()],
-        env=environment(tmp_path, JOB_COMPLETION_INDEX="0"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    ) as pod:
-        assert pod.stdout is not None
-        assert pod.stdout.readline() == "ready\n"
-        pod.send_signal(signal.SIGTERM)
-        assert pod.stdout.read() == "asked\n"  # once: a second request would end it at once
-        assert pod.wait(60) == 42
+    pod = started(start_script(), tmp_path, "sh", JOB_COMPLETION_INDEX="0")
+    assert pod.stdout is not None
+    assert pod.stdout.readline() == "ready\n"
+    pod.send_signal(signal.SIGTERM)
+    # Once: a second request would end the run at once.
+    assert end_of(pod) == (42, "asked\n")
 
 
 @pytest.mark.usefixtures("program")
@@ -114,6 +131,7 @@ def test_skypilot_numbers_machines_and_the_first_address_is_the_controllers(tmp_
 
 SRUN = """\
 echo "$*" >> srun.log
+echo "$SRUN_CPUS_PER_TASK" > cores.log
 while [[ "$1" == --* ]]; do shift; done
 exec "$@"
 """
@@ -140,14 +158,7 @@ def slurm(program: Program, tmp_path: Path) -> Path:
 
 
 def in_slurm(script: str, tmp_path: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        ["bash", "-c", script],
-        cwd=tmp_path,
-        env=environment(tmp_path, SLURM_JOB_NODELIST="n[1-3]", SLURM_CPUS_PER_TASK="4"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
+    return started(script, tmp_path, "bash", SLURM_JOB_NODELIST="n[1-3]", SLURM_CPUS_PER_TASK="4")
 
 
 @pytest.mark.parametrize("file", ["run.sbatch", "ray.sbatch"])
@@ -158,20 +169,20 @@ def test_a_batch_script_ends_the_hosts_with_the_controller_and_has_its_exit_code
     program(
         "areal-lab",
         f'if [ "$1" = host ]; then {waits}; fi\n'
-        # Under Ray, what hosts do is Ray's business; else the controller waits for one to start.
-        f"[ {file} = ray.sbatch ] || until [ -s hosts.log ]; do :; done\n"
+        # Not before the step of the others has begun.
+        "until [ -s hosts.log ] || grep -q 'true$' ray.log; do :; done 2> /dev/null\n"
         'echo "$*"\n'
         'echo "token $AREAL_LAB_CLUSTER_TOKEN, ray ${RAY_AUTH_TOKEN:-none}"\n'
         "exit 3",
     )
-    with in_slurm(files_of(DeployKind.SLURM, nodes=3)[file], tmp_path) as job:
-        assert job.stdout is not None
-        said = job.stdout.read().splitlines()
-        assert job.wait(60) == 3
+    code, output = end_of(in_slurm(files_of(DeployKind.SLURM, nodes=3)[file], tmp_path))
+    said = output.splitlines()
+    assert code == 3
     (step,) = (tmp_path / "srun.log").read_text().splitlines()
     assert step.startswith(
         "--no-kill --wait=0 --nodes=2 --ntasks=2 --ntasks-per-node=1 --nodelist=n2,n3 "
     )
+    assert (tmp_path / "cores.log").read_text() == "4\n"
     if file == "run.sbatch":
         assert said == [TRAIN.format(config="deploy/config.yaml"), "token made-token, ray none"]
         assert step.endswith("areal-lab host --join-s 1800 --join n1:6380")
@@ -190,9 +201,8 @@ def test_a_batch_job_that_is_asked_to_end_lets_its_run_finish(
 ) -> None:
     waits = WAITS.format(fifo=shlex.quote(str(slurm)))
     program("areal-lab", f'[ "$1" = train ] || exit 0\n{waits}')
-    with in_slurm(files_of(DeployKind.SLURM, nodes=3)[file], tmp_path) as job:
-        assert job.stdout is not None
-        assert job.stdout.readline() == "ready\n"
-        job.send_signal(signal.SIGTERM)
-        assert job.stdout.read() == "asked\n"
-        assert job.wait(60) == 130
+    job = in_slurm(files_of(DeployKind.SLURM, nodes=3)[file], tmp_path)
+    assert job.stdout is not None
+    assert job.stdout.readline() == "ready\n"
+    job.send_signal(signal.SIGTERM)
+    assert end_of(job) == (130, "asked\n")
