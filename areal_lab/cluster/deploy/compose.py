@@ -12,11 +12,11 @@ from areal_lab.cluster.deploy.request import (
     CONFIG_FILE,
     CONFIG_PATH,
     Request,
+    export_commands,
     head_of,
     host_command,
     train_command,
 )
-from areal_lab.cluster.records import TOKEN_VARIABLE
 
 _GRACE: Final = "5m"
 """A run that is asked to end finishes its step and saves."""
@@ -111,11 +111,8 @@ def _escaped(value: Any, keep: list[str]) -> Any:
 def compose_commands(request: Request, folder: str) -> list[str]:
     """Commands that start the run and end it."""
     file = shlex.quote(f"{folder}/compose.yaml")
-    commands = [f"export {name}=..." for name in request.secrets]
-    if request.token:
-        commands.insert(0, f'export {TOKEN_VARIABLE}="$(openssl rand -hex 32)"')
     return [
-        *commands,
+        *export_commands(request),
         f"docker compose --file {file} up --abort-on-container-exit --exit-code-from controller",
         f"docker compose --file {file} down    # keeps the volume with the runs",
     ]

@@ -151,6 +151,12 @@ def host_command(controller: str, request: Request) -> list[str]:
     return ["areal-lab", "host", "--join-s", wait, "--join", f"{controller}:{request.shape.port}"]
 
 
+def export_commands(request: Request) -> list[str]:
+    """Commands that put secrets into the environment; that of the token makes a new one."""
+    made = f'export {TOKEN_VARIABLE}="$(openssl rand -hex 32)"'
+    return [made if one == TOKEN_VARIABLE else f"export {one}=..." for one in request.variables]
+
+
 def job_name(text: str) -> str:
     """A valid name made from an experiment's: `My Run_1` becomes `my-run-1`."""
     plain = re.sub(r"[^a-z0-9]+", "-", text.lower())

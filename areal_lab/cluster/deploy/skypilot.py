@@ -8,12 +8,12 @@ from typing import Any, Final
 from areal_lab.cluster.deploy.files import yaml_text
 from areal_lab.cluster.deploy.request import (
     Request,
+    export_commands,
     head_of,
     host_command,
     train_command,
 )
 from areal_lab.cluster.deploy.scripts import ranked_script
-from areal_lab.cluster.records import TOKEN_VARIABLE
 
 _VENV: Final = '"$HOME/areal_lab"'
 _DISK_GIB: Final = 256
@@ -76,12 +76,9 @@ def _source(source: str) -> Any:
 def skypilot_commands(request: Request, folder: str) -> list[str]:
     """Commands that start the run, fetch its folder and end the cluster."""
     name, file = request.name, shlex.quote(f"{folder}/sky.yaml")
-    commands = [f"export {one}=..." for one in request.secrets]
-    if request.token:
-        commands.insert(0, f'export {TOKEN_VARIABLE}="$(openssl rand -hex 32)"')
     secrets = "".join(f" --secret {one}" for one in request.variables)
     return [
-        *commands,
+        *export_commands(request),
         f"sky launch --cluster {name}{secrets} {file}",
         f"rsync --archive {name}:sky_workdir/runs/ runs/    # before the machines are gone",
         f"sky down {name}",

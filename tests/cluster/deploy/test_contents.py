@@ -75,7 +75,7 @@ def test_a_relative_path_that_is_here_is_not_in_an_image(
     [
         "actor.path=~/models/qwen",
         "ref.path=/models/qwen",
-        "reward.kwargs.path=/models/judge",
+        "reward.kwargs.path=/models/scorer",
         "run_dir=/scratch/me",
         "run_dir=elsewhere",
         "stats_logger.tensorboard.path=/logs",
@@ -135,9 +135,11 @@ def test_keys_that_a_run_reads_are_secrets() -> None:
     assert secrets_of(config("sinks=[wandb]")) == []
     assert secrets_of(
         config(
-            "sinks=[wandb]", "stats_logger.wandb.mode=online", "reward.kwargs.key_variable=JUDGE"
+            "sinks=[wandb]",
+            "stats_logger.wandb.mode=online",
+            "reward.kwargs.key_variable=SCORER_KEY",
         )
-    ) == ["WANDB_API_KEY", "JUDGE"]
+    ) == ["WANDB_API_KEY", "SCORER_KEY"]
     assert secrets_of(config("rollout.addresses=['http://a:1']")) == ["AREAL_LAB_ENGINE_KEY"]
 
 
