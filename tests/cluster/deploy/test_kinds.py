@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.main import get_command_from_info
 
+from areal_lab.cli.app import app
 from areal_lab.cli.deploy import DeployKind, DeployOptions, request_of
 from areal_lab.cluster.deploy.files import read_yaml_text
 from areal_lab.cluster.deploy.kubernetes import check_references
-from areal_lab.cluster.deploy.request import job_name
+from areal_lab.cluster.deploy.request import host_command, job_name, train_command
 from areal_lab.cluster.deploy.slurm import slurm_files
 from areal_lab.cluster.records import TOKEN_VARIABLE
 from areal_lab.config.load import load_config
@@ -134,6 +136,25 @@ def test_the_rayjob_has_a_group_per_role_and_places_nothing_on_its_head() -> Non
     assert groups["trainer"]["resources"] == {"trainer": "4", "CPU": "32", "GPU": "4"}
     # It is pasted into a shell, unquoted.
     assert not re.search(r"[^\w ./=-]", spec["entrypoint"])
+
+
+@pytest.mark.parametrize("scheduler", ["manual", "ray", "slurm"])
+def test_the_command_lines_are_those_of_this_program(scheduler: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(TWO_MACHINES.config)
+    program, command, config, *changes = train_command(TWO_MACHINES, str(path), scheduler)
+    assert (program, command) == ("areal-lab", "train")
+    found = load_config(config, changes)
+    assert (found.scheduler.type, found.cluster.n_nodes) == (scheduler, 2)
+    assert found.cluster.port == (6380 if scheduler == "manual" else 0)
+    assert found.scheduler.start_timeout_s == 1800
+    _, command, *options = host_command("there", TWO_MACHINES)
+    (host,) = [one for one in app.registered_commands if one.callback.__name__ == command]
+    given = get_command_from_info(
+        host, pretty_exceptions_short=False, rich_markup_mode=None
+    ).make_context(command, options)
+    assert given.params["join"] == "there:6380"
+    assert given.params["join_s"] == 1800
 
 
 def test_compose_gives_each_container_gpus_of_its_own() -> None:
