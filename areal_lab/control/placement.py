@@ -2,7 +2,8 @@
 
     hosts, demand --place--> Placement | Unplaceable
 
-Trainer processes go to the last hosts and engines to the others, in order; with one host, to it.
+Trainer processes go to the last hosts. Engines are spread over the others; with one host, they are
+there, too.
 """
 
 from __future__ import annotations
@@ -130,10 +131,12 @@ def _place_engines(
         turn = cycle(hosts)
         return tuple(next(turn).name for _ in range(demand.engines))
     placed: list[str] = []
-    for host in hosts:
-        while len(placed) < demand.engines and left[host.name] >= demand.gpus_per_engine:
-            left[host.name] -= demand.gpus_per_engine
-            placed.append(host.name)
+    while len(placed) < demand.engines:
+        most = max(hosts, key=lambda host: left[host.name])  # the first one of several
+        if left[most.name] < demand.gpus_per_engine:
+            break
+        left[most.name] -= demand.gpus_per_engine
+        placed.append(most.name)
     if len(placed) < demand.engines:
         raise Unplaceable(
             f"{_count(demand.engines, 'engine')} of {_count(demand.gpus_per_engine, 'GPU')} each "
