@@ -22,8 +22,8 @@ def wrong_controller(config: SimulationConfig) -> list[Problem]:
         return list(error.problems)
     if config.controller.kind != "spmd":
         return []
-    found = list(_divided(config, ranks, most))
-    return found or list(_together(config, ranks))
+    found = list(_divided(config, ranks, most)) or list(_shares(config, ranks))
+    return [*found, *_together(config, ranks)]
 
 
 def _divided(config: SimulationConfig, ranks: int, most: int) -> Iterator[Problem]:
@@ -42,6 +42,11 @@ def _divided(config: SimulationConfig, ranks: int, most: int) -> Iterator[Proble
                 f"controller.ranks is {ranks}, but must divide the {number} {what}, of which every "
                 f"rank has an equal share; change it or {fix}",
             )
+
+
+def _shares(config: SimulationConfig, ranks: int) -> Iterator[Problem]:
+    """Shares of a rank that are too small."""
+    workload = config.workload
     share = workload.prompts_per_batch // ranks * workload.samples_per_prompt
     if share < workload.minibatches:
         yield Problem(

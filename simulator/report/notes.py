@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from areal_lab.runlog.activity import (
@@ -17,7 +17,7 @@ from areal_lab.runlog.activity import (
     WAIT_WEIGHTS,
 )
 from simulator.catalogue.find_gpu import find_gpu
-from simulator.config.schema import ClusterConfig, ScheduleConfig, TrainerConfig
+from simulator.config.schema import ClusterConfig, ControllerKind, ScheduleConfig, TrainerConfig
 from simulator.report.bottleneck import (
     CONTROLLER_BOUND,
     FAILURES,
@@ -49,6 +49,17 @@ _NAMES: Final[Mapping[str, str]] = {
     OTHER_RANKS: "Waiting for other ranks",
 }
 """Bottlenecks of colocated GPUs, for a sentence."""
+
+
+_CONTROLLERS: Final[Mapping[ControllerKind, Sequence[str]]] = {
+    "none": (),
+    "single": ("one controller reads all responses and sends them to the trainer",),
+    "metadata": (
+        "a controller for lengths and places; the trainer fetches responses from the hosts",
+    ),
+    "spmd": ("no controller: each rank has its engines and its part of every batch",),
+}
+"""Lines about the way of responses to the trainer."""
 
 
 def setting_lines(told: Mapping[str, Any]) -> Iterator[str]:
@@ -97,13 +108,7 @@ def setting_lines(told: Mapping[str, Any]) -> Iterator[str]:
         f"{name}; {workload['prompts_per_batch']} x {workload['samples_per_prompt']} responses per "
         f"step, {answers['kind']}, at most {answers['max_tokens']:,} tokens"
     )
-    controller = config["controller"]
-    if controller["kind"] == "spmd":
-        yield "no controller: each rank has its engines and its part of every batch"
-    elif controller["kind"] == "metadata":
-        yield "a controller for lengths and places; the trainer fetches responses from the hosts"
-    elif controller["kind"] == "single":
-        yield "one controller reads all responses and sends them to the trainer"
+    yield from _CONTROLLERS[config["controller"]["kind"]]
     seeds = len(told["seeds"])
     yield (
         f"{told['steps']} steps, averages without the first {told['warmup_steps']}; "

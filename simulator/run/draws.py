@@ -19,7 +19,6 @@ from simulator.run.responses import GroupDraws, Scores
 from simulator.run.system import System
 from simulator.workload.streams import EQUAL_REWARDS, LENGTHS, REWARDS, TOOLS, TURNS, stream
 
-
 _MOST_BLOCKS: Final = 8
 """Blocks that are kept at most."""
 

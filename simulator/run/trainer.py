@@ -1,7 +1,7 @@
 """The trainer: takes a batch, works for the time it costs, exports the weights.
 
-Train --> (engines loaded) --> responses --> data --> switch --> work --> (engines loaded) --> export
-      --> validation, checkpoint --> TrainStepDone
+Train --> (engines loaded) --> responses --> data --> switch --> work --> (engines loaded)
+      --> export --> validation, checkpoint --> TrainStepDone
 
 Of a batch in parts, those before the last one end with the work and TrainPartDone.
 """
