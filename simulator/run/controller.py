@@ -3,8 +3,8 @@
     generated --> reader, one of many --> controller --> scored
     Train     --> controller --> fetched from hosts --> training step
 
-What arrives first is handled first, one thing at a time. Readers are agents beside the engines or
-the ranks' own programs; each reads the replies of an equal block of engines.
+One thing at a time: a batch before replies, and otherwise what arrived first. Readers are agents
+beside the engines or the ranks' own programs; each reads the replies of an equal block of engines.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ControllerQueue:
         self._env = env
         self._cost = cost
         self._engines = engines
-        self._controller = simpy.Resource(env)
+        self._controller = simpy.PriorityResource(env)
         self._readers = [simpy.Resource(env) for _ in range(cost.readers)]
         self.clock = Clock(NOTHING_TO_HANDLE)
         """Of the controller."""
@@ -65,7 +65,8 @@ class ControllerQueue:
     def batch(self, responses: int, tokens: int) -> Process:
         """Send a batch, or what it is made of, to the trainer."""
         handled = self._cost.batch(responses, tokens)
-        yield from self._handle(BATCHES, handled.seconds)
+        # Behind all replies, the trainer would wait while its batch is complete.
+        yield from self._handle(BATCHES, handled.seconds, priority=0)
         self.sent_bytes += handled.sent_bytes
 
     def fetched(self, responses: int, tokens: int) -> Fetched:
@@ -74,10 +75,10 @@ class ControllerQueue:
         self.fetched_bytes += fetched.bytes
         return fetched
 
-    def _handle(self, name: str, seconds: float) -> Process:
+    def _handle(self, name: str, seconds: float, *, priority: int = 1) -> Process:
         if seconds <= 0:
             return
-        with self._controller.request() as turn:
+        with self._controller.request(priority) as turn:
             yield turn
             self.clock.set(self._env.now, name)
             yield self._env.timeout(seconds)
