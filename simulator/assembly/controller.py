@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from areal_lab.config.problem import ConfigError, Kind, Problem
@@ -30,18 +31,16 @@ def _divided(config: SimulationConfig, ranks: int, most: int) -> Iterator[Proble
     """Numbers that the ranks must divide."""
     cluster, rollout, workload = config.cluster, config.rollout, config.workload
     engines = cluster.generating_gpus // rollout.tensor_parallel
-    for number, what, fix in (
-        (most, "data-parallel ranks of the trainer", "the parallelism of the trainer"),
-        (engines, "engines", "cluster.rollout_gpus"),
-        (workload.prompts_per_batch, "prompts of a batch", "workload.prompts_per_batch"),
-    ):
-        if number % ranks:
-            yield Problem(
-                Kind.DIVISIBILITY,
-                "controller.ranks",
-                f"controller.ranks is {ranks}, but must divide the {number} {what}, of which every "
-                f"rank has an equal share; change it or {fix}",
-            )
+    prompts = workload.prompts_per_batch
+    if most % ranks or engines % ranks or prompts % ranks:
+        yield Problem(
+            Kind.DIVISIBILITY,
+            "controller.ranks",
+            f"controller.ranks is {ranks}, but must divide the data-parallel ranks of the trainer "
+            f"({most}), the engines ({engines}) and the prompts of a batch ({prompts}), of which "
+            f"each rank has an equal share; {math.gcd(most, engines, prompts)} does, and what "
+            "divides it",
+        )
 
 
 def _shares(config: SimulationConfig, ranks: int) -> Iterator[Problem]:
