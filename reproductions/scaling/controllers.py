@@ -59,22 +59,24 @@ _ROUNDING: Final = 0.25
 """Largest difference to a size, once every rank has as many prompts; else the cell is empty."""
 ORJSON: Final = ControllerInputs(read_token_s=0.30e-6, source="as measured, with orjson")
 WHY = (
-    "Reading replies is the whole cost of a single controller: 0.38 us of CPU a token, 40 times "
-    "the time to send the same as arrays. Bytes are no problem for any way: 3.3 GB of JSON and "
-    "0.6 GB of arrays at the paper's batch, a third of a second on a network of 100 Gb/s.",
-    "Both the controller's seconds and the step grow with the tokens of a batch, so their ratio "
-    "depends on the nodes alone, as long as the step does: a single controller is the bottleneck "
-    "of large clusters, not of large batches. Engines that stream, and send what they have "
-    "again, bring this nearer; so does whatever else the process does.",
+    "Reading replies is nearly the whole cost of a single controller: 0.38 us of CPU a token, 25 "
+    "times the time to send the same as arrays. Bytes are no problem for any way: 3.3 GB of JSON "
+    "and 0.6 GB of arrays at the paper's batch, a third of a second on a network of 100 Gb/s.",
+    "A step that is not bound by its longest response grows with the tokens of a batch, as the "
+    "controller's seconds do, so their ratio depends on the nodes: a single controller limits "
+    "large clusters with batches to match, not large batches. With the paper's batch, 128 nodes "
+    "need as long for a step as 16, and the controller has as much time. Engines that stream, and "
+    "send what they have again, bring its limit nearer; so does its other work.",
     "Under an asynchronous schedule a controller that is not saturated costs nothing: replies are "
     "read while others are generated. Taking turns, the last replies of a batch are read while "
     "all GPUs wait.",
     "SPMD moves nothing and waits instead. A rank has few prompts, the responses to a prompt "
     "resemble each other (correlation 0.743), so the tokens of ranks differ: the slowest rank "
     "determines generation, and again training, because sequences stay where they were made. "
-    "eta lets ranks run ahead of a slow one, and hides most of the first; nothing hides the "
-    "second. Trainers that exchange sequences between ranks before training avoid it, and then "
-    "move tensors, too.",
+    "eta lets ranks run ahead of a slow one, and hides part of the first; nothing hides the "
+    "second. Taking turns, all prompts of a batch start at once, before anything is known of "
+    "their lengths, so that a controller generates no faster, and only training differs. Trainers "
+    "that exchange sequences between ranks before training avoid that, and then move tensors, too.",
     "Each rank is taken to cut its own sequences evenly into minibatches, and neither its own "
     "program nor the barrier takes further time: both favor SPMD. Its engines are HTTP servers; "
     "engines inside the rank's process save the reading, which is hidden anyway.",
@@ -186,7 +188,7 @@ def _ways(
 ) -> Ways:
     print(f"  {prompts} prompts, {schedule}, {nodes} nodes", file=sys.stderr, flush=True)
     large = prompts * SAMPLES * MEAN_TOKENS > _LARGE
-    steps = (3, 1) if schedule == TURNS else (5, 3) if large else (9, 5)
+    steps = (4, 1) if schedule == TURNS else (6, 3) if large else (16, 6)
     sizes = [
         *length(arguments, steps=steps[0], warmup=steps[1], quick=(4, 2)),
         f"workload.prompts_per_batch={prompts}",
@@ -422,7 +424,7 @@ def _draw_throughput(axes: Axes, batch: str, made: Simulated) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(nodes, [str(one) for one in nodes])
     axes.minorticks_off()
-    axes.set_ylim(0, 1.1)
+    axes.set_ylim(0.75, 1.05)
     axes.set(xlabel="nodes of 8 GPUs", ylabel="throughput over that without cost")
     axes.set_title(f"Throughput by nodes: {batch}")
 
