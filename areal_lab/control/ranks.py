@@ -98,8 +98,8 @@ class RankedCoordinator:
                     self._stop_due = True
                     return ()
             case EtaRequested(eta):
-                if (reason := self.refusal(event)) is not None:
-                    raise ValueError(f"{event} cannot be done: {reason}")
+                if (refused := self.refusal(event)) is not None:
+                    raise ValueError(f"{event} cannot be done: {refused}")
                 schedule = replace(self.limits.schedule, eta=eta)
                 self.limits = replace(self.limits, schedule=schedule)
             case WeightsPushed() | CheckpointCopied() | CheckpointDone():

@@ -275,7 +275,7 @@ def step_table(made: Simulated) -> list[dict[str, Any]]:
 
 def cells_of(made: Simulated) -> dict[Cell, Ways]:
     """Asynchronous systems by tokens of a step and nodes."""
-    cells = {
+    cells: dict[Cell, Ways] = {
         (ways.prompts * SAMPLES * MEAN_TOKENS, nodes): ways
         for (_, schedule), by_nodes in made.by_nodes.items()
         if schedule == PAPER[1]
