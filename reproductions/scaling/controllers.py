@@ -176,7 +176,7 @@ def _simulate(arguments: Arguments) -> Simulated:
 
 
 def prompts_of(tokens: float, nodes: int) -> int:
-    """Prompts of a step of about so many tokens, as many for each of the trainer's ranks, of which
+    """Prompts of a step of about `tokens`, as many for each of the trainer's ranks, of which
     a node has one; 0 if that is too far from it."""
     exact = tokens / (SAMPLES * MEAN_TOKENS)
     prompts = max(1, round(exact / nodes)) * nodes
