@@ -124,7 +124,7 @@ class RunHosts:
         each = {seat: max(1, cores[seat] // count) for seat, count in work.items()}
         return HostThreads(
             engine=min((each[seat] for seat in self.placement.engines), default=1),
-            trainer=min(each[seat] for seat in self.placement.trainer),
+            trainer=min((each[seat] for seat in self.placement.trainer), default=1),
         )
 
     async def start_trainer(self, settings: TrainerSettings, *, run_folder: Path) -> TrainerProcess:

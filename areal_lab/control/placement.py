@@ -96,8 +96,8 @@ def _training_hosts(hosts: Sequence[HostSlots], demand: Demand) -> int:
                 "allocation_mode"
             )
         return asked
-    if not demand.gpus_per_rank:
-        return 1
+    if not demand.gpus_per_rank or not demand.trainer_ranks:
+        return min(1, demand.trainer_ranks)
     held = 0
     for count, host in enumerate(reversed(hosts), 1):
         held += host.gpus // demand.gpus_per_rank
@@ -111,6 +111,8 @@ def _training_hosts(hosts: Sequence[HostSlots], demand: Demand) -> int:
 
 def _spread_ranks(hosts: Sequence[HostSlots], demand: Demand) -> tuple[str, ...]:
     """Consecutive processes on each host: as many as it has GPUs, or equally many on each."""
+    if not hosts:
+        return ()
     if not demand.gpus_per_rank or demand.trainer_hosts:
         each = demand.trainer_ranks // len(hosts)
         short = [host for host in hosts if host.gpus < each * demand.gpus_per_rank]

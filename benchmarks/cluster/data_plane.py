@@ -122,6 +122,7 @@ def measure(*, quick: bool, repeats: int) -> dict[str, Any]:
         "put_s": put_s,
         "pack_cpu_us_per_token": pack_us,
         "unpack_cpu_us_per_token": unpack_us,
+        "inputs": {"stream_bytes_per_s": _stream(rows)},
         "httpx_to_readinto": _ratio(rows, "httpx", "readinto"),
         "four_streams_to_readinto": _ratio(rows, "four streams", "readinto"),
     }
@@ -190,6 +191,13 @@ def _packing(tokens: int) -> tuple[float, float]:
         unpacks.append(at_s[2] - at_s[1])
     total = len(trajectories) * (tokens + PROMPT_TOKENS)
     return 1e6 * min(packs) / total, 1e6 * min(unpacks) / total
+
+
+def _stream(rows: Sequence[dict[str, Any]]) -> float:
+    """Bytes a second of one connection to one receiver."""
+    one = ("trajectories", 1, "readinto")
+    rates = [r["gb_per_s"] for r in rows if (r["what"], r["receivers"], r["way"]) == one]
+    return 1e9 * float(rates[0])
 
 
 def _ratio(rows: Sequence[dict[str, Any]], way: str, to: str) -> dict[str, float]:

@@ -33,6 +33,13 @@ def test_on_cpus_engines_take_turns_and_the_last_host_trains() -> None:
     )
 
 
+def test_without_a_trainer_all_hosts_generate() -> None:
+    for gpus in (0, 2):
+        demand = Demand(engines=3, gpus_per_engine=gpus // 2, trainer_ranks=0)
+        placed = place(hosts(gpus, gpus, gpus), demand)
+        assert placed == Placement(engines=("h1", "h2", "h3"), trainer=())
+
+
 def test_one_host_does_everything() -> None:
     assert place(hosts(0), Demand(engines=2)) == Placement(engines=("h1", "h1"), trainer=("h1",))
 
