@@ -109,7 +109,7 @@ class SyncSpeed:
 
     def seconds(self, weight_bytes: float, engine_nodes: float = 1.0) -> float:
         """Seconds for weights of `weight_bytes` bytes; less than a node counts as one."""
-        rate = self.bytes_per_s * max(1.0, engine_nodes) ** self.nodes_exponent
+        rate = self.bytes_per_s * math.pow(max(1.0, engine_nodes), self.nodes_exponent)
         return self.start_s + weight_bytes / rate
 
 
