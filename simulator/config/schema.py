@@ -191,10 +191,11 @@ class RolloutConfig(Record):
     max_running: Whole = 0
     """Maximum sequences that one engine decodes at once; 0 takes what its KV cache holds, at most
     256."""
-    weight_precision: Literal["bf16", "fp8"] = "bf16"
-    """Weights of the engines' layers, and the products with them, in `bf16` or `fp8`
-    (`quantization: fp8` in vLLM and SGLang); the embedding and the head stay in bf16. Needs GPUs
-    with fp8 units."""
+    weight_precision: Literal["auto", "bf16", "fp8"] = "auto"
+    """Weights of the engines: `auto` is bf16, except for experts that the model's checkpoint holds
+    in MXFP4 (gpt-oss), which also travel in MXFP4. `bf16` holds everything in bf16. `fp8` holds the
+    layers, and computes their products, in fp8 (`quantization: fp8` in vLLM and SGLang), with the
+    embedding and the head in bf16; it needs GPUs with fp8 units."""
     kv_cache_precision: Literal["bf16", "fp8"] = "bf16"
     """Numbers of the KV cache (`kv_cache_dtype` in vLLM and SGLang): one of `fp8` has half of the
     bytes."""

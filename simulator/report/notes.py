@@ -85,7 +85,7 @@ def setting_lines(told: Mapping[str, Any]) -> Iterator[str]:
     engines = (
         f"{generates // rollout['tensor_parallel']} engines of TP {rollout['tensor_parallel']}"
     )
-    if rollout["weight_precision"] != "bf16":
+    if rollout["weight_precision"] != "auto":
         engines += f", {rollout['weight_precision']}"
     if rollout["speculative_tokens"]:
         engines += f", {rollout['speculative_tokens']} drafted tokens"

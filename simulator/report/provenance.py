@@ -64,6 +64,11 @@ def warnings(config: SimulationConfig, *, prices: bool = True) -> list[str]:
     ]
     model = find_model(config.model)
     found.extend(f"{model.name}: {caveat}" for caveat in model.caveats)
+    if model.mxfp4_experts and config.rollout.weight_precision == "auto":
+        found.append(
+            f"{model.name}: engines hold its experts in MXFP4, whose kernels were not measured: "
+            "bytes count as read, and products as computed, as fast as in bf16"
+        )
     gpus = {find_gpu(name).name: find_gpu(name) for name in _gpu_names(config)}
     for gpu in gpus.values():
         found.extend(_unverified_numbers(gpu))
