@@ -24,6 +24,8 @@ from areal_lab.engines.keys import authorization
 from tests.asynchronous import in_loop
 from tests.cluster.host_lab import DEADLINE_S, gone, host_lab, start_sleeper, until
 
+pytestmark = pytest.mark.cluster
+
 QUICK = {"heartbeat_s": 0.2, "lost_after": 5}
 
 
