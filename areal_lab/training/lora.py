@@ -27,7 +27,12 @@ from transformers import PreTrainedModel
 
 from areal_lab.control.events import Version
 from areal_lab.engines.protocol import ALL_LINEAR, LoraShape, WeightsFolder
-from areal_lab.engines.weights.folder import deduplicated_state, write_folder, write_tensors
+from areal_lab.engines.weights.folder import (
+    deduplicated_state,
+    stored_names,
+    write_folder,
+    write_tensors,
+)
 from areal_lab.training.model import VALUE_HEAD
 from areal_lab.training.ranks import ALONE, Ranks
 
@@ -120,8 +125,8 @@ def merged_tensors(
 ) -> dict[str, Tensor]:
     """The model's state with its adapters merged into the weights, shared tensors once.
 
-    Names, shapes and types are those of the model without adapters; without adapters this equals
-    `deduplicated_state`. A policy's output for values is left out: it is no part of the model.
+    Names, shapes and types are those of the model's folder; without adapters this equals
+    `stored_state`. A policy's output for values is left out: it is no part of the model.
 
     Args:
         model: whole, or sharded.
@@ -158,7 +163,8 @@ def merged_tensors(
             keep(f"{owner}.{rest}", merge(tensor, a, b, layer.scaling[_ADAPTER]))
         else:
             keep(f"{owner}.{rest}", tensor)
-    return merged
+    names = stored_names(model, merged)
+    return {names[name]: tensor for name, tensor in merged.items()}
 
 
 @torch.no_grad()

@@ -35,7 +35,7 @@ from areal_lab.engines.embedded.scheduler import Scheduler
 from areal_lab.engines.embedded.streaming import disconnected, streamed
 from areal_lab.engines.launch.backends import EMBEDDED
 from areal_lab.engines.protocol import GenerateRequest, MemoryTag, PauseMode
-from areal_lab.engines.weights.folder import CorruptWeights, checksum, deduplicated_state
+from areal_lab.engines.weights.folder import CorruptWeights, checksum, stored_state
 
 
 def create_app(scheduler: Scheduler, *, model_path: str) -> FastAPI:
@@ -129,7 +129,7 @@ def create_app(scheduler: Scheduler, *, model_path: str) -> FastAPI:
         def compute(batcher: Batcher) -> str:
             if MemoryTag.WEIGHTS in batcher.released:
                 raise WrongMoment("the memory of the weights is released")
-            return checksum(deduplicated_state(batcher.model))
+            return checksum(stored_state(batcher.model))
 
         value = await asyncio.wrap_future(scheduler.call(compute))
         return JSONResponse({"success": True, "message": "", "checksum": value})
