@@ -56,7 +56,10 @@ def create_app(scheduler: Scheduler, *, model_path: str) -> FastAPI:
     @app.post("/generate")
     async def generate(request: Request, body: dict[str, Any]) -> Response:
         received_s = time.monotonic()
-        requests, batch, interval = wire.parse_generate(body)
+        if body.get("image_data"):
+            requests, batch, interval = await _with_images(scheduler, body)
+        else:
+            requests, batch, interval = wire.parse_generate(body)
         if interval is not None:
             return await streamed(scheduler, requests, request, interval)
         samples = await _generate_until_disconnect(scheduler, requests, request)
@@ -198,6 +201,24 @@ async def _generate_until_disconnect(
         return await done
     finally:
         gone.cancel()
+
+
+async def _with_images(
+    scheduler: Scheduler, body: dict[str, Any]
+) -> tuple[list[GenerateRequest], bool, int | None]:
+    """`wire.parse_generate` of a body with images, which are decoded and resized in a thread."""
+    vision, pixels = await asyncio.wrap_future(
+        scheduler.call(lambda batcher: (batcher.vision, batcher.pixels))
+    )
+
+    def parse() -> tuple[list[GenerateRequest], bool, int | None]:
+        parsed = wire.parse_generate(body, vision)
+        if pixels is not None:
+            for placed in {one.image.digest: one for r in parsed[0] for one in r.images}.values():
+                pixels.of(placed.image, placed.rows, placed.columns)
+        return parsed
+
+    return await asyncio.to_thread(parse)
 
 
 def _statistics(batcher: Batcher) -> dict[str, Any]:
