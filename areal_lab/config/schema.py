@@ -58,7 +58,7 @@ class DatasetConfig(Record):
     `reasoning_gym` generates problems of `tasks`; `numbered` has numbers as the field `seed`, for
     environments that make what they ask from a seed, and `prompt_template`, which has to be
     written, as the prompt (docs/agents.md); `rendered_sums` draws `7 5` as a picture and asks for
-    `12`, for `Reader-553K` (docs/vision.md)."""
+    `12`, for `Reader-574K` (docs/vision.md)."""
     path: str = ""
     """JSONL file (`type=jsonl` and the benchmarks)."""
     eval_path: str = ""

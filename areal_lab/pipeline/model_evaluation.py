@@ -20,6 +20,7 @@ from areal_lab.data.benchmarks import benchmark_named, benchmark_problems, is_te
 from areal_lab.data.problems import Problem
 from areal_lab.data.sources import load_problems
 from areal_lab.data.tokenize import TextCodec
+from areal_lab.models.vision import read_vision_facts
 from areal_lab.models.folder import read_model_facts
 from areal_lab.pipeline.evaluation_results import SampleResult, results, sample_lines, samples_of
 from areal_lab.pipeline.fleet import Fleet, first_error
@@ -32,6 +33,7 @@ from areal_lab.pipeline.servers.pool import ServerPool
 from areal_lab.pipeline.servers.standing import start_standing
 from areal_lab.preflight import check as preflight
 from areal_lab.preflight.functions import check_functions, check_workflow_model
+from areal_lab.preflight.vision import check_images, check_vision_engine
 from areal_lab.rewards.failure_rate import FailureRate
 from areal_lab.rewards.service import RewardService
 from areal_lab.runlog.folder import RunFolder
@@ -101,6 +103,8 @@ def prepare_evaluation(
         raise ConfigError(*found, *problems_of(error, "actor.path")) from error
     prompts = [problem.prompt for problem in problems]
     found += preflight.check_tokens(config, prompts, model, facts)
+    found += check_vision_engine(config, model)
+    found += check_images(config, problems, model, facts.context_tokens)
     found += check_workflow_model(config, model)
     if found:
         raise ConfigError(*found)
@@ -211,7 +215,8 @@ async def _start(
             engines=pool,
             codec=codec,
             rewards=rewards,
-            sampling=sampling_params(config.gconfig, codec),
+            sampling=sampling_params(config.gconfig, codec, evaluation.model),
+            vision=read_vision_facts(evaluation.model),
             run_seed=config.seed,
             running_samples=rollout.max_running_requests,
             workflow=await fleet.stack.enter_async_context(

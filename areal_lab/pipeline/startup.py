@@ -31,6 +31,7 @@ from areal_lab.engines.weights.root import remove_weights_root
 from areal_lab.models.locate import resolve_model_path
 from areal_lab.pipeline.evaluations import Evaluations
 from areal_lab.pipeline.fleet import Fleet
+from areal_lab.models.vision import read_vision_facts
 from areal_lab.pipeline.outcome import SummaryInputs
 from areal_lab.pipeline.performer import RunPerformer, Tally
 from areal_lab.pipeline.progress import Display
@@ -195,7 +196,8 @@ async def start_run(context: RunContext) -> RunPerformer:
         engines=servers,
         codec=codec,
         rewards=rewards,
-        sampling=sampling_params(config.gconfig, codec),
+        sampling=sampling_params(config.gconfig, codec, model_path),
+        vision=read_vision_facts(model_path),
         run_seed=config.seed,
         response_tokens=context.response_tokens,
         running_samples=config.rollout.max_running_requests,

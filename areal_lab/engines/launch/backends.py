@@ -121,6 +121,8 @@ class Backend:
     """Whether `GET /spans` reports the work of the engine over time."""
     tensor_parallel: bool
     """Whether one server can use several GPUs."""
+    images_refusal: str = ""
+    """Why it cannot serve vision-language models; empty if it can."""
     reserved_tokens: int = 0
     """Of a model's context, which no request may use; a longer prompt is refused."""
     releases_memory: tuple[Build, ...] = ()
@@ -378,6 +380,7 @@ VLLM: Final = Backend(
     releases_reason=(
         "its sleep at level 2, which discards weights, has not been tried with new weights after it"
     ),
+    images_refusal="vllm has not been tried with one",
     lora_ranks=_VLLM_LORA_RANKS,
     arguments=_vllm_arguments,
     environment=_vllm_environment,
