@@ -11,6 +11,7 @@ from areal_lab.data.images import encode_prompt
 from areal_lab.data.problems import Problem as Asked
 from areal_lab.data.tokenize import TextCodec
 from areal_lab.engines.launch.backends import BACKENDS, backend_of
+from areal_lab.engines.protocol import PauseMode
 from areal_lab.engines.weights.records import Transfer
 from areal_lab.models.locate import is_here, resolve_model_path
 from areal_lab.models.vision import VISION_KINDS, is_vision_model, read_vision_facts
@@ -78,6 +79,14 @@ def check_vision_engine(config: TrainConfig, folder: Path) -> Iterator[Problem]:
             "rollout.backend",
             f"rollout.backend is {backend.name}, but actor.path is a vision-language model: "
             f"{backend.images_refusal}; set it to {able}",
+        )
+    aborts = PauseMode(config.rollout.pause_mode) is PauseMode.ABORT or engine_plan(config).shared
+    if backend.images_as_text and aborts:
+        yield _wrong(
+            "rollout.pause_mode",
+            f"{backend.name} turns prompts with images into text and back, so a response that was "
+            "aborted cannot be sent to it again token by token; set rollout.pause_mode=retract, "
+            "and write + instead of | in allocation_mode",
         )
 
 

@@ -20,7 +20,7 @@ from areal_lab.data.batch import PackedBatch
 from areal_lab.data.sequence_part import WHOLE, SequencePart
 from areal_lab.functional.logprobs.parts import VocabularyPart
 from areal_lab.functional.logprobs.token_logprobs import logprobs_and_entropy
-from areal_lab.models.image_features import ImageInputs, ImagePixels, with_features
+from areal_lab.models.image_features import ImageInputs, ImagePixels, sees, with_features
 from areal_lab.models.vision import placeholder_tokens
 from areal_lab.training.attention import tree_layout
 from areal_lab.training.model import VALUE_HEAD
@@ -174,7 +174,7 @@ def _hidden_states(
     with _autocast(packed.tokens.device, dtype):
         hidden = body(
             input_ids=part.own(packed.tokens)[None],
-            position_ids=_positions(packed, part, rope=pixels is not None),
+            position_ids=_positions(packed, part, rope=sees(model)),
             use_cache=False,
             tree_layout=tree_layout(packed, asked=attention, dtype=dtype, part=part),
             **with_features(model, _image_inputs(packed, pixels)),

@@ -164,7 +164,7 @@ class RunningRequests:
                 self._fresh_id(request),
                 sent_to,
                 self._scanner(request),
-                prompt_tokens=len(request.prompt_tokens) if request.images else None,
+                prompt_tokens=request.prompt_tokens if request.images else None,
             )
             for request in requests
         ]

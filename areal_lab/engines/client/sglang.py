@@ -57,6 +57,8 @@ def generate(requests: Sequence[GenerateRequest], options: GenerateOptions) -> C
         body["image_data"] = [
             [texts[placed.image.digest] for placed in request.images] for request in requests
         ]
+        # It turns prompts with images into text and back, and answers without an image it lost.
+        body["return_prompt_token_ids"] = True
     if options.stream:
         body["stream"] = True
     if options.cache_name:
@@ -82,7 +84,7 @@ def read(reply: Reply) -> Chunk:
     entries = entries[max(0, len(entries) - len(tokens)) :]
     if [int(entry[1]) for entry in entries] != list(tokens):
         raise EngineError(f"{len(tokens)} tokens came with log-probs of {len(entries)} others")
-    spans = meta.get("weight_versions")
+    spans, prompt = meta.get("weight_versions"), reply.get("prompt_token_ids")
     return Chunk(
         index=int(reply.get("index", 0)),
         tokens=tokens,
@@ -93,7 +95,7 @@ def read(reply: Reply) -> Chunk:
         finish_reason=parse_finish_reason(reason),
         retractions=int(meta.get("num_retractions") or 0),
         cached_tokens=int(meta.get("cached_tokens") or 0),
-        prompt_tokens=meta.get("prompt_tokens"),
+        prompt_tokens=None if prompt is None else tuple(map(int, prompt)),
     )
 
 

@@ -36,7 +36,7 @@ class SampleStream:
         sent_to: Version | None = None,
         stops: StopScanner | None = None,
         *,
-        prompt_tokens: int | None = None,
+        prompt_tokens: tuple[int, ...] | None = None,
     ) -> None:
         self.request_id = request_id
         self.sent_as = sent_as
@@ -52,7 +52,7 @@ class SampleStream:
         self._confirmed: int | None = None
         """Tokens before the first one of uncertain version; None if all versions are certain."""
         self._prompt_tokens = prompt_tokens
-        """Of a prompt with images, which the server has to report; None of others."""
+        """Of a prompt with images, which the server has to report; None if it has, and of others."""
         self._stops = stops
         self._end: int | None = None
         """Tokens up to the one that completed a stop string, if one did."""
@@ -77,7 +77,7 @@ class SampleStream:
             EngineError: if the message contradicts itself or earlier ones.
         """
         count = len(chunk.tokens)
-        self._check_prompt(chunk.prompt_tokens)
+        self._check_prompt(chunk)
         if len(chunk.logprobs) != count:
             raise self._error(f"has {count} tokens, but log-probs of {len(chunk.logprobs)}")
         received = len(self._tokens)
@@ -144,14 +144,19 @@ class SampleStream:
         if any(end != start for end, start in list(pairwise(edges))[::2]):
             raise self._error(f"has {received} tokens, but its version spans are {self._spans}")
 
-    def _check_prompt(self, reported: int | None) -> None:
-        """Compare the server's prompt with ours: SGLang answers without an image that it lost."""
-        if self._prompt_tokens is None or reported == self._prompt_tokens:
+    def _check_prompt(self, chunk: Chunk) -> None:
+        """Compare the server's prompt with ours, where it has images: one may have been lost."""
+        asked, reported = self._prompt_tokens, chunk.prompt_tokens
+        if asked is None or (reported is None and chunk.finish_reason is None):
             return
-        raise self._error(
-            f"has a prompt of {self._prompt_tokens} tokens with its images, but the engine reports "
-            f"{reported}: it lost an image, or resizes images in another way (docs/vision.md)"
-        )
+        if reported != asked:
+            found = "none" if reported is None else f"another one, of {len(reported)}"
+            raise self._error(
+                f"has a prompt of {len(asked)} tokens with its images, but the engine reports "
+                f"{found}: it lost an image, resizes images in another way, or read the text of "
+                "the prompt as other tokens (docs/vision.md)"
+            )
+        self._prompt_tokens = None
 
     def _error(self, what: str) -> EngineError:
         return EngineError(f"request {self.request_id} {what}")

@@ -131,6 +131,8 @@ def reply(
             "e2e_latency": latency_s,
         },
     }
+    if sample.request.images and start == 0:
+        body["prompt_token_ids"] = list(sample.request.prompt_tokens)
     return body if index is None else {"index": index, **body}
 
 
