@@ -70,7 +70,15 @@ def check_vision_model(config: TrainConfig, folder: Path) -> Iterator[Problem]:
 
 def check_vision_engine(config: TrainConfig, folder: Path) -> Iterator[Problem]:
     """Check that the engines of a run, or an evaluation, can have a vision-language model."""
-    if config.rollout.addresses or not is_vision_model(folder):
+    if not is_vision_model(folder):
+        return
+    if config.rollout.addresses:
+        yield _wrong(
+            "rollout.addresses",
+            "rollout.addresses names running servers, but an SGLang server keeps the features of "
+            "images over weight updates unless it was started with SGLANG_VLM_CACHE_SIZE_MB=0, "
+            "which it does not tell; let the run start its engines (rollout.backend)",
+        )
         return
     backend = backend_of(engine_plan(config).backend)
     if backend.images_refusal:

@@ -284,6 +284,9 @@ def _sglang_environment(options: ServerOptions) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         # By default /health generates a token, which hangs while the engine is paused.
         "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
+        # By default it keeps features of images, those of older weights too: neither an update nor
+        # a flush drops them.
+        "SGLANG_VLM_CACHE_SIZE_MB": "0",
     }
     if options.build == "gpu":
         return common
