@@ -435,8 +435,8 @@ class AgentTrainer:
         name = dataset.prompt_field
         if rows and isinstance(rows[0], Mapping) and name not in rows[0] and "task" in rows[0]:
             dataset = dataset.model_copy(update={"prompt_field": "task"})
-        tasks = list(_read(dataset, rows, "tasks"))
-        return _trained(self.config, tasks, num_epochs, self._rewards, on_step)
+        problems = list(_read(dataset, rows, "tasks"))
+        return _trained(self.config, problems, num_epochs, self._rewards, on_step)
 
     def _check_rewards(self, rows: Sequence[Mapping[str, Any] | Problem]) -> None:
         if not self._rewards:

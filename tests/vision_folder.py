@@ -22,12 +22,23 @@ from transformers import (
 
 from areal_lab.data.images import EncodedImage, EncodedPrompt, PlacedImage, place_images
 from areal_lab.data.images import image_of_picture as image_of
+from areal_lab.data.trajectory import Segment, Trajectory
 from areal_lab.models.image_features import ImagePixels
 from areal_lab.models.vision import VisionFacts, read_vision_facts
 
 END, IMAGE, VIDEO, START, STOP = 1, 2, 3, 4, 5
 """Tokens with a meaning."""
 VOCABULARY: Final = 40
+FACTS: Final = VisionFacts(
+    image_token=IMAGE,
+    start_token=START,
+    end_token=STOP,
+    patch=14,
+    merge=2,
+    min_pixels=784,
+    max_pixels=784 * 16,
+)
+"""Of all models here."""
 KINDS: Final = {
     "qwen2_vl": (Qwen2VLConfig, Qwen2VLForConditionalGeneration),
     "qwen2_5_vl": (Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration),
@@ -116,7 +127,7 @@ def facts_of(folder: Path) -> VisionFacts:
     return facts
 
 
-def prompts_with_pictures(folder: Path) -> list[EncodedPrompt]:
+def prompts_with_pictures(facts: VisionFacts) -> list[EncodedPrompt]:
     """Two pictures behind equal tokens; two sizes; both in one prompt; and no picture at all."""
     one, other, large = picture(1), picture(2), picture(3, 84, 56)
     shown = [START, IMAGE, STOP]
@@ -127,7 +138,29 @@ def prompts_with_pictures(folder: Path) -> list[EncodedPrompt]:
         ([one, large], [7, *shown, 8, *shown, 10]),
         ([], [7, 8, 9]),
     ]
-    return [place_images(tokens, images, facts_of(folder)) for images, tokens in given]
+    return [place_images(tokens, images, facts) for images, tokens in given]
+
+
+def batch_with_pictures(facts: VisionFacts, samples: int = 3, *, seed: int = 1) -> list[Trajectory]:
+    """Groups with pictures, sizes and repeated responses; one has none."""
+    rng = random.Random(seed)
+    trajectories = []
+    for group, prompt in enumerate(prompts_with_pictures(facts)):
+        again = words(rng, 3)
+        for sample in range(samples):
+            tokens = again if sample < 2 else words(rng, 2)
+            trajectories.append(
+                Trajectory(
+                    group=group,
+                    sample=sample,
+                    prompt_tokens=prompt.tokens,
+                    images=prompt.images,
+                    parts=(Segment(tokens, tuple(-3.0 for _ in tokens), 0),),
+                    finish_reason="stop",
+                    reward=float(sample % 2),
+                )
+            )
+    return trajectories
 
 
 def words(rng: random.Random, count: int) -> tuple[int, ...]:

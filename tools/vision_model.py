@@ -7,8 +7,8 @@ per character. It is trained from random weights on pictures of `data.rendered` 
 stops at a measured accuracy of sampled responses, in the middle of learning. Reading the digits
 alone is learned in 100 steps and leaves nothing to learn; their sum does.
 
-It takes two minutes on one core; the same torch on the same kind of processor, with the same Pillow,
-gives the same bytes. Nothing is downloaded.
+It takes half a minute on one core; the same torch on the same kind of processor, with the same
+Pillow, gives the same bytes. Nothing is downloaded.
 """
 
 from __future__ import annotations

@@ -15,10 +15,9 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from areal_lab.data.tokenize import TextCodec
-from areal_lab.models.vision import VISION_KINDS, VisionFacts
 
 IMAGE_MARK: Final = "<image>"
 """Where an image stands in the text of a prompt."""
@@ -57,6 +56,29 @@ class PlacedImage:
     def end(self) -> int:
         """Index of the token after its placeholders."""
         return self.start + self.tokens
+
+
+class Vision(Protocol):
+    """How prompts of a model represent an image (`models.vision.VisionFacts`)."""
+
+    @property
+    def image_token(self) -> int:
+        """The placeholder."""
+        ...
+
+    @property
+    def start_token(self) -> int:
+        """Before the placeholders of an image."""
+        ...
+
+    @property
+    def end_token(self) -> int:
+        """After them."""
+        ...
+
+    def grid(self, width: int, height: int) -> tuple[int, int]:
+        """Rows and columns of placeholders for an image of this size, in pixels."""
+        ...
 
 
 class EncodedPrompt(NamedTuple):
@@ -134,7 +156,7 @@ def image_of_picture(picture: Any) -> EncodedImage:
 
 
 def encode_prompt(
-    codec: TextCodec, vision: VisionFacts | None, text: str, images: Sequence[EncodedImage] = ()
+    codec: TextCodec, vision: Vision | None, text: str, images: Sequence[EncodedImage] = ()
 ) -> EncodedPrompt:
     """Tokens of a prompt with its images.
 
@@ -150,8 +172,8 @@ def encode_prompt(
     if vision is None:
         if images:
             raise ValueError(
-                f"a prompt has {len(images)} image(s), but the model is none of "
-                f"{', '.join(VISION_KINDS)}; choose another actor.path"
+                f"a prompt has {len(images)} image(s), but the model has none; choose a Qwen2-VL, "
+                "Qwen2.5-VL or Qwen3-VL for actor.path"
             )
         return EncodedPrompt(codec.encode(text))
     if images:
@@ -169,7 +191,7 @@ def encode_prompt(
 
 
 def place_images(
-    tokens: Sequence[int], images: Sequence[EncodedImage], vision: VisionFacts
+    tokens: Sequence[int], images: Sequence[EncodedImage], vision: Vision
 ) -> EncodedPrompt:
     """Put as many placeholders into a prompt as each image needs.
 
@@ -203,9 +225,7 @@ def place_images(
     return EncodedPrompt(tuple(expanded), tuple(placed))
 
 
-def one_placeholder_each(
-    tokens: tuple[int, ...], images: Sequence[PlacedImage]
-) -> tuple[int, ...]:
+def one_placeholder_each(tokens: tuple[int, ...], images: Sequence[PlacedImage]) -> tuple[int, ...]:
     """Inverse of `place_images`: the tokens with one placeholder for each image."""
     kept: tuple[int, ...] = ()
     begin = 0

@@ -2,9 +2,9 @@
 
     [ 7  5 ]=  ->  12          56 x 28 pixels; the answer has two digits, 3 + 4 is 07
 
-Both numbers are below ten. Pictures differ in the size of their text and in two grays, so a held-out
-picture was never seen, though its sum was. The text is in the middle: anywhere in the picture, small
-models learn nothing from 50,000 examples.
+Both numbers are below ten. Pictures differ in the size of their text and in two grays, so a
+held-out picture was never seen, though its sum was. The text is in the middle: anywhere in the
+picture, small models learn nothing from 50,000 examples.
 """
 
 from __future__ import annotations

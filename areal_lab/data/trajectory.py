@@ -87,9 +87,7 @@ class Trajectory:
     def __post_init__(self) -> None:
         if not self.prompt_tokens:
             raise ValueError(f"trajectory {self.group}/{self.sample} has an empty prompt")
-        check_places(
-            len(self.prompt_tokens), self.images, f"trajectory {self.group}/{self.sample}"
-        )
+        check_places(len(self.prompt_tokens), self.images, f"trajectory {self.group}/{self.sample}")
         if not any(isinstance(part, Segment) for part in self.parts):
             raise ValueError(f"trajectory {self.group}/{self.sample} has no generated token")
         if not math.isfinite(self.reward):

@@ -19,7 +19,6 @@ from areal_lab.data.images import PlacedImage, check_places
 from areal_lab.data.stop_strings import check_stop_strings
 from areal_lab.data.trajectory import FinishReason, Segment
 
-
 NEVER: Final = -1e9
 """As a bias of logits: the token's probability is 0, in every type of floating-point numbers."""
 

@@ -21,11 +21,17 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from areal_lab.models.copies import to_device
 from areal_lab.models.vision import VISION_KINDS, image_settings
 
 _KEPT_BYTES: Final = 256 << 20
 """Pixel values that are kept, since an image is needed again by each pass over it."""
-_OF_A_CLASS: Final = ("image_processor_type", "processor_class", "auto_map", "feature_extractor_type")
+_OF_A_CLASS: Final = (
+    "image_processor_type",
+    "processor_class",
+    "auto_map",
+    "feature_extractor_type",
+)
 
 
 class Png(Protocol):
@@ -118,7 +124,18 @@ class ImagePixels:
         pixels = torch.cat([self.of(*one) for one in images])
         merge = self.merge
         grids = torch.tensor([[1, rows_ * merge, columns * merge] for _, rows_, columns in images])
-        return ImageInputs(pixels.to(device), grids.to(device), rows)
+        return ImageInputs(to_device(pixels, device), to_device(grids, device), rows)
+
+    def none(self, device: torch.device) -> ImageInputs:
+        """An image for a pass without one, none of whose features is used: a tower that is sharded
+        has to compute in all passes of all ranks."""
+        processor, merge = self._processor, self.merge
+        numbers = 3 * processor.temporal_patch_size * processor.patch_size**2
+        return ImageInputs(
+            torch.zeros(merge**2, numbers, device=device),
+            torch.tensor([[1, merge, merge]], device=device),
+            torch.zeros(0, dtype=torch.int64, device=device),
+        )
 
     def _made(self, image: Png) -> Float[Tensor, "patches numbers"]:
         from PIL import Image

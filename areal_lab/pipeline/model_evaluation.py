@@ -20,8 +20,8 @@ from areal_lab.data.benchmarks import benchmark_named, benchmark_problems, is_te
 from areal_lab.data.problems import Problem
 from areal_lab.data.sources import load_problems
 from areal_lab.data.tokenize import TextCodec
-from areal_lab.models.vision import read_vision_facts
 from areal_lab.models.folder import read_model_facts
+from areal_lab.models.vision import read_vision_facts
 from areal_lab.pipeline.evaluation_results import SampleResult, results, sample_lines, samples_of
 from areal_lab.pipeline.fleet import Fleet, first_error
 from areal_lab.pipeline.progress import Display

@@ -29,9 +29,9 @@ from areal_lab.engines.protocol import PauseMode
 from areal_lab.engines.weights.records import WeightsInMemory
 from areal_lab.engines.weights.root import remove_weights_root
 from areal_lab.models.locate import resolve_model_path
+from areal_lab.models.vision import read_vision_facts
 from areal_lab.pipeline.evaluations import Evaluations
 from areal_lab.pipeline.fleet import Fleet
-from areal_lab.models.vision import read_vision_facts
 from areal_lab.pipeline.outcome import SummaryInputs
 from areal_lab.pipeline.performer import RunPerformer, Tally
 from areal_lab.pipeline.progress import Display

@@ -40,12 +40,12 @@ def check_vision_model(config: TrainConfig, folder: Path) -> Iterator[Problem]:
             "rollout.transfer is adapter, which has not been tried with vision-language models; "
             "set rollout.transfer=folder, which sends merged weights",
         )
-    if sizes.devices > 1:
+    if sizes.tensor * sizes.context > 1:
         yield _wrong(
             "allocation_mode",
-            f"allocation_mode {config.allocation_mode} trains a vision-language model in "
-            f"{sizes.devices} processes, but its vision tower is not divided, and idles where a "
-            "rank has no image; train in one process",
+            f"allocation_mode {config.allocation_mode} trains with {sizes}, but neither the layers "
+            "(t) nor the sequences (c) of vision-language models are divided; write "
+            f"fsdp:d{sizes.devices}",
         )
     if actor.compile:
         yield _wrong(

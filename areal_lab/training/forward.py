@@ -72,6 +72,8 @@ class PackedPolicy(nn.Module):
         """The rows of the output layer that are here, where ranks divide them."""
         self.sequence = WHOLE
         """The tokens that are computed here, where ranks divide them."""
+        self.always_sees = False
+        """Whether the vision tower computes in passes without images, too."""
 
     def forward(self, packed: PackedBatch) -> Predictions:
         """Compute the model's log-probs of the chosen tokens.
@@ -80,9 +82,7 @@ class PackedPolicy(nn.Module):
             packed: on the model's device.
         """
         head: Any = self.model.get_output_embeddings()
-        hidden = _hidden_states(
-            self.model, packed, self.dtype, self.attention, self.sequence, self.pixels
-        )
+        hidden = _hidden_states(self, packed)
         values = None
         if hasattr(self.model, VALUE_HEAD):
             values = _values(self.model, hidden, packed, self.sequence)
@@ -135,6 +135,9 @@ class PackedValues(nn.Module):
         self.attention = attention
         self.sequence = WHOLE
         """As that of a `PackedPolicy`."""
+        self.pixels: ImagePixels | None = None
+        """transformers has no value models with images."""
+        self.always_sees = False
 
     def forward(self, packed: PackedBatch) -> Float[Tensor, " R"]:
         """Compute the value before each chosen token.
@@ -142,7 +145,7 @@ class PackedValues(nn.Module):
         Args:
             packed: on the model's device.
         """
-        hidden = _hidden_states(self.model, packed, self.dtype, self.attention, self.sequence)
+        hidden = _hidden_states(self, packed)
         return _values(self.model, hidden, packed, self.sequence)
 
 
@@ -159,25 +162,21 @@ def _values(
 
 
 def _hidden_states(
-    model: PreTrainedModel,
-    packed: PackedBatch,
-    dtype: torch.dtype,
-    attention: str,
-    part: SequencePart,
-    pixels: ImagePixels | None = None,
+    of: PackedPolicy | PackedValues, packed: PackedBatch
 ) -> Float[Tensor, "u hidden"]:
     """Outputs of the model's body at this part of what is predicted.
 
     Parts of the predictions are equal, and not those of the tokens: prompts predict nothing.
     """
+    model, part = of.model, of.sequence
     body: Any = model.get_submodule(model.base_model_prefix)
-    with _autocast(packed.tokens.device, dtype):
+    with _autocast(packed.tokens.device, of.dtype):
         hidden = body(
             input_ids=part.own(packed.tokens)[None],
             position_ids=_positions(packed, part, rope=sees(model)),
             use_cache=False,
-            tree_layout=tree_layout(packed, asked=attention, dtype=dtype, part=part),
-            **with_features(model, _image_inputs(packed, pixels)),
+            tree_layout=tree_layout(packed, asked=of.attention, dtype=of.dtype, part=part),
+            **with_features(model, _image_inputs(of, packed)),
         ).last_hidden_state[0]
     predicting: Tensor = part.gather(hidden)[part.own(packed.predict_from)]
     return predicting
@@ -191,9 +190,10 @@ def _positions(packed: PackedBatch, part: SequencePart, *, rope: bool) -> Tensor
     return positions.expand(3, 1, -1) if rope else positions
 
 
-def _image_inputs(packed: PackedBatch, pixels: ImagePixels | None) -> ImageInputs | None:
+def _image_inputs(of: PackedPolicy | PackedValues, packed: PackedBatch) -> ImageInputs | None:
+    pixels, device = of.pixels, packed.tokens.device
     if packed.images is None:
-        return None
+        return pixels.none(device) if pixels is not None and of.always_sees else None
     if pixels is None:
         raise ValueError(
             f"a batch has {len(packed.images.images)} image(s), but the model cannot have any"
@@ -201,7 +201,7 @@ def _image_inputs(packed: PackedBatch, pixels: ImagePixels | None) -> ImageInput
     return pixels.inputs(
         [(one.image, one.rows, one.columns) for one in packed.images.images],
         packed.images.features,
-        packed.tokens.device,
+        device,
     )
 
 

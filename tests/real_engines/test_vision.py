@@ -108,9 +108,7 @@ class VisionLab:
         return logits.log_softmax(-1).gather(1, torch.tensor(response)[:, None])[:, 0]
 
 
-@pytest.fixture(
-    scope="module", params=[EACH_ENGINE[name] for name in ("embedded", "sglang")]
-)
+@pytest.fixture(scope="module", params=[EACH_ENGINE[name] for name in ("embedded", "sglang")])
 def lab(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, announce: Announce
 ) -> Iterator[VisionLab]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +28,12 @@ from tests.vision_folder import (
     KINDS,
     VIDEO,
     VOCABULARY,
+    batch_with_pictures,
+    facts_of,
     plain,
     prompts_with_pictures,
     transformers_logits,
     transformers_logprobs,
-    words,
     write_vision_model,
 )
 
@@ -49,26 +49,8 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_vision_model(tmp_path_factory.mktemp("small") / "model")
 
 
-def batch_of(folder: Path, samples: int = 3) -> list[Trajectory]:
-    """Groups with pictures, sizes and repeated responses; one has none."""
-    rng = random.Random(1)
-    trajectories = []
-    for group, prompt in enumerate(prompts_with_pictures(folder)):
-        again = words(rng, 3)
-        for sample in range(samples):
-            tokens = again if sample < 2 else words(rng, 2)
-            trajectories.append(
-                Trajectory(
-                    group=group,
-                    sample=sample,
-                    prompt_tokens=prompt.tokens,
-                    images=prompt.images,
-                    parts=(Segment(tokens, tuple(-3.0 for _ in tokens), 0),),
-                    finish_reason="stop",
-                    reward=float(sample % 2),
-                )
-            )
-    return trajectories
+def batch_of(folder: Path) -> list[Trajectory]:
+    return batch_with_pictures(facts_of(folder))
 
 
 def packed_logprobs(policy: PackedPolicy, batch: list[Trajectory], max_tokens: int) -> Tensor:
@@ -247,6 +229,10 @@ def test_adapters_are_of_the_language_model(kind: str, tmp_path: Path) -> None:
 
 def test_transformers_needs_the_pictures(small: Path) -> None:
     """The reference here would notice a picture that is lost."""
-    prompts, pixels, model = prompts_with_pictures(small), ImagePixels(small), plain(small)
+    prompts, pixels, model = (
+        prompts_with_pictures(facts_of(small)),
+        ImagePixels(small),
+        plain(small),
+    )
     one, other = (transformers_logits(model, pixels, *prompts[at])[-1] for at in (0, 1))
     assert (one - other).abs().nan_to_num(0).max() > 0.1

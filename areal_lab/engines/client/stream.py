@@ -52,7 +52,7 @@ class SampleStream:
         self._confirmed: int | None = None
         """Tokens before the first one of uncertain version; None if all versions are certain."""
         self._prompt_tokens = prompt_tokens
-        """Of a prompt with images, which the server has to report; None if it has, and of others."""
+        """A prompt with images, which the server has yet to report; None of others."""
         self._stops = stops
         self._end: int | None = None
         """Tokens up to the one that completed a stop string, if one did."""

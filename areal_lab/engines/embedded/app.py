@@ -56,10 +56,7 @@ def create_app(scheduler: Scheduler, *, model_path: str) -> FastAPI:
     @app.post("/generate")
     async def generate(request: Request, body: dict[str, Any]) -> Response:
         received_s = time.monotonic()
-        if body.get("image_data"):
-            requests, batch, interval = await _with_images(scheduler, body)
-        else:
-            requests, batch, interval = wire.parse_generate(body)
+        requests, batch, interval = await _parsed(scheduler, body)
         if interval is not None:
             return await streamed(scheduler, requests, request, interval)
         samples = await _generate_until_disconnect(scheduler, requests, request)
@@ -203,10 +200,12 @@ async def _generate_until_disconnect(
         gone.cancel()
 
 
-async def _with_images(
+async def _parsed(
     scheduler: Scheduler, body: dict[str, Any]
 ) -> tuple[list[GenerateRequest], bool, int | None]:
-    """`wire.parse_generate` of a body with images, which are decoded and resized in a thread."""
+    """`wire.parse_generate`; images are decoded and resized in a thread."""
+    if not body.get("image_data"):
+        return wire.parse_generate(body)
     vision, pixels = await asyncio.wrap_future(
         scheduler.call(lambda batcher: (batcher.vision, batcher.pixels))
     )

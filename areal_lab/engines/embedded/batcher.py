@@ -239,8 +239,8 @@ class Batcher:
     def _check_images(self, request: GenerateRequest) -> None:
         if request.images and self.vision is None:
             raise Refused(
-                f"request {request.request_id} has {len(request.images)} image(s), but the engine's "
-                "model has none, or its folder lacks preprocessor_config.json"
+                f"request {request.request_id} has {len(request.images)} image(s), but the "
+                "engine's model has none, or its folder lacks preprocessor_config.json"
             )
         placeholders = sum(token in self._never for token in request.prompt_tokens)
         if placeholders != (needed := sum(placed.tokens for placed in request.images)):

@@ -214,7 +214,7 @@ class SampleEngine:
         return name
 
     def encode(self, text: str, *, begins: bool = False) -> tuple[int, ...]:
-        """See `WorkflowEngine.encode`. The prompt of a problem has the placeholders of its images."""
+        """See `WorkflowEngine.encode`. The problem's prompt gets placeholders of its images."""
         question = self.question
         if begins and question is not None and question.prompt.images and text == question.text:
             return question.prompt.tokens

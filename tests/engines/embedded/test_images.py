@@ -78,7 +78,7 @@ def request(name: str, prompt: EncodedPrompt, new_tokens: int, **sampling: Any) 
 def requests_of(folder: Path, samples: int = 2) -> list[GenerateRequest]:
     return [
         request(f"{number}-{sample}", prompt, 6 + sample, seed=10 * number + sample)
-        for number, prompt in enumerate(prompts_with_pictures(folder))
+        for number, prompt in enumerate(prompts_with_pictures(facts_of(folder)))
         for sample in range(samples)
     ]
 
@@ -163,7 +163,7 @@ def test_a_resubmitted_response_continues_exactly(small: Path) -> None:
 
 def test_a_picture_does_not_take_the_keys_of_another(small: Path) -> None:
     """Equal tokens, two pictures: in one batch, and from the prefixes of requests that ended."""
-    one, other = prompts_with_pictures(small)[:2]
+    one, other = prompts_with_pictures(facts_of(small))[:2]
     assert one.tokens == other.tokens
     batcher = batcher_of(small, kept_prefix_bytes=1 << 20)
     cached = []
@@ -183,9 +183,11 @@ def test_a_bug_in_the_comparison_of_prefixes_would_show(
     small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        batcher_module, "ImageNumbers", type("Blind", (), {"in_place": lambda _, tokens, __: tokens})
+        batcher_module,
+        "ImageNumbers",
+        type("Blind", (), {"in_place": lambda _, tokens, __: tokens}),
     )
-    one, other = prompts_with_pictures(small)[:2]
+    one, other = prompts_with_pictures(facts_of(small))[:2]
     batcher = batcher_of(small, kept_prefix_bytes=1 << 20)
     for number, prompt in enumerate((one, other)):
         samples = add(batcher, [request(str(number), prompt, 4)])
@@ -198,7 +200,7 @@ def test_an_image_is_computed_once_for_all_requests(small: Path) -> None:
     tower: Any = batcher.model.model.visual
     forward = tower.forward
     tower.forward = lambda pixels, **named: calls.append(len(pixels)) or forward(pixels, **named)
-    prompts = prompts_with_pictures(small)
+    prompts = prompts_with_pictures(facts_of(small))
     add(batcher, [request(f"{n}-{s}", prompts[n], 3, seed=s) for n in (0, 3) for s in range(4)])
     run(batcher)
     # Picture 1 is in both prompts: 8 patches, and 24 of the large one.
@@ -213,7 +215,7 @@ def test_placeholders_are_never_sampled(small: Path) -> None:
     for temperature in (0.0, 1.0):
         requests = [
             request(f"{temperature}-{i}", prompt, 5, temperature=temperature, seed=i)
-            for i, prompt in enumerate(prompts_with_pictures(small))
+            for i, prompt in enumerate(prompts_with_pictures(facts_of(small)))
         ]
         samples = add(batcher, requests)
         run(batcher)
@@ -221,7 +223,7 @@ def test_placeholders_are_never_sampled(small: Path) -> None:
 
 
 def test_what_cannot_be_served_is_refused_in_one_line(small: Path) -> None:
-    shown, *_, text = prompts_with_pictures(small)
+    shown, *_, text = prompts_with_pictures(facts_of(small))
     batcher = batcher_of(small)
     blind = Batcher(load_model(small, torch.float32), version="0")
     for engine, wrong, why in (
@@ -245,7 +247,7 @@ def body_of(prompt: EncodedPrompt, **more: Any) -> dict[str, Any]:
 
 
 def test_images_come_in_base64_with_one_placeholder_each(small: Path) -> None:
-    prompt = prompts_with_pictures(small)[3]
+    prompt = prompts_with_pictures(facts_of(small))[3]
     requests, batch, _ = wire.parse_generate(body_of(prompt), facts_of(small))
     assert batch
     for one in requests:
@@ -257,7 +259,7 @@ def test_images_come_in_base64_with_one_placeholder_each(small: Path) -> None:
 
 def test_image_data_is_base64_and_nothing_else(small: Path) -> None:
     """SGLang opens URLs and files that are named there."""
-    prompt, vision = prompts_with_pictures(small)[0], facts_of(small)
+    prompt, vision = prompts_with_pictures(facts_of(small))[0], facts_of(small)
     tokens = list(one_placeholder_each(prompt.tokens, prompt.images))
     for data in ("/etc/passwd", "http://a/b.png", "file:///etc/passwd", "aGVsbG8="):
         with pytest.raises(Refused):
@@ -268,7 +270,7 @@ def test_image_data_is_base64_and_nothing_else(small: Path) -> None:
         wire.parse_generate({"input_ids": tokens}, vision)
 
 
-def test_a_bias_can_only_leave_tokens_out(small: Path) -> None:
+def test_a_bias_can_only_leave_tokens_out() -> None:
     sampling = {"logit_bias": {str(IMAGE): NEVER}}
     ((one,), *_) = wire.parse_generate({"input_ids": [7], "sampling_params": sampling})
     assert one.sampling.never == (IMAGE,)
@@ -280,7 +282,9 @@ def test_a_bias_can_only_leave_tokens_out(small: Path) -> None:
 
 
 @given(st.integers(1, 6), st.integers(1, 3), st.integers(1, 3), st.integers(0, 9))
-def test_positions_continue_behind_the_prompt(start: int, rows: int, columns: int, more: int) -> None:
+def test_positions_continue_behind_the_prompt(
+    start: int, rows: int, columns: int, more: int
+) -> None:
     placed = PlacedImage(picture(1), start, rows, columns)
     length = placed.end + 1
     expected = np.array(rope_positions(length + more, [placed]))
