@@ -15,9 +15,10 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from areal_lab.data.tokenize import TextCodec
+if TYPE_CHECKING:
+    from areal_lab.data.tokenize import TextCodec  # needs tokenizers, which others do without
 
 IMAGE_MARK: Final = "<image>"
 """Where an image stands in the text of a prompt."""
