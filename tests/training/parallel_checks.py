@@ -162,13 +162,14 @@ def one_more_step(learner: Learner, case: str) -> dict[str, float]:
 
 
 def random_pictures(seed: int) -> TrainBatchRequest:
-    """Groups with pictures, and one without."""
+    """Groups with pictures, and one without, so long that it is alone on its rank."""
     rng = random.Random(seed)
     made = []
     for trajectory in batch_with_pictures(FACTS, seed=seed):
         behavior = tuple(-rng.uniform(3.0, 6.0) for _ in trajectory.response_tokens)
         part = Segment(trajectory.response_tokens, behavior, 3)
-        made.append(dataclasses.replace(trajectory, parts=(part,)))
+        prompt = trajectory.prompt_tokens * (1 if trajectory.images else 20)
+        made.append(dataclasses.replace(trajectory, prompt_tokens=prompt, parts=(part,)))
     return TrainBatchRequest(3, tuple(made))
 
 
