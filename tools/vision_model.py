@@ -22,7 +22,6 @@ from typing import Any, Final, NamedTuple
 
 import PIL
 import torch
-import transformers
 from jaxtyping import Float, Int
 from tokenizers import AddedToken, Regex, Tokenizer
 from tokenizers.decoders import Fuse
@@ -41,6 +40,7 @@ from areal_lab.data.rendered import HEIGHT, WIDTH, rendered_sums
 from areal_lab.data.tokenize import TextCodec
 from areal_lab.models.image_features import ImagePixels
 from areal_lab.models.vision import placeholder_tokens, read_vision_facts
+from tools.tiny_model import write_source
 
 BATCH: Final = 32
 LEARNING_RATE: Final = 2e-3
@@ -231,22 +231,18 @@ def make(folder: Path, *, most_steps: int = MOST_STEPS) -> dict[str, Any]:
             (folder / file).write_bytes((untrained / file).read_bytes())
     stored = kind.from_pretrained(folder, dtype=torch.float32)
     _, tested = pictures_of(folder)
-    about = {
-        "made_by": "python -m tools.vision_model, from random weights and drawn pictures",
-        "license": "Apache-2.0, as the rest of areal_lab",
-        "parameters": sum(parameter.numel() for parameter in stored.parameters()),
-        "steps": steps,
-        "batch": BATCH,
-        "seed": SEED,
-        "accuracy_sampled": accuracy(stored, tested, greedy=False),
-        "accuracy_greedy": accuracy(stored, tested, greedy=True),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "pillow": PIL.__version__,
-        "cpu_s": round(time.process_time() - began_s, 1),
-    }
-    (folder / "source.json").write_text(json.dumps(about, indent=1) + "\n")
-    return about
+    return write_source(
+        folder,
+        stored,
+        began_s=began_s,
+        made_by="python -m tools.vision_model, from random weights and drawn pictures",
+        steps=steps,
+        batch=BATCH,
+        seed=SEED,
+        accuracy_sampled=accuracy(stored, tested, greedy=False),
+        accuracy_greedy=accuracy(stored, tested, greedy=True),
+        pillow=PIL.__version__,
+    )
 
 
 def main() -> None:

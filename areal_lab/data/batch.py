@@ -43,7 +43,7 @@ class PackedImages(NamedTuple):
     """The images of a packed batch, each once, and the positions that they change."""
 
     images: tuple[PlacedImage, ...]
-    """Placed in one of their prompts; the rows and columns are the same in all of them."""
+    """Placed in one of their prompts; others have the same rows and columns."""
     features: Int[Tensor, " K"]
     """Of each placeholder, in packed order: index among the features of all images."""
     positions: Int[Tensor, "3 P"]

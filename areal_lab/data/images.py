@@ -237,7 +237,7 @@ def one_placeholder_each(tokens: tuple[int, ...], images: Sequence[PlacedImage])
 
 
 def check_places(tokens: int, images: Sequence[PlacedImage], what: str) -> None:
-    """Check that images are inside of a prompt of so many tokens, one after the other.
+    """Check that images are inside of a prompt of `tokens` tokens, one after the other.
 
     Args:
         tokens: of the prompt.
@@ -262,7 +262,7 @@ def rope_positions(
 ) -> tuple[list[int], list[int], list[int]]:
     """Positions of the tokens of a sequence: temporal, height, width.
 
-    Text counts in all three. An image has one temporal position, and its placeholders those of
+    Text has the same number three times. An image has one temporal position, and its placeholders those of
     their row and column; the text behind it continues after the largest one.
 
     Args:

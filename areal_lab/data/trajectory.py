@@ -82,7 +82,7 @@ class Trajectory:
     """Return of each turn of this row, where turns are compared and not samples: trained on instead
     of `reward`."""
     images: tuple[PlacedImage, ...] = ()
-    """Of the prompt; the same objects in all samples of a group."""
+    """Of the prompt; samples of a group refer to the same objects."""
 
     def __post_init__(self) -> None:
         if not self.prompt_tokens:

@@ -128,7 +128,7 @@ class ImagePixels:
 
     def none(self, device: torch.device) -> ImageInputs:
         """An image for a pass without one, none of whose features is used: a tower that is sharded
-        has to compute in all passes of all ranks."""
+        computes in every pass, on every rank."""
         processor, merge = self._processor, self.merge
         numbers = 3 * processor.temporal_patch_size * processor.patch_size**2
         return ImageInputs(

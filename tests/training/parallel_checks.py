@@ -162,7 +162,7 @@ def one_more_step(learner: Learner, case: str) -> dict[str, float]:
 
 
 def random_pictures(seed: int) -> TrainBatchRequest:
-    """Groups with pictures, and one without, so long that it is alone on its rank."""
+    """Groups with pictures, and a long one without, which is alone on its rank."""
     rng = random.Random(seed)
     made = []
     for trajectory in batch_with_pictures(FACTS, seed=seed):

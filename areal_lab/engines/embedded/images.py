@@ -55,7 +55,7 @@ class PromptPositions:
     def __init__(self, prompt_tokens: int, images: Sequence[PlacedImage]) -> None:
         """Of a prompt with these images."""
         self._of_prompt = np.array(rope_positions(prompt_tokens, images), dtype=np.int64)
-        # The text behind the prompt counts in all three.
+        # The text behind the prompt has the same number three times.
         self._shift = int(self._of_prompt.max()) + 1 - prompt_tokens
 
     def of(self, start: int, end: int) -> np.ndarray:
