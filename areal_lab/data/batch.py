@@ -183,15 +183,25 @@ def input_tokens(trajectory: Trajectory) -> tuple[int, ...]:
 def tree_rows(trajectories: Sequence[Trajectory]) -> list[tuple[int, ...]]:
     """`input_tokens` of each trajectory, with the numbers of images in place of their placeholders:
     what `grow_trees` compares."""
+    numbers = _image_numbers(trajectories)
+    return [_tree_row(trajectory, numbers) for trajectory in trajectories]
+
+
+def _image_numbers(trajectories: Sequence[Trajectory]) -> dict[str, int]:
+    """Negative numbers of the images, by their digests."""
     numbers: dict[str, int] = {}
-    rows = []
     for trajectory in trajectories:
-        row = input_tokens(trajectory)
         for placed in trajectory.images:
-            number = -1 - numbers.setdefault(placed.image.digest, len(numbers))
-            row = (*row[: placed.start], *[number] * placed.tokens, *row[placed.end :])
-        rows.append(row)
-    return rows
+            numbers.setdefault(placed.image.digest, -1 - len(numbers))
+    return numbers
+
+
+def _tree_row(trajectory: Trajectory, numbers: Mapping[str, int]) -> tuple[int, ...]:
+    row = input_tokens(trajectory)
+    for placed in trajectory.images:
+        number = numbers[placed.image.digest]
+        row = (*row[: placed.start], *[number] * placed.tokens, *row[placed.end :])
+    return row
 
 
 def pack(trajectories: Sequence[Trajectory], trees: Sequence[PrefixTree]) -> PackedBatch:
@@ -202,7 +212,7 @@ def pack(trajectories: Sequence[Trajectory], trees: Sequence[PrefixTree]) -> Pac
             them. Sequences in no tree are omitted.
         trees: from `grow_trees` over `tree_rows` of the trajectories.
     """
-    rows_of_trees = tree_rows(trajectories)
+    numbers = _image_numbers(trajectories)
     tokens: list[int] = []
     positions: list[int] = []
     spans: list[TreeSpan] = []
@@ -212,7 +222,7 @@ def pack(trajectories: Sequence[Trajectory], trees: Sequence[PrefixTree]) -> Pac
         before: tuple[int, ...] = ()
         path: list[int] = []
         for member in tree.members:
-            row = rows_of_trees[member]
+            row = _tree_row(trajectories[member], numbers)
             shared = common_prefix(before, row)
             path = path[:shared] + list(range(len(tokens), len(tokens) + len(row) - shared))
             own = trajectories[member]

@@ -262,8 +262,8 @@ def rope_positions(
 ) -> tuple[list[int], list[int], list[int]]:
     """Positions of the tokens of a sequence: temporal, height, width.
 
-    Text has the same number three times. An image has one temporal position, and its placeholders those of
-    their row and column; the text behind it continues after the largest one.
+    Text has the same number three times. An image has one temporal position, and its placeholders
+    those of their row and column; the text behind it continues after the largest one.
 
     Args:
         length: tokens of the sequence.
