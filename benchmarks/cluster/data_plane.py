@@ -63,6 +63,8 @@ def packed(tokens: int, random: np.random.Generator) -> dict[str, Field]:
         "logprobs": Jagged(-random.random(generated.sum(), np.float32), generated),
         "spans": Jagged(np.stack([generated, ones], axis=1).astype(np.int32), ones),
         "rows": Jagged(rows, ones),
+        "placed": Jagged(np.zeros((0, 4), np.int32), 0 * ones),
+        "images": Jagged(np.zeros(0, np.uint8), 0 * ones),
         "reward": Jagged(np.ones(count), ones),
         "turn_returns": Jagged(np.zeros(0), 0 * ones),
         "rewards": Jagged(np.zeros(0, np.uint8), 0 * ones),
