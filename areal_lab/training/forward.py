@@ -193,7 +193,12 @@ def _positions(packed: PackedBatch, part: SequencePart, *, rope: bool) -> Tensor
 def _image_inputs(of: PackedPolicy | PackedValues, packed: PackedBatch) -> ImageInputs | None:
     pixels, device = of.pixels, packed.tokens.device
     if packed.images is None:
-        return pixels.none(device) if pixels is not None and of.always_sees else None
+        if pixels is None:
+            return None
+        placeholders = torch.tensor(placeholder_tokens(of.model.config), device=device)
+        if torch.isin(packed.tokens, placeholders).any():
+            raise ValueError("a batch has placeholders, but no images: they were lost on the way")
+        return pixels.none(device) if of.always_sees else None
     if pixels is None:
         raise ValueError(
             f"a batch has {len(packed.images.images)} image(s), but the model cannot have any"

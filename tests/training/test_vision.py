@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,12 @@ def test_placeholders_have_no_probability(small: Path) -> None:
     logprobs = torch.stack([predicted[token].logprobs for token in range(VOCABULARY)])
     chosen = logprobs[logprobs > -torch.inf]
     assert predicted[END].entropy.item() == pytest.approx(-(chosen.exp() * chosen).sum().item())
+
+
+def test_a_batch_that_lost_its_images_is_refused(small: Path) -> None:
+    lost = [dataclasses.replace(one, images=()) for one in batch_of(small)]
+    with pytest.raises(ValueError, match="placeholders, but no images: they were lost"):
+        stepped(learner_for(small), lost)
 
 
 def stepped(learner: Learner, batch: list[Trajectory]) -> dict[str, float]:
