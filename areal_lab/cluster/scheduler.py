@@ -21,6 +21,10 @@ class Invitation:
     """For its environment (`records.TOKEN_VARIABLE`), and no command line."""
 
 
+class NoHosts(RuntimeError):
+    """Hosts that were asked for will not come; the message says why."""
+
+
 class Scheduler(Protocol):
     """Brings host agents up."""
 
@@ -33,7 +37,11 @@ class Scheduler(Protocol):
         ...
 
     async def state(self) -> str:
-        """What the hosts that have not joined wait for, in a few words."""
+        """What the hosts that have not joined wait for, in a few words.
+
+        Raises:
+            NoHosts: if some will not join however long the run waits.
+        """
         ...
 
     async def replace(self, name: str) -> None:

@@ -25,7 +25,11 @@ class SchedulerConfig(Record):
     ray_address: str = "auto"
     """Ray cluster to use (`type=ray`); `auto` is the one of this machine."""
     slurm_args: list[str] = Field(default_factory=list)
-    """Further arguments of `salloc` or `srun` (`type=slurm`), as `[--partition=gpu]`."""
+    """Further options of `sbatch`, or of `srun` in an allocation (`type=slurm`), as
+    `[--partition=gpu, --time=12:00:00]`."""
+    slurm_jobs: Literal["one", "per_host"] = "one"
+    """`one` starts the agents in the allocation that the run has, or else in one job; with
+    `per_host` each agent is a job of its own, which Slurm replaces on any node (`type=slurm`)."""
     start_timeout_s: Positive = 300.0
     """Longest wait for all hosts to join, and for a host in place of a lost one."""
 
