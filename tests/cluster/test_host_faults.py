@@ -1,0 +1,44 @@
+"""Hosts that are killed, hang, or are cut off, in whole runs; `docs/reliability.md` has the table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.namespaces import Network, network_of_hosts, why_not
+from tests.fault_lab.host_runs import (
+    BUSY_S,
+    SEEN_S,
+    Measured,
+    faults_of_engine_hosts,
+)
+
+pytestmark = pytest.mark.cluster
+Record = Callable[[str, object], None]
+Cause = Callable[[Callable[[Network, Path, pytest.MonkeyPatch], Measured], int], None]
+
+
+@pytest.fixture
+def cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: Record
+) -> Iterator[Cause]:
+    """Cause the faults of a run; what it measured is recorded for the page."""
+    if why := why_not():
+        pytest.skip(why)
+
+    def all_of(
+        run: Callable[[Network, Path, pytest.MonkeyPatch], Measured], machines: int
+    ) -> None:
+        with network_of_hosts(tmp_path, machines) as network:
+            measured = run(network, tmp_path, monkeypatch)
+        for fault, seen in measured.items():
+            print(fault.name, seen)
+            assert seen.seen_s < SEEN_S + BUSY_S
+
+    yield all_of
+
+
+def test_an_engine_whose_host_is_lost_costs_no_sample(cause: Cause) -> None:
+    cause(faults_of_engine_hosts, 5)
