@@ -70,6 +70,8 @@ class Host:
     """Called once, when the host is lost."""
     processes: dict[int, RemoteProcess] = field(default_factory=dict)
     """Those that are not known to have ended."""
+    _replied: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set by the next reply to a heartbeat."""
     _http: httpx2.AsyncClient = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -103,9 +105,23 @@ class Host:
             self.liveness.silent(str(error) or type(error).__name__)
             return
         self.liveness.replied(health.incarnation)
+        self._replied.set()
         for number in health.ended:
             if (process := self.processes.get(number)) is not None:
                 process.ended_event.set()
+
+    async def is_there(self) -> bool:
+        """Wait until heartbeats tell: it replies to the next one, or it is lost. A host to which
+        connections break may be either."""
+        self._replied.clear()
+        waiting = [asyncio.create_task(one.wait()) for one in (self._replied, self.lost)]
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+        return not self.lost.is_set()
 
     def mark_lost(self) -> None:
         """Fail every call, and tell those that asked. Idempotent."""

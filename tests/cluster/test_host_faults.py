@@ -13,6 +13,7 @@ from tests.fault_lab.host_runs import (
     SEEN_S,
     Measured,
     faults_of_engine_hosts,
+    faults_of_trainer_hosts,
 )
 
 pytestmark = pytest.mark.cluster
@@ -42,3 +43,7 @@ def cause(
 
 def test_an_engine_whose_host_is_lost_costs_no_sample(cause: Cause) -> None:
     cause(faults_of_engine_hosts, 5)
+
+
+def test_a_run_whose_trainer_is_lost_with_its_host_continues_elsewhere(cause: Cause) -> None:
+    cause(faults_of_trainer_hosts, 3)
