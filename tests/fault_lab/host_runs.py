@@ -282,6 +282,9 @@ class TrainerFault:
         summary = json.loads((run_folder / "summary.json").read_text())
         assert summary["status"] == "failed"
         self.counts = {name: summary[name] - self.counts[name] for name in COUNTS}
+        lost = f"host {machine.name} "
+        notes = [at for at, text in self.heard.notes if text.startswith(lost) and "is lost" in text]
+        self.seen_s = next(at for at in notes if at > self._began_s) - self._began_s
         if fault.blow is Blow.KILLED:
             return
         late = fault.blow is Blow.CUT and machine.late_bytes()
@@ -319,8 +322,7 @@ class TrainerFault:
             self.departures.expect(fault.name, self._struck, self._began_s)
         if fault.blow is Blow.CUT or held.engine is not None:
             held.release()
-        seen = await self.heard.until(f"host {machine.name} ", "is lost")
-        self.seen_s = seen - self._began_s
+        await asyncio.Event().wait()  # the run ends
 
 
 def run_here(config: TrainConfig) -> Path:
