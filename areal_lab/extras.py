@@ -21,6 +21,7 @@ Extra = Literal[
     "wandb",
     "swanlab",
     "trackio",
+    "ray",
 ]
 
 PACKAGES: Final[dict[Extra, tuple[str, ...]]] = {
@@ -40,6 +41,7 @@ PACKAGES: Final[dict[Extra, tuple[str, ...]]] = {
     "wandb": ("wandb",),
     "swanlab": ("swanlab",),
     "trackio": ("trackio",),
+    "ray": ("ray",),
 }
 """Import names of each extra's packages; pyproject.toml has their versions."""
 _MOST_NAMED: Final = 3

@@ -43,6 +43,7 @@ IMPORTS: Final = {
     "wandb": ("areal_lab", "wandb"),
     "swanlab": ("areal_lab", "swanlab"),
     "trackio": ("areal_lab", "trackio"),
+    "ray": ("areal_lab", "ray"),
     "dev": ("areal_lab", "simulator", "areal_lab.functional"),
 }
 """Modules to import in each installation; all but `base` are extras."""

@@ -25,6 +25,7 @@ def write_tiny_model(
     kv_heads: int = 2,
     intermediate_size: int | None = None,
     words: Sequence[str] = (),
+    context_tokens: int = 256,
 ) -> None:
     """Write a Llama of two layers, one token per character, as a Hugging Face folder.
 
@@ -35,6 +36,7 @@ def write_tiny_model(
         intermediate_size: of the feed-forward layers; None is twice the hidden size.
         words: further tokens that it samples, such as calls of tools. Their text is encoded
             character by character all the same.
+        context_tokens: longest prompt and response together.
     """
     vocabulary = {token: index for index, token in enumerate((*_SPECIAL, *_CHARACTERS, *words))}
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
@@ -52,7 +54,7 @@ def write_tiny_model(
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=kv_heads,
-        max_position_embeddings=256,
+        max_position_embeddings=context_tokens,
         tie_word_embeddings=True,
         initializer_range=initializer_range,
         bos_token_id=end,

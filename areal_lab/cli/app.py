@@ -486,6 +486,115 @@ def host(
     run_host(join=join, name=name, address=address, join_s=join_s, rejoin_s=rejoin_s)
 
 
+@app.command()
+@exit_on_error
+def deploy(
+    kind: Annotated[
+        str,
+        typer.Argument(metavar="KIND", help="docker, compose, rayjob, job, skypilot or slurm."),
+    ],
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="CONFIG a.b=c",
+            help="As of `areal-lab train`: a config, recipes, changed settings.",
+        ),
+    ] = None,
+    *,
+    nodes: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Machines, with that of the controller; the default is the fewest that hold the "
+            "run.",
+        ),
+    ] = None,
+    gpus_per_node: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="GPUs of each; the default is as many as are needed, at most 8; 0 is a CPU."
+        ),
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=65535,
+            help="Where the controller listens for the others; the default is cluster.port, or "
+            "6380.",
+        ),
+    ] = None,
+    image: Annotated[
+        str, typer.Option(metavar="REGISTRY/NAME:TAG", help="Image of the containers.")
+    ] = "",
+    name: Annotated[
+        str, typer.Option(help="Of the job; the default is made from experiment_name.")
+    ] = "",
+    mount: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SOURCE:/PATH",
+            help="Files to appear at a path, read only: a claim (rayjob, job), a folder or volume "
+            "(compose), a folder or bucket (skypilot). May be repeated.",
+        ),
+    ] = None,
+    secret: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="VARIABLE",
+            help="Environment variable to pass on as a secret, such as HF_TOKEN. May be repeated.",
+        ),
+    ] = None,
+    gpu: Annotated[str, typer.Option(help="Kind of GPU (skypilot).")] = "H100",
+    cpus: Annotated[
+        int | None, typer.Option(min=1, help="Cores of each machine, instead of the computed ones.")
+    ] = None,
+    memory: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="GIB", help="Memory of each machine, instead of the computed one."
+        ),
+    ] = None,
+    time: Annotated[
+        int, typer.Option(min=1, metavar="HOURS", help="Time limit of the job (slurm).")
+    ] = 24,
+    with_ray: Annotated[
+        bool, typer.Option("--with-ray", help="Install Ray in the image (docker), for rayjob.")
+    ] = False,
+    out: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="Where the files are written.")
+    ] = Path("deploy"),
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace files that were edited, too.")
+    ] = False,
+) -> None:
+    """Write the files that start a run elsewhere: containers, Kubernetes, a cloud, Slurm.
+
+    The files have the settings of the run, and no secrets. Prints what each is for, and the
+    commands to run next.
+    """
+    require("areal-lab deploy", "train")
+    from areal_lab.cli.deploy import DeployOptions, run_deploy
+
+    options = DeployOptions(
+        nodes=nodes,
+        gpus_per_node=gpus_per_node,
+        port=port,
+        image=image,
+        name=name,
+        mounts=mount or (),
+        secrets=secret or (),
+        gpu=gpu,
+        cpus=cpus,
+        memory_gib=memory,
+        time_h=time,
+        with_ray=with_ray,
+        out=out,
+        force=force,
+    )
+    run_deploy(kind, arguments or [], options)
+
+
 @app.command(cls=_with_settings(_cosim_settings))
 @exit_on_error
 def cosim(

@@ -96,6 +96,7 @@ class Hosts:
         await self._stack.enter_async_context(served(app, listener))
         invitation = Invitation(run=f"{self.address}:{self.port}", token=self.token)
         self._stack.push_async_callback(self.scheduler.stop)
+        self.waiting(f"starting {self.config.n_nodes} hosts")
         await self.scheduler.start(self.config.n_nodes, invitation)
         await self._wait_for_all()
         for host in sorted(self.spares, key=lambda host: _natural(host.name)):
@@ -129,7 +130,7 @@ class Hosts:
         if host is None:
             raise TooFewHosts(
                 f"no host took the place of {seat} within {self.start_timeout_s:g} s "
-                f"(scheduler.start_timeout_s){self._what_became()}"
+                f"(scheduler.start_timeout_s){self._what_became()}; {await self._state()}"
             )
         return host
 
@@ -227,6 +228,13 @@ class Hosts:
                     await self._changed.wait()
             except TimeoutError:
                 continue
+
+    async def _state(self) -> str:
+        """What hosts wait for, or why none will come."""
+        try:
+            return await self.scheduler.state()
+        except NoHosts as error:
+            return str(error)
 
     def _what_became(self) -> str:
         names = ", ".join(host.name for host in [*self.working, *self.spares])

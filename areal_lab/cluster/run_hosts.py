@@ -24,8 +24,10 @@ from areal_lab.cluster.host import Host, HostLost, HostRefused
 from areal_lab.cluster.hosts import Hosts, new_token
 from areal_lab.cluster.local import LocalScheduler, ManualScheduler
 from areal_lab.cluster.ranks import HostedTrainer, RanksOnHosts
+from areal_lab.cluster.ray.scheduler import RayScheduler
 from areal_lab.cluster.records import TOKEN_VARIABLE, StartEngine
 from areal_lab.cluster.scheduler import Scheduler
+from areal_lab.cluster.slurm.scheduler import SlurmScheduler
 from areal_lab.config.cluster import ClusterConfig, SchedulerConfig
 from areal_lab.control.placement import Demand, HostSlots, Placement, place
 from areal_lab.engines.client.engine_client import EngineClient
@@ -44,19 +46,22 @@ _LOG_LINES: Final = 100_000
 _LOG_S: Final = 10.0
 
 
-def make_scheduler(scheduler: SchedulerConfig, log_folder: Path) -> Scheduler:
-    """The scheduler of this type.
-
-    Raises:
-        ValueError: what it needs is missing, with a fix.
-    """
+def make_scheduler(
+    scheduler: SchedulerConfig,
+    cluster: ClusterConfig,
+    log_folder: Path,
+    say: Callable[[str], None],
+) -> Scheduler:
+    """The scheduler of this type."""
     match scheduler.type:
         case "local":
             return LocalScheduler(log_folder)
         case "manual":
             return ManualScheduler(log_folder, this_host=scheduler.this_host)
-        case _:
-            raise NotImplementedError(scheduler.type)
+        case "ray":
+            return RayScheduler(scheduler, cluster, log_folder)
+        case "slurm":
+            return SlurmScheduler(scheduler, cluster, log_folder, say=say)
 
 
 def own_address(scheduler: SchedulerConfig, cluster: ClusterConfig) -> str:
@@ -277,7 +282,7 @@ async def opened(
     log_folder.mkdir(parents=True, exist_ok=True)
     hosts = Hosts(
         config=cluster,
-        scheduler=make_scheduler(scheduler, log_folder),
+        scheduler=make_scheduler(scheduler, cluster, log_folder, say),
         address=address,
         start_timeout_s=scheduler.start_timeout_s,
         say=say,

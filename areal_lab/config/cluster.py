@@ -23,7 +23,11 @@ class SchedulerConfig(Record):
     this_host: bool = True
     """Whether the machine of the run is one of its hosts (`type=manual`)."""
     ray_address: str = "auto"
-    """Ray cluster to use (`type=ray`); `auto` is the one of this machine."""
+    """Ray cluster to use (`type=ray`): `HOST:PORT`, `auto` for the one that this machine is a node
+    of, or `local` for a private one on this machine alone, to try."""
+    ray_resources: dict[str, Positive] = Field(default_factory=dict[str, float])
+    """Resources that each host needs besides one CPU and its GPUs (`type=ray`), by the names that
+    `ray start --resources` gave them, as `{engine: 1}`."""
     slurm_args: list[str] = Field(default_factory=list)
     """Further options of `sbatch`, or of `srun` in an allocation (`type=slurm`), as
     `[--partition=gpu, --time=12:00:00]`."""

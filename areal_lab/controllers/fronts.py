@@ -264,6 +264,16 @@ class RolloutController(_Controller):
         if batch is self._last:
             self._last = None
 
+    def take_back(self, batch: DistributedBatch) -> None:
+        """Take a batch back that was not trained on; see `AsyncRolloutController.take_back`."""
+
+        async def take_back() -> None:
+            self._started().take_back(batch)
+
+        self._scheduler.call(take_back())
+        if batch is self._last:
+            self._last = None
+
     @property
     def counts(self) -> Mapping[str, int]:
         """What was generated, filtered and lost so far."""

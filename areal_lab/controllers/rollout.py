@@ -84,7 +84,10 @@ class AsyncRolloutController:
     _began: dict[GroupId, Version] = field(default_factory=dict)
     """Groups that run or wait, with the version at which they started."""
     _done: dict[GroupId, GroupDone] = field(default_factory=dict)
+    _given: dict[str, list[GroupDone]] = field(default_factory=dict)
+    """Groups of the batches that were prepared and not freed, by batch."""
     _numbers: count[int] = field(default_factory=count)
+    _batches: count[int] = field(default_factory=count)
     _trained: int = 0
     """Groups that `prepare_batch` gave away."""
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -167,6 +170,7 @@ class AsyncRolloutController:
             if self._error is not None:
                 raise self._error
             if not self._backlog.ready(self.version, wanted - len(chosen)):
+                self._check_not_over(wanted)
                 self._changed.clear()
                 await self._changed.wait()
                 continue
@@ -180,14 +184,40 @@ class AsyncRolloutController:
         self._trained += wanted
         shards = [done.shard for done in chosen if done.shard is not None]
         self._fill()
-        return DistributedBatch(
+        batch = DistributedBatch(
             BatchMetadata(
-                batch_id=f"{self.owner}-{self._trained // wanted}",
+                batch_id=f"{self.owner}-{next(self._batches)}",
                 global_step=self._trained // wanted,
                 total_batch_size=sum(shard.batch_size for shard in shards),
                 shards=shards,
             )
         )
+        self._given[batch.metadata.batch_id] = chosen
+        return batch
+
+    def take_back(self, batch: DistributedBatch) -> None:
+        """Take a batch back that was not trained on, as after `BatchMissing`: what is left of it
+        comes again in a later one, and what is lost is generated again.
+
+        Raises:
+            ValueError: it was freed, or taken back before.
+        """
+        given = self._given.pop(batch.metadata.batch_id, None)
+        if given is None:
+            raise ValueError(
+                f"batch {batch.metadata.batch_id!r} was freed or taken back before; nothing of it "
+                "is left"
+            )
+        self._trained -= len(given)
+        for done in given:
+            if self._is_here(done):
+                self._began[done.group] = self.version
+                self._backlog.started(done.group, self.version)
+                self._done[done.group] = done
+                self._backlog.finished(done.group, self.version)
+            else:
+                self._start_again(done.group, done)
+        self._changed.set()
 
     async def update_weights(self, weights: WeightsFolder) -> None:
         """Interrupt generation, bring a trainer's weights to every host, and continue.
@@ -214,6 +244,7 @@ class AsyncRolloutController:
 
     async def free(self, batch: DistributedBatch) -> None:
         """Free the tensors of a batch that was trained on; those of lost hosts are gone."""
+        self._given.pop(batch.metadata.batch_id, None)
         await self._store.free(batch.shards)
 
     async def close(self) -> None:
@@ -227,6 +258,15 @@ class AsyncRolloutController:
                 await worker.calls.process.stop()
             await worker.calls.close()
         await asyncio.to_thread(self._connections.close)
+
+    def _check_not_over(self, wanted: int) -> None:
+        """Refuse to wait for groups that never come."""
+        steps, running = self.limits.train_steps, any(one.running for one in self._workers)
+        if steps is not None and self._trained >= steps * wanted and not running:
+            raise RuntimeError(
+                f"total_train_steps is {steps}, and as many batches were prepared; raise it, or "
+                "take back a batch that was not trained on"
+            )
 
     # --- groups ---
 

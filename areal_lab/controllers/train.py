@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import pickle
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from areal_lab.cluster.shards.metadata import DistributedBatch
 from areal_lab.config.schema import TrainConfig
 from areal_lab.control.events import Version
+from areal_lab.controllers.calls import Traffic
 from areal_lab.controllers.host_pool import HostPool
 from areal_lab.engines.protocol import WeightsFolder
 from areal_lab.engines.weights.records import Transfer
@@ -26,6 +28,8 @@ class AsyncTrainController:
     trainer: TrainerProcess
     version: Version = 0
     """Steps so far."""
+    traffic: Traffic = field(default_factory=Traffic)
+    """Of the messages of steps."""
 
     @staticmethod
     async def start(pool: HostPool, config: TrainConfig) -> AsyncTrainController:
@@ -70,6 +74,8 @@ class AsyncTrainController:
         request = TrainBatchRequest(version=self.version, batch=batch.metadata)
         result = await self.trainer.train(request)
         self.version = result.version
+        self.traffic.sent_bytes += len(pickle.dumps(request)) * len(self.trainer.children)
+        self.traffic.received_bytes += len(pickle.dumps(result))
         return result.metrics
 
     async def export(self) -> WeightsFolder:

@@ -34,7 +34,10 @@ from areal_lab.host.memory import group_peak_rss_bytes
 _LIFELINE = "AREAL_LAB_LIFELINE"
 """Environment variable of a child: descriptor of the pipe's read end, comma, parent's id."""
 
-KEPT_BACK: Final = ("AREAL_LAB_ENGINE_KEY", "AREAL_LAB_CLUSTER_TOKEN", "AREAL_LAB_PIPE_KEY")
+KEPT_BACK: Final = (
+    *("AREAL_LAB_ENGINE_KEY", "AREAL_LAB_CLUSTER_TOKEN", "AREAL_LAB_PIPE_KEY"),
+    "RAY_AUTH_TOKEN",
+)
 """Variables of this process that its children do not inherit, unless they are given to them: the
 code of rewards, agents and sinks has no use for the key of an engine."""
 

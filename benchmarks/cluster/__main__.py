@@ -1,4 +1,6 @@
-"""Moving a batch and weights from host to host: seconds and CPU, by way and by number of receivers.
+"""Several hosts on one machine: moving data between them, and controllers that do not carry it.
+
+`--only data_plane`: a batch and weights from host to host, in seconds and CPU.
 
 A host agent holds 0.6 GB of packed samples (75 million tokens: a step at the paper's scale) in 16
 shards, and serves a folder of 270 MB (SmolLM2-135M in bfloat16). Receivers are processes. Of the
@@ -8,6 +10,11 @@ batch each fetches its data-parallel part, of the weights each one a mirror of i
 - `four streams`: the same on four connections, four shards or ranges at a time; the default.
 - `httpx`: one connection at a time, bodies collected by httpx2 (`.content`), then copied.
 
+`--only controllers`: a loop of controllers on three hosts that share no folder. How long it takes
+until hosts, trainer and engines are ready and the first batch is there; the bytes of all messages
+of this process, against those of the tensors, by length of responses; and what has grown after 200
+steps: memory, and shards that the hosts hold.
+
 All over loopback: ratios matter more than seconds. Ways take turns within a repeat.
 """
 
@@ -16,10 +23,10 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from benchmarks.cluster.data_plane import measure
+from benchmarks.cluster import controllers, data_plane
 from benchmarks.harness import parse, report
 
-PARTS = {"data_plane": measure}
+PARTS = {"data_plane": data_plane.measure, "controllers": controllers.measure}
 """Each returns its figures and rows."""
 
 

@@ -26,7 +26,7 @@ from areal_lab.agents.gateway.sessions import Limits, Session
 from areal_lab.engines.protocol import SamplingParams
 from tests.agents.scripted_model import Said, Sample, Sampled, ScriptedModel, writing
 from tests.agents.templates import chat_format
-from tests.real_clients.environments import python_of
+from tests.real_clients.environments import CLIENTS
 
 Script = Callable[[list[Said]], str]
 
@@ -105,7 +105,7 @@ def run(client: str, tasks: Mapping[str, Script], folder: Path, *, held: str = "
         held: the task whose model says nothing until its client has asked a second time.
     """
     program = _PROGRAMS / f"use_{client.replace('-', '_')}.py"
-    return asyncio.run(_run([str(python_of(client)), str(program)], tasks, folder, held))
+    return asyncio.run(_run([str(CLIENTS.python_of(client)), str(program)], tasks, folder, held))
 
 
 async def _run(command: list[str], tasks: Mapping[str, Script], folder: Path, held: str) -> Done:

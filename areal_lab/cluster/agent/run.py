@@ -12,6 +12,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -88,7 +89,9 @@ async def run_agent(joining: Joining, say: Callable[[str], None]) -> None:
             while True:
                 facts = agent.next_incarnation()
                 say(f"host {agent.name} ({address}) joins the run at {joining.run}")
-                welcome = await _join(joining, facts, wait_s, say)
+                welcome = await _join(joining, facts, wait_s, say, agent.dismissed)
+                if welcome is None:
+                    return
                 say(f"host {agent.name} is part of the run")
                 if await agent.serve_out_lease(welcome.lease_s):
                     say(f"host {agent.name} was dismissed")
@@ -105,9 +108,13 @@ async def run_agent(joining: Joining, say: Callable[[str], None]) -> None:
 
 
 async def _join(
-    joining: Joining, facts: HostFacts, wait_s: float, say: Callable[[str], None]
-) -> Welcome:
-    """Ask until the run replies."""
+    joining: Joining,
+    facts: HostFacts,
+    wait_s: float,
+    say: Callable[[str], None],
+    dismissed: asyncio.Event,
+) -> Welcome | None:
+    """Ask until the run replies; None if the agent is to end before that."""
     until_s = time.monotonic() + wait_s
     said_s, last = time.monotonic(), ""
     async with httpx2.AsyncClient(
@@ -138,7 +145,9 @@ async def _join(
             if time.monotonic() - said_s > _SAY_EVERY_S:
                 said_s = time.monotonic()
                 say(f"waiting for the run at {joining.run} ({last})")
-            await asyncio.sleep(_RETRY_S)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(dismissed.wait(), _RETRY_S)
+                return None
 
 
 def address_towards(host: str, port: int) -> str:

@@ -13,9 +13,11 @@ import psutil
 import pytest
 
 from areal_lab.cluster.hosts import TooFewHosts
+from areal_lab.cluster.slurm import scheduler
 from tests.cluster.host_lab import DEADLINE_S, gone, start_sleeper, until
 from tests.cluster.slurm.joined import joined, new_hosts
 from tests.cluster.slurm.toy import GPUS, NODES, ToySlurm
+from tests.cluster.slurm.toy import until as until_now
 
 pytestmark = pytest.mark.cluster
 ROOT = Path(__file__).parents[3]
@@ -130,6 +132,26 @@ def test_a_hung_agent_is_ended_before_another_one_starts_on_its_node(
             assert gone(sleeper.pid)
 
     asyncio.run(run())
+
+
+def test_a_job_that_slurm_cannot_end_is_told(
+    slurm: ToySlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler, "_GONE_WITHIN_S", 3.0)
+
+    async def run() -> None:
+        async with joined(tmp_path, 2, lease_s=2.0) as made:
+            agents = slurm.agents()
+            slurm.kill_node("n2")
+        [waited, left] = made.said[-2:]
+        assert waited.startswith("waiting until Slurm has ended job ")
+        assert "COMPLETING" in waited
+        assert "still, 3 s after scancel: one of its nodes does not respond" in left
+        assert all(gone(agent.pid) for agent in agents)  # the run has dismissed them
+
+    asyncio.run(run())
+    slurm.start_node("n2")
+    until_now(lambda: not slurm.jobs(), "Slurm ends the job when the node is back")
 
 
 @pytest.mark.parametrize("nodes", [2, 3])

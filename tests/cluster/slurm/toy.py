@@ -7,6 +7,7 @@ node pretends to have 4 cores and 4 GPUs.
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -22,7 +23,7 @@ import psutil
 
 NODES = ("n1", "n2", "n3")
 GPUS = 4
-_PROGRAMS = ("slurmctld", "slurmd", "munged", "srun", "sbatch")
+_PROGRAMS = ("slurmctld", "slurmd", "munged", "srun", "sbatch", "setpriv")
 _DAEMONS = ("munged", "slurmctld", "slurmd", "slurmscriptd", ": slurmscriptd")
 _UP_WITHIN_S = 30.0
 _LOOK_S = 0.05
@@ -162,8 +163,10 @@ class ToySlurm:
                 continue
 
     def _all_idle(self) -> bool:
-        dead = [name for name, daemon in self.daemons.items() if daemon.poll() is not None]
-        assert not dead, f"{dead} ended; see {self.folder}/log"
+        for name, daemon in self.daemons.items():
+            if daemon.poll() is not None:
+                said = (self.folder / "log" / f"{name}.out").read_text()
+                raise AssertionError(f"{name} exited with {daemon.returncode}:\n{said[-2000:]}")
         states = subprocess.run(
             ["sinfo", "--noheader", "--Node", "--partition=all", "--format=%T"],
             env=self.environment,
@@ -176,7 +179,8 @@ class ToySlurm:
     def _start(self, name: str, *command: str) -> None:
         with (self.folder / "log" / f"{name}.out").open("ab") as output:
             self.daemons[name] = subprocess.Popen(
-                command,
+                # They end with the tests, also with those that are killed.
+                ["setpriv", "--pdeathsig", "KILL", *command],
                 env=self.environment,
                 cwd=self.folder,
                 stdin=subprocess.DEVNULL,
@@ -202,15 +206,14 @@ def _path() -> str:
 
 
 def _free_ports(count: int) -> int:
-    """The first of several consecutive ports, of which none is used now."""
+    """The first of several consecutive ports that are free, below those of outgoing connections."""
     while True:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            first = int(probe.getsockname()[1])
+        first = secrets.choice(range(10_000, 30_000))
         try:
             with ExitStack() as stack:
                 for port in range(first, first + count):
                     stack.enter_context(socket.create_server(("127.0.0.1", port)))
-        except (OSError, OverflowError):
+        except OSError:
             continue
         return first
 

@@ -1,0 +1,128 @@
+"""Files of a deployment: YAML that every reader reads alike, and writing without losing edits.
+
+    File --write_files--> on disk, its last line a digest of the lines before it
+
+A file whose digest still fits has not been edited since it was written, and may be replaced.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+_MARK: Final = b"# areal-lab deploy: "
+_PLAIN: Final = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
+"""Text that is text to every YAML parser, unless it is a word of its own."""
+_WORDS: Final = frozenset(("true", "false", "yes", "no", "on", "off", "y", "n", "null"))
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file to write."""
+
+    name: str
+    text: str
+    purpose: str
+    """What it is for, for the user."""
+
+
+class Edited(ValueError):
+    """Files have been edited since they were written; the message names them."""
+
+
+def yaml_text(*documents: Any, head: Sequence[str] = ()) -> str:
+    """Documents as YAML, below comments.
+
+    Text is quoted unless it consists of letters, digits and `_./-`: parsers of YAML 1.1 and 1.2
+    disagree on what else is text (`1e3`, `no`, `0o17`). Keys keep their order.
+    """
+    yaml: Any = importlib.import_module("yaml")  # by name: it has no types
+
+    class Dumper(yaml.SafeDumper):  # type: ignore[misc]  # it has no types
+        """Without anchors, which make files hard to edit."""
+
+        def ignore_aliases(self, _: Any) -> bool:
+            """Whether equal parts are written each time."""
+            return True
+
+    def represent(dumper: Any, text: str) -> Any:
+        style: str | None = '"'
+        if "\n" in text and all(one.isprintable() or one == "\n" for one in text):
+            style = "|"  # not with other line breaks, which YAML 1.1 takes for this one
+        elif _PLAIN.fullmatch(text) and text.lower() not in _WORDS:
+            style = None
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+    Dumper.add_representer(str, represent)
+    parts = [
+        yaml.dump(one, Dumper=Dumper, sort_keys=False, width=float("inf"), allow_unicode=True)
+        for one in documents
+    ]
+    return comments(head) + "---\n".join(parts)
+
+
+def read_yaml_text(text: str) -> list[Any]:
+    """The documents of YAML."""
+    yaml: Any = importlib.import_module("yaml")  # by name: it has no types
+    return list(yaml.safe_load_all(text))
+
+
+def comments(lines: Sequence[str]) -> str:
+    """Lines as comments of YAML, Dockerfiles and shells."""
+    return "".join(f"# {line}".rstrip() + "\n" for line in lines)
+
+
+def write_files(folder: Path, files: Sequence[File], *, force: bool = False) -> Mapping[str, str]:
+    """Write files into a folder, all or none of them.
+
+    Returns:
+        By name: `written`, `unchanged` or `replaced`.
+
+    Raises:
+        Edited: a file there differs and was edited, or written by somebody else; not with `force`.
+        OSError: the folder cannot be written.
+    """
+    signed = {file.name: _signed(file.text) for file in files}
+    done: dict[str, str] = {}
+    edited: list[Path] = []
+    for name, text in signed.items():
+        path = folder / name
+        if not path.exists():
+            done[name] = "written"
+            continue
+        found = path.read_bytes()
+        done[name] = "unchanged" if found == text else "replaced"
+        if found != text and not _unedited(found):
+            edited.append(path)
+    if edited and not force:
+        raise Edited(
+            "\n".join(
+                f"{path} has been edited, or was not written by areal-lab deploy; give another "
+                "--out FOLDER, or --force to replace it"
+                for path in edited
+            )
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in signed.items():
+        if done[name] != "unchanged":
+            (folder / name).write_bytes(text)
+    return done
+
+
+def _signed(text: str) -> bytes:
+    body = (text if text.endswith("\n") else f"{text}\n").encode()
+    return body + _last_line(body)
+
+
+def _unedited(found: bytes) -> bool:
+    body, mark, _ = found.rpartition(_MARK)
+    return bool(mark) and found == body + _last_line(body)
+
+
+def _last_line(body: bytes) -> bytes:
+    return _MARK + hashlib.sha256(body).hexdigest()[:16].encode() + b"\n"

@@ -1,0 +1,30 @@
+"""The address of an agent, measured on its node."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+
+
+def address_of_agent(node: str, run: str) -> str:
+    """The address for the agent of a node; empty to let it measure from where it reaches the run.
+
+    Ray's address of the node is right wherever it is an address of this machine: its other nodes
+    have reached it there. In a container it may be one outside, and a loopback address helps only
+    a run on the same machine.
+    """
+    run_host = run.rpartition(":")[0]
+    if _is_loopback(node) and not _is_loopback(run_host):
+        return ""
+    try:
+        socket.create_server((node, 0)).close()
+    except OSError:
+        return ""
+    return node
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

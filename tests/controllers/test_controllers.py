@@ -1,0 +1,175 @@
+"""Controllers on hosts of this machine: the steps of a run, and what is lost with a host."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from areal_lab.cluster.local import LocalScheduler as LocalAgents
+from areal_lab.cluster.shards.client import HttpStore
+from areal_lab.cluster.shards.connections import Agent, Connections
+from areal_lab.config.problem import ConfigError
+from areal_lab.config.schema import TrainConfig
+from areal_lab.controllers.calls import Caller, CallFailed, serve
+from areal_lab.controllers.fronts import (
+    EmbeddedEngine,
+    FSDPPPOActor,
+    LocalScheduler,
+    RolloutController,
+    TrainController,
+)
+from areal_lab.controllers.host_pool import HostPool, host_pool
+from areal_lab.controllers.rollout import AsyncRolloutController
+from areal_lab.controllers.train import AsyncTrainController
+from areal_lab.host.pipes import open_pipe, socket_pair
+from areal_lab.pipeline.run import prepare
+from areal_lab.training.protocol import BatchMissing
+from tests.asynchronous import in_loop
+from tests.cluster.host_lab import DEADLINE_S, until
+from tests.pipeline.rewards import even_digits
+from tests.pipeline.tiny_run import do_run, metrics, tiny_config
+
+EXACT = (
+    "eta=0",
+    "rollout.max_running_requests=1",
+    "evaluation.max_problems=0",
+    "total_train_steps=3",
+)
+
+
+@pytest.mark.slow
+def test_a_loop_of_ones_own_takes_the_steps_of_a_run(tmp_path: Path) -> None:
+    """Programs of the articles' names, with tensors that never pass through this process."""
+    config = tiny_config(tmp_path, *EXACT)
+    expected = metrics(do_run(config, reward_fn=even_digits).folder)
+    said: list[str] = []
+    scheduler = LocalScheduler(n_nodes=2, shared_files="never", say=said.append)
+    rollout = RolloutController(EmbeddedEngine(config), scheduler, reward_fn=even_digits)
+    actor = TrainController(engine=FSDPPPOActor(config=config), scheduler=scheduler)
+    found = []
+    with actor, rollout:
+        for _ in range(config.total_train_steps):
+            batch = rollout.prepare_batch()
+            assert len(batch) == config.dataset.batch_size * config.gconfig.n_samples
+            found.append(actor.ppo_update(batch))
+            rollout.update_weights(actor)
+        assert rollout.counts["groups"] == 9
+        with pytest.raises(ConfigError, match="compute_advantages is part of ppo_update"):
+            actor.compute_advantages(batch)
+        saved = actor.save(tmp_path / "saved")
+    assert (saved / "model.safetensors").is_file()
+    assert any("hosts have joined" in text for text in said)
+    for ours, theirs in zip(found, expected, strict=True):
+        for name in ("reward_mean", "loss", "grad_norm"):
+            assert ours[name] == theirs[name], name
+
+
+@asynccontextmanager
+async def controllers(
+    folder: Path, config: TrainConfig
+) -> AsyncIterator[tuple[HostPool, AsyncRolloutController, AsyncTrainController]]:
+    problems = prepare(config)
+    async with host_pool(config, folder=folder) as pool:
+        trainer = await AsyncTrainController.start(pool, config)
+        try:
+            rollouts = await AsyncRolloutController.start(
+                pool, config, problems.train, reward_fn=even_digits
+            )
+            try:
+                yield pool, rollouts, trainer
+            finally:
+                await rollouts.close()
+        finally:
+            await trainer.close()
+
+
+@pytest.mark.slow
+@in_loop
+async def test_what_is_lost_with_a_host_is_generated_again(tmp_path: Path) -> None:
+    config = tiny_config(
+        tmp_path,
+        "eta=1",
+        "rollout.engines=2",
+        "evaluation.max_problems=0",
+        "total_train_steps=4",
+        "cluster.n_nodes=3",
+        "cluster.shared_files=never",
+        "cluster.heartbeat_s=0.3",
+    )
+    async with controllers(tmp_path / "run", config) as (pool, rollouts, trainer):
+        agents = pool.hosts.hosts.scheduler
+        assert isinstance(agents, LocalAgents)
+        trained: list[int] = []
+        for step in range(config.total_train_steps):
+            batch = await rollouts.prepare_batch()
+            if step == 1:
+                held = {shard.node_id for shard in batch.shards}
+                victim = max(held)
+                os.kill(agents.agents[victim].pid, signal.SIGKILL)
+                await until(lambda: rollouts.counts["worker_losses"] == 1, "it was noticed")
+                with pytest.raises(BatchMissing, match=victim):
+                    await trainer.train(batch)
+                assert trainer.version == 1
+                rollouts.take_back(batch)
+                with pytest.raises(ValueError, match="taken back before"):
+                    rollouts.take_back(batch)
+                batch = await rollouts.prepare_batch()
+            await trainer.train(batch)
+            trained.append(len(batch))
+            await rollouts.update_weights(await trainer.export())
+            await rollouts.free(batch)
+        assert trainer.version == rollouts.version == 4
+        assert trained == [12] * 4
+        assert rollouts.counts["lost_groups"] > 0
+        connections = Connections(pool.hosts.hosts.token)
+        for host in pool.hosts.hosts.working:
+            agent = Agent(f"{host.facts.address}:{host.facts.port}", host.facts.incarnation)
+            for shard in HttpStore(agent, connections).list():
+                assert shard.owner == rollouts.owner  # of groups that are not trained yet
+        connections.close()
+
+
+class _Living:
+    """A process that does not end."""
+
+    name = "worker"
+
+    async def died(self) -> Exception:
+        await asyncio.Event().wait()
+        raise AssertionError("unreachable")
+
+
+@in_loop
+async def test_calls_are_answered_in_any_order_and_errors_are_the_callers() -> None:
+    ours, theirs = socket_pair()
+    other = open_pipe(f"fd:{os.dup(theirs.fileno())}")
+    theirs.close()
+    released = asyncio.Event()
+
+    async def handle(body: object) -> object:
+        match body:
+            case "wait":
+                await released.wait()
+                return "waited"
+            case "fail":
+                raise ValueError("no such thing")
+        released.set()
+        return body
+
+    serving = asyncio.create_task(serve(other, handle))
+    caller = Caller(ours, _Living())  # type: ignore[arg-type]
+    async with asyncio.timeout(DEADLINE_S):
+        waiting = asyncio.create_task(caller.ask("wait"))
+        with pytest.raises(CallFailed, match="no such thing"):
+            await caller.ask("fail")
+        assert await caller.ask([1, 2]) == [1, 2]
+        assert await waiting == "waited"
+        assert caller.traffic.sent_bytes > 0 < caller.traffic.received_bytes
+        await caller.close()
+        await serving
