@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.namespaces import Network, network_of_hosts, why_not
+from tests.fault_lab.host_faults import CONTROLLER_FAULTS
 from tests.fault_lab.host_runs import (
     BUSY_S,
     SEEN_S,
     Measured,
+    faults_of_controller_hosts,
     faults_of_engine_hosts,
     faults_of_trainer_hosts,
 )
@@ -47,3 +49,7 @@ def test_an_engine_whose_host_is_lost_costs_no_sample(cause: Cause) -> None:
 
 def test_a_run_whose_trainer_is_lost_with_its_host_continues_elsewhere(cause: Cause) -> None:
     cause(faults_of_trainer_hosts, 3)
+
+
+def test_hosts_end_what_they_run_for_a_controller_that_is_lost(cause: Cause) -> None:
+    cause(faults_of_controller_hosts, 3 * len(CONTROLLER_FAULTS))

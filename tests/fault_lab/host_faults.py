@@ -48,7 +48,6 @@ TRAINER: Final = "trainer"
 CONTROLLER: Final = "controller"
 GATEWAY: Final = "gateway"
 WORKER: Final = "reward worker"
-ROLLOUTS: Final = "reward worker of a rollout worker"
 
 ENGINE_FAULTS: Final = tuple(
     HostFault(
@@ -75,4 +74,25 @@ TRAINER_FAULTS: Final = tuple(
         (Blow.CUT, Moment.SAVING),
         (Blow.KILLED, Moment.SAVING),
     )
+)
+_LEASE: Final = "its hosts end what they run with their leases; the run is continued elsewhere"
+CONTROLLER_FAULTS: Final = (
+    HostFault(part=CONTROLLER, blow=Blow.KILLED, moment=Moment.TRAINING, outcome=_LEASE),
+    HostFault(part=CONTROLLER, blow=Blow.HUNG, moment=Moment.LOADING, outcome=_LEASE),
+    HostFault(part=CONTROLLER, blow=Blow.CUT, moment=Moment.SAVING, outcome=_LEASE),
+    HostFault(
+        part=f"{WORKER} of a run (host of the controller)",
+        blow=Blow.KILLED,
+        moment=Moment.SCORING,
+        outcome=_LEASE,
+    ),
+)
+ROLLOUT_FAULTS: Final = tuple(
+    HostFault(
+        part=f"{WORKER} of a rollout worker",
+        blow=blow,
+        moment=Moment.SCORING,
+        outcome="continues: its groups start again on other hosts",
+    )
+    for blow in (Blow.HUNG, Blow.CUT, Blow.KILLED)
 )

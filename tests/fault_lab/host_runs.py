@@ -10,14 +10,16 @@ import asyncio
 import json
 import os
 import secrets
+import signal
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from omegaconf import OmegaConf
 
 from areal_lab.cluster.host import HostLost
 from areal_lab.cluster.records import TOKEN_VARIABLE
@@ -27,11 +29,20 @@ from areal_lab.pipeline.progress import Display, Silent
 from areal_lab.pipeline.resume.recovery import Recovery, find_recovery
 from areal_lab.pipeline.run import RunResult, prepare, prepare_recovery, run
 from areal_lab.pipeline.state import RunState, StopSignal
+from areal_lab.rewards.service import RewardFunction
 from areal_lab.runlog.file import read_log_file
 from areal_lab.runlog.replay import check_replay
 from tests.cluster.namespaces import Network
-from tests.fault_lab.host_faults import ENGINE_FAULTS, TRAINER_FAULTS, Blow, HostFault, Moment
-from tests.fault_lab.machines import STANDING, Departures, Machine, connections_of
+from tests.fault_lab.controller import EXACT_TOKENS
+from tests.fault_lab.host_faults import CONTROLLER_FAULTS, ENGINE_FAULTS, TRAINER_FAULTS, Blow, HostFault, Moment
+from tests.fault_lab.held_rewards import RELEASED, WANTED, who_scores
+from tests.fault_lab.machines import (
+    STANDING,
+    Departures,
+    Machine,
+    connections_of,
+    signal_if_there,
+)
 from tests.fault_lab.moments import POLL_S, Held, Moments
 from tests.pipeline.rewards import even_digits
 from tests.pipeline.tiny_run import (
@@ -49,9 +60,17 @@ SEEN_S: Final = 5.0
 """A lost host is seen within this time."""
 BUSY_S: Final = 10.0
 """Allowed besides, on a busy machine."""
-EXACT_TOKENS: Final = 24
 EXACT: Final = ("rollout.max_running_requests=1", "checkpoint.resumable=true")
 """Responses depend on their seeds alone, and trained batches on these."""
+PORT: Final = 6380
+"""At which hosts join a run that has a machine of its own."""
+ON_TWO_HOSTS: Final = (
+    "cluster.n_nodes=2",
+    "cluster.shared_files=never",
+    "scheduler.type=manual",
+    "scheduler.this_host=false",
+)
+ALONE: Final = ("cluster.n_nodes=1", "cluster.address=", "cluster.port=0", "scheduler.type=local")
 COUNTS: Final = (
     *("host_losses", "engine_losses", "resubmitted_samples", "kept_tokens", "discarded_tokens"),
 )
@@ -331,11 +350,15 @@ def run_here(config: TrainConfig) -> Path:
 
 
 def run_through(
-    config: TrainConfig, recovery: Recovery | None, display: Display, state: RunState
+    config: TrainConfig,
+    recovery: Recovery | None,
+    display: Display,
+    state: RunState,
+    reward_fn: RewardFunction | None = even_digits,
 ) -> RunResult:
     """Run to the end, from the beginning or from the newest checkpoint."""
     checked = (
-        prepare(config) if recovery is None else prepare_recovery(recovery, None, even_digits, None)
+        prepare(config) if recovery is None else prepare_recovery(recovery, None, reward_fn, None)
     )
     return asyncio.run(
         run(
@@ -344,12 +367,132 @@ def run_through(
             on_step=lambda _: None,
             display=display,
             stop=StopSignal(),
-            reward_fn=even_digits,
+            reward_fn=reward_fn,
             response_tokens=lambda *_: EXACT_TOKENS,
             state=state,
             recovery=recovery,
         )
     )
+
+
+# --- the controller's host -----------------------------------------------------------------------
+
+
+def faults_of_controller_hosts(
+    network: Network, folder: Path, patch: pytest.MonkeyPatch
+) -> Measured:
+    """One run for each fault, on three machines of its own; each is then continued here."""
+    machines = list(machines_of(network).values())
+    patch.setenv(TOKEN_VARIABLE, secrets.token_urlsafe())
+    exact = (*EXACT, "total_train_steps=3", "reward.fn=tests.fault_lab.held_rewards:held")
+    rewards = f"reward.kwargs={{folder: '{folder}'}}"
+    alone = run_here(fault_config(folder / "alone", *exact, rewards))
+    runs = [
+        ControllerFault(fault, folder / f"run-{number}", exact, *machines[3 * number :][:3])
+        for number, fault in enumerate(CONTROLLER_FAULTS)
+    ]
+
+    async def all_of_them() -> None:
+        starting = asyncio.Semaphore(2)
+        async with asyncio.TaskGroup() as running:
+            for one in runs:
+                running.create_task(one.strike(starting))
+
+    asyncio.run(all_of_them())
+    for one in runs:
+        one.departures.wait()
+        end_of_all({machine.name: machine for machine in one.hosts})
+        resumed = one.resume()
+        assert resumed.summary["status"] == "complete"
+        check_trained_once(resumed.folder)
+        assert trained_samples(resumed.folder) == trained_samples(alone)
+        assert not one.controller.left_behind(), "a later run on the machine removes it"
+    return {one.fault: one.seen() for one in runs}
+
+
+@dataclass(slots=True)
+class ControllerFault:
+    """A run whose own machine is struck."""
+
+    fault: HostFault
+    folder: Path
+    exact: Sequence[str]
+    controller: Machine
+    engine: Machine
+    trainer: Machine
+    departures: Departures = field(default_factory=Departures)
+    config: TrainConfig = field(init=False)
+
+    @property
+    def hosts(self) -> tuple[Machine, Machine]:
+        """The hosts of the run."""
+        return self.engine, self.trainer
+
+    async def strike(self, starting: asyncio.Semaphore) -> None:
+        """Strike when the run is at the moment; returns when what was struck is there again."""
+        async with starting:
+            held = await self._until_moment()
+        theirs = [one for host in self.hosts for one in host.processes()[STANDING:]]
+        began_s = time.monotonic()
+        struck = strike(self.controller, self.fault.blow)
+        if self.fault.blow is Blow.CUT:
+            signal_if_there(held, signal.SIGCONT)
+        self.departures.expect("theirs", theirs, began_s)
+        agents = [one for host in self.hosts for one in host.processes()]
+        self.departures.expect("agents", agents, began_s)
+        if self.fault.blow is not Blow.HUNG:
+            self.departures.expect("struck", struck, began_s)
+        if self.fault.blow is Blow.KILLED:
+            return
+        await until(lambda: "theirs" in self.departures.gone_s, "the leases are over")
+        if self.fault.blow is Blow.HUNG:
+            self.departures.expect("struck", struck, time.monotonic())
+            self.controller.wake(struck)
+        else:
+            await until(lambda: "struck" in self.departures.gone_s, "the run has ended")
+            self.controller.heal()
+
+    async def _until_moment(self) -> int:
+        report, join = self.folder / "report", f"{self.controller.host.address}:{PORT}"
+        self.folder.mkdir()
+        self.config = fault_config(
+            self.folder,
+            *self.exact,
+            f"reward.kwargs={{folder: '{self.folder}'}}",
+            f"cluster.address={self.controller.host.address}",
+            f"cluster.port={PORT}",
+            *ON_TWO_HOSTS,
+        )
+        (self.folder / "config.yaml").write_text(OmegaConf.to_yaml(self.config.model_dump()))
+        token = os.environ[TOKEN_VARIABLE]
+        scoring = self.fault.moment is Moment.SCORING
+        await self.controller.run(
+            "tests.fault_lab.controller",
+            [str(self.folder / "config.yaml"), "" if scoring else self.fault.moment, str(report)],
+            {TOKEN_VARIABLE: token},
+        )
+        await asyncio.gather(*(host.boot(join, token) for host in self.hosts))
+        if scoring:
+            saved = self.folder / "runs"
+            await until(lambda: any(saved.glob("*/checkpoints/step-*")), "a checkpoint")
+            (self.folder / WANTED).touch()
+            await until(lambda: who_scores(self.folder) is not None, "it scores")
+            return who_scores(self.folder) or 0
+        await until(report.exists, f"the moment {self.fault.moment}")
+        return int(report.read_text())
+
+    def resume(self) -> RunResult:
+        """Continue the run on one machine."""
+        (self.folder / RELEASED).touch()
+        (run_folder,) = (self.folder / "runs").iterdir()
+        recovery = find_recovery(run_folder, ALONE)
+        assert recovery.version
+        return run_through(recovery.config, recovery, Silent(), RunState(), reward_fn=None)
+
+    def seen(self) -> Seen:
+        """What was measured."""
+        gone = self.departures.gone_s
+        return Seen(gone["theirs"], max(gone["agents"], gone["struck"]), {})
 
 
 # --- what runs share -----------------------------------------------------------------------------
