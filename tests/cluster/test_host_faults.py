@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.namespaces import Network, network_of_hosts, why_not
-from tests.fault_lab.host_faults import CONTROLLER_FAULTS
+from tests.fault_lab.host_faults import CONTROLLER_FAULTS, GATEWAY_FAULTS
 from tests.fault_lab.host_runs import (
     BUSY_S,
     SEEN_S,
@@ -52,4 +52,4 @@ def test_a_run_whose_trainer_is_lost_with_its_host_continues_elsewhere(cause: Ca
 
 
 def test_hosts_end_what_they_run_for_a_controller_that_is_lost(cause: Cause) -> None:
-    cause(faults_of_controller_hosts, 3 * len(CONTROLLER_FAULTS))
+    cause(faults_of_controller_hosts, 3 * len((*CONTROLLER_FAULTS, *GATEWAY_FAULTS)))

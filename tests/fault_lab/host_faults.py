@@ -87,6 +87,15 @@ CONTROLLER_FAULTS: Final = (
         outcome=_LEASE,
     ),
 )
+GATEWAY_FAULTS: Final = tuple(
+    HostFault(
+        part=f"{GATEWAY} (host of the controller)",
+        blow=blow,
+        moment=Moment.GENERATING,
+        outcome="clients on other hosts get no answer, but an error or silence; then as above",
+    )
+    for blow in Blow
+)
 ROLLOUT_FAULTS: Final = tuple(
     HostFault(
         part=f"{WORKER} of a rollout worker",

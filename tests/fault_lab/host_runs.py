@@ -12,6 +12,8 @@ import os
 import secrets
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,7 +36,16 @@ from areal_lab.runlog.file import read_log_file
 from areal_lab.runlog.replay import check_replay
 from tests.cluster.namespaces import Network
 from tests.fault_lab.controller import EXACT_TOKENS
-from tests.fault_lab.host_faults import CONTROLLER_FAULTS, ENGINE_FAULTS, TRAINER_FAULTS, Blow, HostFault, Moment
+from tests.fault_lab.host_faults import (
+    CONTROLLER_FAULTS,
+    ENGINE_FAULTS,
+    GATEWAY_FAULTS,
+    TRAINER_FAULTS,
+    Blow,
+    HostFault,
+    Moment,
+)
+from tests.fault_lab.host_client import CLIENTS
 from tests.fault_lab.held_rewards import RELEASED, WANTED, who_scores
 from tests.fault_lab.machines import (
     STANDING,
@@ -44,7 +55,9 @@ from tests.fault_lab.machines import (
     signal_if_there,
 )
 from tests.fault_lab.moments import POLL_S, Held, Moments
+from tests.fault_lab.part_runs import TEMPLATE
 from tests.pipeline.rewards import even_digits
+from tests.pipeline.test_online_run import StartsAProgram
 from tests.pipeline.tiny_run import (
     checkpoints,
     do_run,
@@ -387,9 +400,10 @@ def faults_of_controller_hosts(
     exact = (*EXACT, "total_train_steps=3", "reward.fn=tests.fault_lab.held_rewards:held")
     rewards = f"reward.kwargs={{folder: '{folder}'}}"
     alone = run_here(fault_config(folder / "alone", *exact, rewards))
+    faults = (*CONTROLLER_FAULTS, *GATEWAY_FAULTS)
     runs = [
         ControllerFault(fault, folder / f"run-{number}", exact, *machines[3 * number :][:3])
-        for number, fault in enumerate(CONTROLLER_FAULTS)
+        for number, fault in enumerate(faults)
     ]
 
     async def all_of_them() -> None:
@@ -401,11 +415,11 @@ def faults_of_controller_hosts(
     asyncio.run(all_of_them())
     for one in runs:
         one.departures.wait()
-        end_of_all({machine.name: machine for machine in one.hosts})
+        end_of_all({machine.name: machine for machine in one.machines})
         resumed = one.resume()
         assert resumed.summary["status"] == "complete"
         check_trained_once(resumed.folder)
-        assert trained_samples(resumed.folder) == trained_samples(alone)
+        assert one.is_online or trained_samples(resumed.folder) == trained_samples(alone)
         assert not one.controller.left_behind(), "a later run on the machine removes it"
     return {one.fault: one.seen() for one in runs}
 
@@ -421,7 +435,17 @@ class ControllerFault:
     engine: Machine
     trainer: Machine
     departures: Departures = field(default_factory=Departures)
-    config: TrainConfig = field(init=False)
+    client: subprocess.Popen[bytes] | None = None
+
+    @property
+    def machines(self) -> tuple[Machine, ...]:
+        """All three."""
+        return self.controller, self.engine, self.trainer
+
+    @property
+    def is_online(self) -> bool:
+        """Whether programs on other hosts make the samples."""
+        return self.fault in GATEWAY_FAULTS
 
     @property
     def hosts(self) -> tuple[Machine, Machine]:
@@ -439,6 +463,8 @@ class ControllerFault:
             signal_if_there(held, signal.SIGCONT)
         self.departures.expect("theirs", theirs, began_s)
         agents = [one for host in self.hosts for one in host.processes()]
+        if self.client is not None:
+            self.departures.expect("client", [self.client.pid], began_s)
         self.departures.expect("agents", agents, began_s)
         if self.fault.blow is not Blow.HUNG:
             self.departures.expect("struck", struck, began_s)
@@ -455,23 +481,27 @@ class ControllerFault:
     async def _until_moment(self) -> int:
         report, join = self.folder / "report", f"{self.controller.host.address}:{PORT}"
         self.folder.mkdir()
-        self.config = fault_config(
+        config = fault_config(
             self.folder,
             *self.exact,
+            *((f"rollout.workflow={self._workflow()}",) if self.is_online else ()),
             f"reward.kwargs={{folder: '{self.folder}'}}",
             f"cluster.address={self.controller.host.address}",
             f"cluster.port={PORT}",
             *ON_TWO_HOSTS,
         )
-        (self.folder / "config.yaml").write_text(OmegaConf.to_yaml(self.config.model_dump()))
+        (self.folder / "model" / "chat_template.jinja").write_text(TEMPLATE)
+        (self.folder / "config.yaml").write_text(OmegaConf.to_yaml(config.model_dump()))
         token = os.environ[TOKEN_VARIABLE]
         scoring = self.fault.moment is Moment.SCORING
         await self.controller.run(
             "tests.fault_lab.controller",
             [str(self.folder / "config.yaml"), "" if scoring else self.fault.moment, str(report)],
-            {TOKEN_VARIABLE: token},
+            {TOKEN_VARIABLE: token, "XDG_STATE_HOME": str(self.folder)},
         )
         await asyncio.gather(*(host.boot(join, token) for host in self.hosts))
+        if self.is_online:
+            await self._start_client()
         if scoring:
             saved = self.folder / "runs"
             await until(lambda: any(saved.glob("*/checkpoints/step-*")), "a checkpoint")
@@ -481,18 +511,43 @@ class ControllerFault:
         await until(report.exists, f"the moment {self.fault.moment}")
         return int(report.read_text())
 
+    def _workflow(self) -> str:
+        return f"{{name: agent, mode: online, host: {self.controller.host.address}}}"
+
+    async def _start_client(self) -> None:
+        """On the trainer's machine, once the run says where its gateway is."""
+
+        def place() -> Path | None:
+            return next(self.folder.glob("runs/*/gateway.json"), None)
+
+        await until(lambda: place() is not None, "the gateway is there")
+        gateway = json.loads((place() or Path()).read_text())
+        words = (sys.executable, "-m", "tests.fault_lab.host_client")
+        told = (gateway["url"], gateway["admin_key_file"], str(self.folder / "client"))
+        self.client = subprocess.Popen(self.trainer.host.command(*words, *told))
+
     def resume(self) -> RunResult:
         """Continue the run on one machine."""
         (self.folder / RELEASED).touch()
         (run_folder,) = (self.folder / "runs").iterdir()
-        recovery = find_recovery(run_folder, ALONE)
+        more, display = ALONE, Silent()
+        if self.client is not None:
+            self.client.wait()
+            errors = (self.folder / "client").read_text().splitlines()
+            assert len(errors) == CLIENTS, "each of them got an error, and no answer"
+            more = (*ALONE, "rollout.workflow={name: agent, mode: online}")
+            display = StartsAProgram()
+        recovery = find_recovery(run_folder, more)
         assert recovery.version
-        return run_through(recovery.config, recovery, Silent(), RunState(), reward_fn=None)
+        resumed = run_through(recovery.config, recovery, display, RunState(), reward_fn=None)
+        if isinstance(display, StartsAProgram):
+            assert [program.wait() for program in display.programs] == [0]
+        return resumed
 
     def seen(self) -> Seen:
         """What was measured."""
         gone = self.departures.gone_s
-        return Seen(gone["theirs"], max(gone["agents"], gone["struck"]), {})
+        return Seen(gone.get("client", gone["theirs"]), max(gone["agents"], gone["struck"]), {})
 
 
 # --- what runs share -----------------------------------------------------------------------------

@@ -150,8 +150,8 @@ class Departures:
         """
         while self._waited:
             now_s = time.monotonic()
-            for name, (since_s, left) in self._waited.items():
-                told = [psutil.Process(one).cmdline()[:6] for one in left if not ended(one)]
+            for name, (since_s, left) in list(self._waited.items()):
+                told = [one for one in left if not ended(one)]
                 assert now_s < since_s + GONE_S or not told, f"{name}: {told} live on"
             time.sleep(_LOOK_S)
         self._closed.set()
@@ -159,10 +159,11 @@ class Departures:
     def _look(self) -> None:
         while not self._closed.wait(_LOOK_S):
             for name, (since_s, left) in list(self._waited.items()):
-                left -= {one for one in left if ended(one)}
-                if not left:
-                    self.gone_s[name] = time.monotonic() - since_s
-                    del self._waited[name]
+                if left := {one for one in left if not ended(one)}:
+                    self._waited[name] = since_s, left
+                    continue
+                self.gone_s[name] = time.monotonic() - since_s
+                del self._waited[name]
 
 
 def ended(process: int) -> bool:

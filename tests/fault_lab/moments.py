@@ -29,6 +29,7 @@ from areal_lab.cluster import files
 from areal_lab.control.events import EngineId
 from areal_lab.engines.client.engine_client import EngineClient
 from areal_lab.engines.client.resubmit import PartialSamples
+from areal_lab.engines.errors import EngineUnreachable
 from areal_lab.engines.protocol import GenerateRequest, PauseMode, WeightsFolder
 from areal_lab.host.processes import RunningProcess
 from areal_lab.pipeline.rollout.groups import Rollout
@@ -90,16 +91,18 @@ class Moments:
             partial: PartialSamples,
         ) -> PartialSamples:
             work = generate_all(rollout, engine, requests, partial)
-            training = requests[0].request_id.startswith("train")
-            if not training or not self.claim(Moment.GENERATING):
+            if not requests[0].request_id.startswith("train"):
                 return await work  # type: ignore[no-any-return]
-            pid, names = self._pid(engine), [one.request_id for one in requests]
             answering = asyncio.ensure_future(work)
-            while _tokens_so_far(rollout, engine, names) < SHORT:
-                assert not answering.done(), "the responses ended before their engine was stopped"
+            names = [one.request_id for one in requests]
+            while not answering.done():
+                begun = _tokens_so_far(rollout, engine, names) >= SHORT
+                if begun and self.claim(Moment.GENERATING):
+                    pid = self._pid(engine)
+                    signal_if_there(pid, signal.SIGSTOP)
+                    await self.strike(Held(Moment.GENERATING, pid, engine))
+                    break
                 await asyncio.sleep(POLL_S)
-            signal_if_there(pid, signal.SIGSTOP)
-            await self.strike(Held(Moment.GENERATING, pid, engine))
             return await answering  # type: ignore[no-any-return]
 
         async def request(trainer: TrainerProcess, message: Any, kind: Any) -> Any:
@@ -174,7 +177,10 @@ class Moments:
 
 
 def _tokens_so_far(rollout: Rollout, engine: EngineId, names: Sequence[str]) -> int:
-    received = rollout.engines.engine(engine).received(names)
+    try:
+        received = rollout.engines.engine(engine).received(names)
+    except EngineUnreachable:
+        return 0
     return sum(len(s.tokens) for one in received.values() for s in one.segments)
 
 
