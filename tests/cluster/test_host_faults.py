@@ -15,6 +15,7 @@ from tests.fault_lab.host_runs import (
     Measured,
     faults_of_controller_hosts,
     faults_of_engine_hosts,
+    faults_of_rollout_hosts,
     faults_of_trainer_hosts,
 )
 
@@ -53,3 +54,7 @@ def test_a_run_whose_trainer_is_lost_with_its_host_continues_elsewhere(cause: Ca
 
 def test_hosts_end_what_they_run_for_a_controller_that_is_lost(cause: Cause) -> None:
     cause(faults_of_controller_hosts, 3 * len((*CONTROLLER_FAULTS, *GATEWAY_FAULTS)))
+
+
+def test_groups_of_a_rollout_worker_whose_host_is_lost_start_again(cause: Cause) -> None:
+    cause(faults_of_rollout_hosts, 4)

@@ -15,7 +15,9 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +29,9 @@ from areal_lab.cluster.host import HostLost
 from areal_lab.cluster.records import TOKEN_VARIABLE
 from areal_lab.config.schema import TrainConfig
 from areal_lab.control.events import Train
+from areal_lab.controllers.host_pool import host_pool
+from areal_lab.controllers.rollout import AsyncRolloutController
+from areal_lab.controllers.train import AsyncTrainController
 from areal_lab.pipeline.progress import Display, Silent
 from areal_lab.pipeline.resume.recovery import Recovery, find_recovery
 from areal_lab.pipeline.run import RunResult, prepare, prepare_recovery, run
@@ -40,6 +45,7 @@ from tests.fault_lab.host_faults import (
     CONTROLLER_FAULTS,
     ENGINE_FAULTS,
     GATEWAY_FAULTS,
+    ROLLOUT_FAULTS,
     TRAINER_FAULTS,
     Blow,
     HostFault,
@@ -84,6 +90,7 @@ ON_TWO_HOSTS: Final = (
     "scheduler.this_host=false",
 )
 ALONE: Final = ("cluster.n_nodes=1", "cluster.address=", "cluster.port=0", "scheduler.type=local")
+ROLLOUT_COUNTS: Final = ("host_losses", "worker_losses", "lost_groups", "discarded_tokens")
 COUNTS: Final = (
     *("host_losses", "engine_losses", "resubmitted_samples", "kept_tokens", "discarded_tokens"),
 )
@@ -548,6 +555,113 @@ class ControllerFault:
         """What was measured."""
         gone = self.departures.gone_s
         return Seen(gone.get("client", gone["theirs"]), max(gone["agents"], gone["struck"]), {})
+
+
+# --- rollout workers -----------------------------------------------------------------------------
+
+
+def faults_of_rollout_hosts(network: Network, folder: Path, patch: pytest.MonkeyPatch) -> Measured:
+    """Hosts of rollout workers, struck while a reward worker scores there."""
+    machines = machines_of(network)
+    join, settings = meeting_point(network, patch, hosts=len(machines))
+    config = fault_config(
+        folder,
+        *settings,
+        f"rollout.engines={len(machines) - 1}",
+        "reward.fn=tests.fault_lab.held_rewards:held",
+        f"reward.kwargs={{folder: '{folder}'}}",
+    )
+    faults = RolloutFaults(machines, folder, join)
+    measured = asyncio.run(faults.run(config))
+    faults.departures.wait()
+    end_of_all(machines)
+    return {
+        fault: Seen(seen_s, faults.departures.gone_s[fault.name], counts)
+        for fault, (seen_s, counts) in measured.items()
+    }
+
+
+@dataclass(slots=True)
+class RolloutFaults:
+    """A training loop on controllers; before each batch a host is struck."""
+
+    machines: dict[str, Machine]
+    folder: Path
+    join: str
+    departures: Departures = field(default_factory=Departures)
+    heard: Heard = field(default_factory=lambda: Heard())
+
+    async def run(self, config: TrainConfig) -> dict[HostFault, tuple[float, dict[str, int]]]:
+        """One step for each fault."""
+        self.heard.on_waiting = self._boot_all
+        measured, trained = {}, Counter[int]()
+        problems = prepare(config).train
+        async with AsyncExitStack() as stack:
+            pool = await stack.enter_async_context(
+                host_pool(
+                    config,
+                    folder=self.folder / "controllers",
+                    say=self.heard.note,
+                    waiting=self.heard.phase,
+                )
+            )
+            trainer = await AsyncTrainController.start(pool, config)
+            stack.push_async_callback(trainer.close)
+            rollouts = await AsyncRolloutController.start(pool, config, problems)
+            stack.push_async_callback(rollouts.close)
+            (self.folder / WANTED).touch()
+            for fault in ROLLOUT_FAULTS:
+                preparing = asyncio.create_task(rollouts.prepare_batch())
+                scores = await self._scores()
+                await until(lambda: len(rollouts._workers) > 1, "another worker is there")
+                before = Counter({**rollouts.counts, "host_losses": pool.hosts.hosts.losses})
+                seen_s = await self._strike(fault, scores)
+                batch = await preparing
+                trained.update(one.group for one in rollouts._given[batch.metadata.batch_id])
+                await trainer.train(batch)
+                if fault is not ROLLOUT_FAULTS[-1]:
+                    (self.folder / WANTED).touch()
+                await rollouts.update_weights(await trainer.export())
+                await rollouts.free(batch)
+                after = Counter({**rollouts.counts, "host_losses": pool.hosts.hosts.losses})
+                measured[fault] = seen_s, {n: after[n] - before[n] for n in ROLLOUT_COUNTS}
+                assert measured[fault][1]["worker_losses"] == 1
+            assert trainer.version == len(ROLLOUT_FAULTS)
+            assert trained == Counter(dict.fromkeys(range(GROUPS * len(ROLLOUT_FAULTS)), 1))
+        return measured
+
+    async def _boot_all(self) -> None:
+        token = os.environ[TOKEN_VARIABLE]
+        await asyncio.gather(*(one.boot(self.join, token) for one in self.machines.values()))
+
+    async def _scores(self) -> int:
+        await until(lambda: who_scores(self.folder) is not None, "a completion is scored")
+        return who_scores(self.folder) or 0
+
+    async def _strike(self, fault: HostFault, scores: int) -> float:
+        """Strike the host of the process that scores; returns when that is seen."""
+        machine = next(one for one in self.machines.values() if scores in one.processes())
+        began_s = time.monotonic()
+        struck = strike(machine, fault.blow)
+        if fault.blow is Blow.KILLED:
+            self.departures.expect(fault.name, struck, began_s)
+        else:
+            self.departures.expect(fault.name, struck[STANDING:], began_s)
+        seen_s = await self.heard.until(f"host {machine.name} ", "is lost") - began_s
+        (self.folder / RELEASED).touch()
+        match fault.blow:
+            case Blow.KILLED:
+                await until(lambda: fault.name in self.departures.gone_s, "all of it is dead")
+                await machine.end()
+                await machine.boot(self.join, os.environ[TOKEN_VARIABLE])
+            case Blow.CUT:
+                await until(lambda: machine.late_bytes() > 0, "a scored group is on its way")
+                machine.heal()
+            case Blow.HUNG:
+                machine.wake(struck)
+        (self.folder / f"scores-{scores}").unlink()
+        (self.folder / RELEASED).unlink()
+        return seen_s
 
 
 # --- what runs share -----------------------------------------------------------------------------
