@@ -11,6 +11,7 @@ from tests.cluster.namespaces import Network, network_of_hosts, why_not
 from tests.fault_lab.host_faults import CONTROLLER_FAULTS, GATEWAY_FAULTS
 from tests.fault_lab.host_runs import (
     BUSY_S,
+    LEASE_S,
     SEEN_S,
     Measured,
     faults_of_controller_hosts,
@@ -18,6 +19,7 @@ from tests.fault_lab.host_runs import (
     faults_of_rollout_hosts,
     faults_of_trainer_hosts,
 )
+from tests.fault_lab.page import OF_A_HOST, counts_text
 
 pytestmark = pytest.mark.cluster
 Record = Callable[[str, object], None]
@@ -38,8 +40,11 @@ def cause(
         with network_of_hosts(tmp_path, machines) as network:
             measured = run(network, tmp_path, monkeypatch)
         for fault, seen in measured.items():
-            print(fault.name, seen)
-            assert seen.seen_s < SEEN_S + BUSY_S
+            counted = {name: count for name, count in seen.counts.items() if count}
+            cells = f"{seen.seen_s:.1f} s | {seen.gone_s:.1f} s | {counts_text(fault, counted)}"
+            record_property(f"{OF_A_HOST}{fault.name}", cells)
+            bound_s = LEASE_S if fault.shown else SEEN_S
+            assert seen.seen_s < bound_s + BUSY_S, fault.name
 
     yield all_of
 

@@ -36,6 +36,8 @@ class HostFault:
     blow: Blow
     moment: Moment
     outcome: str
+    shown: str = ""
+    """Instead of what is counted, if the run does not end well."""
 
     @property
     def name(self) -> str:
@@ -64,7 +66,7 @@ TRAINER_FAULTS: Final = tuple(
         part=TRAINER,
         blow=blow,
         moment=moment,
-        outcome="ends; continued from its newest checkpoint on another host, it trains the same",
+        outcome="ends, and is continued from its newest checkpoint with another host",
     )
     for blow, moment in (
         (Blow.HUNG, Moment.GENERATING),
@@ -75,24 +77,28 @@ TRAINER_FAULTS: Final = tuple(
         (Blow.KILLED, Moment.SAVING),
     )
 )
-_LEASE: Final = "its hosts end what they run with their leases; the run is continued elsewhere"
-CONTROLLER_FAULTS: Final = (
-    HostFault(part=CONTROLLER, blow=Blow.KILLED, moment=Moment.TRAINING, outcome=_LEASE),
-    HostFault(part=CONTROLLER, blow=Blow.HUNG, moment=Moment.LOADING, outcome=_LEASE),
-    HostFault(part=CONTROLLER, blow=Blow.CUT, moment=Moment.SAVING, outcome=_LEASE),
+CONTROLLER_FAULTS: Final = tuple(
     HostFault(
-        part=f"{WORKER} of a run (host of the controller)",
-        blow=Blow.KILLED,
-        moment=Moment.SCORING,
-        outcome=_LEASE,
-    ),
+        part=part,
+        blow=blow,
+        moment=moment,
+        outcome="is continued elsewhere; its hosts end what they run with their leases",
+        shown="no summary" if blow is Blow.KILLED else "`status` failed",
+    )
+    for part, blow, moment in (
+        (CONTROLLER, Blow.KILLED, Moment.TRAINING),
+        (CONTROLLER, Blow.HUNG, Moment.LOADING),
+        (CONTROLLER, Blow.CUT, Moment.SAVING),
+        (f"{WORKER} of a run, on the host of its controller", Blow.KILLED, Moment.SCORING),
+    )
 )
 GATEWAY_FAULTS: Final = tuple(
     HostFault(
-        part=f"{GATEWAY} (host of the controller)",
+        part=f"{GATEWAY}, on the host of its controller",
         blow=blow,
         moment=Moment.GENERATING,
-        outcome="clients on other hosts get no answer, but an error or silence; then as above",
+        outcome="is continued elsewhere; clients on other hosts get an error or silence, no answer",
+        shown="no summary" if blow is Blow.KILLED else "`status` failed",
     )
     for blow in Blow
 )
@@ -101,7 +107,12 @@ ROLLOUT_FAULTS: Final = tuple(
         part=f"{WORKER} of a rollout worker",
         blow=blow,
         moment=Moment.SCORING,
-        outcome="continues: its groups start again on other hosts",
+        outcome="continues: the groups of the host start again on others",
     )
     for blow in (Blow.HUNG, Blow.CUT, Blow.KILLED)
 )
+HOST_FAULTS: Final = (
+    *(*ENGINE_FAULTS, *TRAINER_FAULTS),
+    *(*CONTROLLER_FAULTS, *GATEWAY_FAULTS, *ROLLOUT_FAULTS),
+)
+"""In the order of the table."""

@@ -77,6 +77,8 @@ STEPS: Final = 200
 """More than the faults of a run take; it is stopped after them."""
 SEEN_S: Final = 5.0
 """A lost host is seen within this time."""
+LEASE_S: Final = 10.0
+"""`cluster.lease_s`: a host ends what it runs for a controller that is lost."""
 BUSY_S: Final = 10.0
 """Allowed besides, on a busy machine."""
 EXACT: Final = ("rollout.max_running_requests=1", "checkpoint.resumable=true")
@@ -193,7 +195,6 @@ class EngineFaults:
         number = max(self._alive) if held.engine is None else held.engine
         child: Any = self._alive[number].child
         machine = self.machines[child.host.name]
-        print(f"{time.monotonic() % 1000:.1f} STRIKE {fault.name}", flush=True)  # DEBUG
         self.before[fault] = self.state.performer.counts()
         began_s = time.monotonic()
         struck = strike(machine, fault.blow)
@@ -685,7 +686,6 @@ class Heard(Silent):
     def note(self, text: str) -> None:
         """See `Display`."""
         self.notes.append((time.monotonic(), text))
-        print(f"{time.monotonic() % 1000:.1f} {text.splitlines()[0]}", flush=True)  # DEBUG
 
     async def until(self, *parts: str) -> float:
         """Wait for a note, from now on, that has all of these; returns its time."""
@@ -754,7 +754,7 @@ def talks_to(address: str, port: int) -> bool:
     )
 
 
-async def until(holds: Callable[[], bool], what: str, deadline_s: float = 40.0) -> None:
+async def until(holds: Callable[[], bool], what: str, deadline_s: float = 90.0) -> None:
     """Wait until something holds."""
     try:
         async with asyncio.timeout(deadline_s):
