@@ -41,7 +41,7 @@ WARM = (
     "areal_lab.training.process.worker",
     "areal_lab.engines.embedded.server",
     "areal_lab.offline.worker",
-    "tests.fault_lab.machine",
+    "tests.fault_lab.hosts.machine",
 )
 """Modules to fork; every other command is started normally."""
 

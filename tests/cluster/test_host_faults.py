@@ -1,24 +1,19 @@
-"""Hosts that are killed, hang, or are cut off, in whole runs; `docs/reliability.md` has the table."""
+"""Hosts that are killed, hang, or are cut off, in whole runs (`docs/reliability.md`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.cluster.namespaces import Network, network_of_hosts, why_not
-from tests.fault_lab.host_faults import CONTROLLER_FAULTS, GATEWAY_FAULTS
-from tests.fault_lab.host_runs import (
-    BUSY_S,
-    LEASE_S,
-    SEEN_S,
-    Measured,
-    faults_of_controller_hosts,
-    faults_of_engine_hosts,
-    faults_of_rollout_hosts,
-    faults_of_trainer_hosts,
-)
+from tests.fault_lab.hosts.faults import CONTROLLER_FAULTS, GATEWAY_FAULTS
+from tests.fault_lab.hosts.of_controllers import faults_of_controller_hosts
+from tests.fault_lab.hosts.of_engines import faults_of_engine_hosts
+from tests.fault_lab.hosts.of_rollouts import faults_of_rollout_hosts
+from tests.fault_lab.hosts.of_trainers import faults_of_trainer_hosts
+from tests.fault_lab.hosts.runs import BUSY_S, LEASE_S, SEEN_S, Measured
 from tests.fault_lab.page import OF_A_HOST, counts_text
 
 pytestmark = pytest.mark.cluster
@@ -27,16 +22,12 @@ Cause = Callable[[Callable[[Network, Path, pytest.MonkeyPatch], Measured], int],
 
 
 @pytest.fixture
-def cause(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: Record
-) -> Iterator[Cause]:
+def cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: Record) -> Cause:
     """Cause the faults of a run; what it measured is recorded for the page."""
     if why := why_not():
         pytest.skip(why)
 
-    def all_of(
-        run: Callable[[Network, Path, pytest.MonkeyPatch], Measured], machines: int
-    ) -> None:
+    def all_of(run: Callable[[Network, Path, pytest.MonkeyPatch], Measured], machines: int) -> None:
         with network_of_hosts(tmp_path, machines) as network:
             measured = run(network, tmp_path, monkeypatch)
         for fault, seen in measured.items():
@@ -46,7 +37,7 @@ def cause(
             bound_s = LEASE_S if fault.shown else SEEN_S
             assert seen.seen_s < bound_s + BUSY_S, fault.name
 
-    yield all_of
+    return all_of
 
 
 def test_an_engine_whose_host_is_lost_costs_no_sample(cause: Cause) -> None:

@@ -21,7 +21,7 @@ from xml.etree import ElementTree
 
 from areal_lab.host.cpu import processor_name
 from tests.fault_lab.faults import RUNS, Fault
-from tests.fault_lab.host_faults import HOST_FAULTS, HostFault
+from tests.fault_lab.hosts.faults import HOST_FAULTS, HostFault
 from tests.fault_lab.lab import timings_of
 from tests.fault_lab.parts import PART_FAULTS, PartFault
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fault_lab.host_faults import HOST_FAULTS, Blow
+from tests.fault_lab.hosts.faults import HOST_FAULTS, Blow
 from tests.fault_lab.page import COUNTED, HOSTS_HEAD, PAGE, PARTS_HEAD, counts_text
 from tests.fault_lab.part_runs import (
     Counted,

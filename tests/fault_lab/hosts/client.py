@@ -1,6 +1,6 @@
-"""A client of a run's gateway on another host: sessions until something fails, which it writes down.
+"""A client of a run's gateway: sessions until something fails, which it writes down.
 
-python -m tests.fault_lab.host_client http://198.18.0.1:8000 KEY_FILE REPORT
+python -m tests.fault_lab.hosts.client http://198.18.0.1:8000 KEY_FILE REPORT
 """
 
 from __future__ import annotations

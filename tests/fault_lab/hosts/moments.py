@@ -1,11 +1,11 @@
 """Moments of a run at which a test strikes: a process is stopped, so that the moment lasts.
 
-    moment        stopped     until
-    generating    engine      some tokens of a response have come, and others have not
-    training      trainer     the batch has arrived there
-    loading       engine      the request to load has arrived there
-    saving        trainer     the request to save has arrived there
-    copying       agent       the run asks the trainer's host for the checkpoint that it has written
+moment        stopped     until
+generating    engine      some tokens of a response have come, and others have not
+training      trainer     the batch has arrived there
+loading       engine      the request to load has arrived there
+saving        trainer     the request to save has arrived there
+copying       agent       the run asks the trainer's host for the checkpoint that it has written
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from areal_lab.pipeline.rollout.groups import Rollout
 from areal_lab.pipeline.state import RunState
 from areal_lab.training.process.client import TrainerProcess
 from areal_lab.training.protocol import SaveRequest, TrainBatchRequest
-from tests.fault_lab.host_faults import Moment
-from tests.fault_lab.machines import signal_if_there, unread_bytes
+from tests.fault_lab.hosts.faults import Moment
+from tests.fault_lab.hosts.machines import signal_if_there, unread_bytes
 
 T = TypeVar("T")
 SHORT: Final = 8
@@ -134,7 +134,8 @@ class Moments:
             if not self.copying or not self.claim(Moment.SAVING) or hosts is None:
                 return await work
             host, port = hosts.trainer_host, urlsplit(url).port
-            assert host is not None and port is not None
+            assert host is not None
+            assert port is not None
             assert self.state.performer is not None
             agent = _agent_of(self.state.performer.trainer.child)
             return await self._held(Moment.SAVING, work, agent, port, engine=None)

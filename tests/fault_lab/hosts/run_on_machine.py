@@ -1,4 +1,6 @@
-"""A run on a machine of a test, held at a moment: `-m tests.fault_lab.controller CONFIG MOMENT FILE`.
+"""A run on a machine of a test, held at a moment.
+
+python -m tests.fault_lab.hosts.run_on_machine CONFIG MOMENT FILE
 
 At the moment it writes the process that is stopped into the file; then the test strikes.
 """
@@ -18,8 +20,8 @@ from areal_lab.host.processes import watch_parent
 from areal_lab.pipeline.progress import Lines
 from areal_lab.pipeline.run import prepare, run
 from areal_lab.pipeline.state import RunState, StopSignal
-from tests.fault_lab.host_faults import Moment
-from tests.fault_lab.moments import Held, Moments
+from tests.fault_lab.hosts.faults import Moment
+from tests.fault_lab.hosts.moments import Held, Moments
 
 EXACT_TOKENS: Final = 24
 """Of every response."""

@@ -1,8 +1,8 @@
 """Machines of a test at one switch: booted, killed, hung, cut off, and back again.
 
-    boot --agent joins--> works --kill--> nothing runs --boot--> another agent
-                                --hang (SIGSTOP)--> silent --wake--> continues, with what it had
-                                --cut--> runs on, unheard --heal--> its late bytes arrive
+boot --agent joins--> works --kill--> nothing runs --boot--> another agent
+                            --hang (SIGSTOP)--> silent --wake--> continues, with what it had
+                            --cut--> runs on, unheard --heal--> its late bytes arrive
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ GONE_S: Final = 30.0
 STANDING: Final = 2
 """The agent, and the process of which it forks others."""
 _LOOK_S: Final = 0.1
-_MACHINE: Final = "tests.fault_lab.machine"
+_MACHINE: Final = "tests.fault_lab.hosts.machine"
 _AGENT: Final = "areal_lab.cluster.agent.main"
 
 

@@ -1,4 +1,6 @@
-"""Run a module as if on another machine: `python -m tests.fault_lab.machine NAMESPACE MODULE ...`.
+"""Run a module as if on another machine.
+
+python -m tests.fault_lab.hosts.machine NAMESPACE MODULE ARGUMENTS...
 
 The process enters a network namespace (`-` stays where it is). What it starts is forked from it, so
 it comes up without imports; it is a process of this machine like any other.
@@ -41,7 +43,7 @@ def main() -> None:
 
         async def start_starters_here(*command: str, **options: Any) -> Any:
             if command[1] == "-m" and command[2] in _STARTERS:
-                command = (*command[:2], "tests.fault_lab.machine", "-", *command[2:])
+                command = (*command[:2], "tests.fault_lab.hosts.machine", "-", *command[2:])
             return await start(*command, **options)
 
         asyncio.create_subprocess_exec = start_starters_here  # type: ignore[assignment]
