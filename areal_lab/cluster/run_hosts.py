@@ -174,37 +174,39 @@ class RunHosts:
             TooFewHosts: no host takes the seat in time.
         """
         del log_path  # on the host
-        seat, model, tokenizer = self.placement.engines[index], options.model, options.tokenizer
+        seat = self.placement.engines[index]
         while True:
             host = await self.hosts.host_in(seat)
+            request = StartEngine(
+                backend=backend,
+                options=replace(options, host=host.facts.address, port=0),
+                index=index,
+                place=self._engine_numbers[seat].index(index),
+                ready_timeout_s=ready_timeout_s,
+                request_timeout_s=request_timeout_s,
+            )
             try:
-                there = replace(
-                    options,
-                    host=host.facts.address,
-                    port=0,
-                    model=await self.files.on(host, model, self._owner(model)),
-                    tokenizer=None if tokenizer is None else await self.files.on(host, tokenizer),
-                )
-                process, started = await host.start_engine(
-                    StartEngine(
-                        backend=backend,
-                        options=there,
-                        index=index,
-                        place=self._engine_numbers[seat].index(index),
-                        ready_timeout_s=ready_timeout_s,
-                        request_timeout_s=request_timeout_s,
-                    )
-                )
-                break
+                return await self._launch_on(host, request)
             except (HostLost, HostRefused):
                 # One whose connections break may have died a moment ago. Otherwise it refuses, or
                 # the host that has the weights is lost.
                 if await host.is_there():
                     raise
+
+    async def _launch_on(self, host: Host, request: StartEngine) -> EngineProcess:
+        """Start an engine on a host, which gets the model first."""
+        options, backend = request.options, request.backend
+        model, tokenizer = options.model, options.tokenizer
+        there = replace(
+            options,
+            model=await self.files.on(host, model, self._owner(model)),
+            tokenizer=None if tokenizer is None else await self.files.on(host, tokenizer),
+        )
+        process, started = await host.start_engine(replace(request, options=there))
         client = EngineClient(
             started.base_url,
             api=dialect_of(BACKENDS[backend], started.build),
-            request_timeout_s=request_timeout_s,
+            request_timeout_s=request.request_timeout_s,
             key=started.key,
             read_folder=partial(self._read_weights, host),
         )
