@@ -154,16 +154,13 @@ class Connections:
     def drop(self, address: str) -> None:
         """End the running requests to an agent, which is lost: they would wait for its silence."""
         with self._lock:
-            for agent, opened in self._used.values():
-                if agent == address:
-                    _shut(opened)
+            self._drop([one for one, (agent, _) in self._used.items() if agent == address])
 
     def close(self) -> None:
         """End running requests, close idle connections, and end the threads."""
         with self._lock:
             self._closed = True
-            for _, opened in self._used.values():
-                _shut(opened)
+            self._drop(list(self._used))
         self._pool.shutdown(cancel_futures=True)
         with self._lock:
             for idle in self._idle.values():
@@ -291,9 +288,9 @@ class Connections:
                 connection.request(call.method, call.path, body, headers)
                 return connection, connection.getresponse()
             except BaseException as error:
-                self._end(connection)
+                dropped = not self._end(connection)
                 broken = isinstance(error, ConnectionError | HTTPException)
-                if not (broken and used):
+                if dropped or not (broken and used):
                     raise
 
     def _connection(self, address: str) -> tuple[HTTPConnection, bool]:
@@ -318,10 +315,19 @@ class Connections:
             self._used[connection] = address, connection.sock
         return connection, False
 
-    def _end(self, connection: HTTPConnection) -> None:
+    def _end(self, connection: HTTPConnection) -> bool:
+        """Close a connection; returns whether it was not dropped."""
         with self._lock:
-            self._used.pop(connection, None)
+            ours = self._used.pop(connection, None) is not None
         connection.close()
+        return ours
+
+    def _drop(self, connections: Sequence[HTTPConnection]) -> None:
+        """End the reads of other threads."""
+        for one in connections:
+            _, opened = self._used.pop(one)
+            with suppress(OSError):  # it has ended
+                opened.shutdown(socket.SHUT_RDWR)
 
     def _check_incarnation(self, call: Call, reply: HTTPResponse) -> None:
         replied = reply.headers.get(INCARNATION)
@@ -330,12 +336,6 @@ class Connections:
                 f"{_name(call)}: incarnation {replied} replied instead of "
                 f"{call.agent.incarnation}; its bytes are discarded"
             )
-
-
-def _shut(opened: socket.socket) -> None:
-    """End the reads of another thread."""
-    with suppress(OSError):  # it has ended
-        opened.shutdown(socket.SHUT_RDWR)
 
 
 def _announced(call: Call, reply: HTTPResponse, start: int) -> tuple[int, int]:
