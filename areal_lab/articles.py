@@ -7,6 +7,7 @@
     Learner                                     training.step.train_batch, in this process
     AsyncReplayBuffer                           the batch order `bounded_lag` with `drop_late`
     AgentTrainer, AgentConfig                   train(config, ...) with the workflow `tool_use`
+    VLMActor, VLMConfig                         train(config, ...) with problems that have images
     MultiTurnWorkflow, TIRWorkflow              the workflows `multi_turn`, and `tool_use` in Python
     TrainController, RolloutController          `areal_lab.controllers`, on hosts
     LocalScheduler, RayScheduler,               who brings up these hosts
@@ -50,7 +51,7 @@ from areal_lab.controllers.fronts import (
     SlurmScheduler,
     TrainController,
 )
-from areal_lab.data.jsonl import problem_of_row, read_rows, split_problems
+from areal_lab.data.jsonl import images_of_row, problem_of_row, read_rows, split_problems
 from areal_lab.data.problems import Problem, ProblemSet
 from areal_lab.data.sources import load_problems
 from areal_lab.data.trajectory import Trajectory
@@ -87,7 +88,10 @@ __all__ = [
     "SlurmScheduler",
     "TIRWorkflow",
     "TrainController",
+    "VLMActor",
+    "VLMConfig",
     "load_expr_config",
+    "vlm_math_reward",
 ]
 
 GRPOConfig = TrainConfig
@@ -271,17 +275,29 @@ def _problems(config: TrainConfig, train: Rows | None, held_out: Rows | None) ->
     return ProblemSet(train=tuple(new), held_out=kept)
 
 
-def _read(dataset: DatasetConfig, rows: Rows, name: str) -> Iterable[Problem]:
+def _read(
+    dataset: DatasetConfig, rows: Rows, name: str, folder: Path | None = None
+) -> Iterable[Problem]:
+    """The problems of rows.
+
+    Args:
+        dataset: names the fields.
+        rows: to read.
+        name: of the rows, for errors.
+        folder: that paths of images are relative to; the working directory by default.
+    """
     for number, row in enumerate(rows, start=1):
         if isinstance(row, Problem):
             yield row
         else:
+            where = f"{name}, row {number}"
             yield problem_of_row(
                 row,
-                f"{name}, row {number}",
+                where,
                 dataset.prompt_field,
                 dataset.answer_field,
                 dataset.prompt_template,
+                images=images_of_row(row, where, dataset.image_field, folder or Path()),
             )
 
 
@@ -436,28 +452,14 @@ class AgentTrainer:
             ValueError: in one line: the tasks cannot be read, or one does not say which of the
                 reward functions it is for.
         """
-        if not num_epochs > 0:
-            raise ValueError(f"num_epochs is {num_epochs}, but must be > 0")
-        dataset = self.config.dataset
         rows = _task_rows(tasks)
         self._check_rewards(rows)
+        dataset = self.config.dataset
         name = dataset.prompt_field
         if rows and isinstance(rows[0], Mapping) and name not in rows[0] and "task" in rows[0]:
             dataset = dataset.model_copy(update={"prompt_field": "task"})
-        problems = split_problems(
-            list(_read(dataset, rows, "tasks")),
-            [],
-            names=("tasks", "tasks"),
-            eval_size=dataset.eval_size,
-            seed=self.config.seed,
-        )
-        steps = max(1, math.ceil(num_epochs * len(problems.train) / dataset.batch_size))
-        config = self.config.with_settings({"total_train_steps": steps})
-        reward_fn = _ByName(dict(self._rewards)) if self._rewards else None
-        run = train(config, problems=problems, reward_fn=reward_fn)
-        for report in run:
-            on_step(report)
-        return run.summary
+        problems = list(_read(dataset, rows, "tasks"))
+        return _trained(self.config, problems, num_epochs, self._rewards, on_step)
 
     def _check_rewards(self, rows: Sequence[Mapping[str, Any] | Problem]) -> None:
         if not self._rewards:
@@ -472,6 +474,32 @@ class AgentTrainer:
                     f"tasks, row {number} has {given}, but must name one of "
                     f"{', '.join(self._rewards)}"
                 )
+
+
+def _trained(
+    config: TrainConfig,
+    problems: list[Problem],
+    num_epochs: float,
+    rewards: Mapping[str, Callable[..., Any]],
+    on_step: Callable[[StepReport], object],
+) -> dict[str, Any]:
+    """Run over the problems, of which a part is held out; returns the content of `summary.json`."""
+    if not num_epochs > 0:
+        raise ValueError(f"num_epochs is {num_epochs}, but must be > 0")
+    dataset = config.dataset
+    split = split_problems(
+        problems,
+        [],
+        names=("tasks", "tasks"),
+        eval_size=dataset.eval_size,
+        seed=config.seed,
+    )
+    steps = max(1, math.ceil(num_epochs * len(split.train) / dataset.batch_size))
+    config = config.with_settings({"total_train_steps": steps})
+    run = train(config, problems=split, reward_fn=_ByName(dict(rewards)) if rewards else None)
+    for report in run:
+        on_step(report)
+    return run.summary
 
 
 _PAIR, _TRIPLE = len(("response", "ground_truth")), len(("trajectory", "task", "answer"))
@@ -524,6 +552,107 @@ def _task_rows(tasks: str | Path | Rows) -> list[Mapping[str, Any] | Problem]:
     if not all(isinstance(row, dict) for row in rows):
         raise ValueError(f"tasks {path} has entries that are no objects")
     return list(rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VLMConfig:
+    """Rows and responses of the vision-language actors in articles."""
+
+    image_field: str = "image"
+    """Field of a row with its image, or a list of them (`dataset.image_field`)."""
+    n_samples: int = 8
+    """Responses per problem."""
+    max_new_tokens: int = 512
+    """Of a response."""
+
+
+class VLMActor:
+    """Articles' vision-language actor: `VLMActor(model, backend="sglang").train(rows)`.
+
+    Args:
+        model_name: folder or name of a Qwen2-VL, Qwen2.5-VL or Qwen3-VL.
+        vision_encoder: in articles the name of another model; these models have their own, which
+            is trained with them.
+        backend: the inference engine, `rollout.backend`.
+        config: rows and responses.
+        async_config: the other settings: a config, settings by name (`{"eta": 4}`), or None.
+
+    Raises:
+        ConfigError: one line per setting that is wrong.
+        ValueError: in one line: a vision encoder is named.
+    """
+
+    def __init__(
+        self,
+        model_name: str,
+        vision_encoder: str | None = None,
+        backend: str = "embedded",
+        config: VLMConfig | None = None,
+        async_config: TrainConfig | Mapping[str, Any] | None = None,
+    ) -> None:
+        if vision_encoder:
+            raise ValueError(
+                f"vision_encoder is {vision_encoder!r}, but the model has its own, which features "
+                "of another would not fit; leave it out"
+            )
+        asked = config or VLMConfig()
+        if not isinstance(async_config, TrainConfig):
+            async_config = load_config(None, async_config or {})
+        self.config = async_config.with_settings(
+            {
+                "actor.path": model_name,
+                "rollout.backend": backend,
+                "dataset.image_field": asked.image_field,
+                "gconfig.n_samples": asked.n_samples,
+                "gconfig.max_new_tokens": asked.max_new_tokens,
+            }
+        )
+
+    def train(
+        self,
+        tasks: str | Path | Rows,
+        reward_fn: Callable[..., Any] | None = None,
+        num_epochs: float = 1,
+        *,
+        on_step: Callable[[StepReport], object] = lambda _: None,
+    ) -> dict[str, Any]:
+        """Run to the end; returns the content of `summary.json`.
+
+        Args:
+            tasks: a file, JSON lines or one list, or rows, with images by path or bytes. A part of
+                them is held out (`dataset.eval_size`).
+            reward_fn: of `(response, ground_truth)`, further parameters having defaults; None is
+                `vlm_math_reward`.
+            num_epochs: how often each row is trained on; sets `total_train_steps`.
+            on_step: called after each step.
+
+        Raises:
+            ConfigError: one line per problem, before any process starts.
+            ValueError: in one line: the rows cannot be read.
+        """
+        folder = Path(tasks).parent if isinstance(tasks, str | Path) else Path()
+        problems = list(_read(self.config.dataset, _task_rows(tasks), "tasks", folder))
+        rewards = {"reward": reward_fn or vlm_math_reward}
+        return _trained(self.config, problems, num_epochs, rewards, on_step)
+
+
+def vlm_math_reward(response: str, ground_truth: str, image_features: object = None) -> float:
+    """1 if the answer of the response equals the gold answer, as mathematics; else 0.
+
+    Args:
+        response: of the model, whose answer is in `\\boxed{}`, or its last expression.
+        ground_truth: the gold answer.
+        image_features: as articles give them; ignored: what a model has seen shows in its answer.
+            A response earns nothing by writing `<image>`.
+
+    Raises:
+        MissingExtra: math-verify is not installed.
+        ValueError: the gold answer cannot be read.
+    """
+    del image_features
+    from areal_lab.rewards.math_answer import math_answer  # of an extra
+
+    return math_answer(response, {"answer": ground_truth})
 
 
 class Learner:

@@ -93,6 +93,14 @@ def check_cosim(config: CosimConfig) -> tuple[ProblemSet, Path]:
     except ConfigError as error:
         raise ConfigError(*found, *error.problems) from error
     if problems is not None:
+        if any(one.images for one in (*problems.train, *problems.held_out)):
+            found.append(
+                _problem(
+                    "dataset.type",
+                    f"dataset.type is {config.dataset.type}, whose problems have images, but "
+                    "co-simulation generates text only; use areal-lab train",
+                )
+            )
         prompts = [one.prompt for one in (*problems.train, *problems.held_out)]
         found += check_tokens(config, prompts, folder, read_model_facts(folder))
     if found or problems is None:

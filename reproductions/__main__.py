@@ -35,6 +35,7 @@ from reproductions.measured_runs.__main__ import reproduce as predict_measured_r
 from reproductions.report.harness import QUICK_SEEDS, SEEDS
 from reproductions.report.records import Reproduction, Row
 from reproductions.report.show import draw, to_markdown
+from reproductions.scaling import controllers
 
 PAGE = Path(__file__).parent / "README.md"
 PICTURES = Path(__file__).parent / "images"
@@ -50,6 +51,7 @@ ALL: tuple[Callable[[Arguments], Reproduction], ...] = (
     predict_measured_runs,
     lag_by_batch_order.reproduce,
     where_asynchrony_pays.reproduce,
+    controllers.reproduce,
     recorded_run.reproduce,
     table_2.recorded,
     figure_5.recorded,

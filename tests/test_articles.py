@@ -32,13 +32,17 @@ from areal_lab.articles import (
     RWTrainer,
     SFTTrainer,
     TIRWorkflow,
+    VLMActor,
+    VLMConfig,
     load_expr_config,
+    vlm_math_reward,
 )
 from areal_lab.config.load import ALIASES, load_config
 from areal_lab.config.problem import ConfigError
 from areal_lab.config.record import settings
 from areal_lab.config.schema import TrainConfig
 from areal_lab.data.problems import Problem
+from areal_lab.data.rendered import rendered_sums
 from areal_lab.training.learner import make_learner
 from areal_lab.training.model import load_policy
 from areal_lab.training.step import train_batch
@@ -352,3 +356,42 @@ def test_workflows_of_areal_are_ours() -> None:
     engine = Scripted(["```python\nprint(6 * 7)\n```\n", "42"])
     asyncio.run(TIRWorkflow(timeout_s=20).run(engine, {"prompt": "Go.\n", "answer": "42"}))
     assert engine.prompts[1].endswith("```output\n42\n```\n")
+
+
+def test_a_vision_actor_trains_on_images(tmp_path: Path) -> None:
+    rows = []
+    for number, problem in enumerate(rendered_sums(size=8, eval_size=2, seed=2).train):
+        (tmp_path / f"{number}.png").write_bytes(problem.images[0].png)
+        rows.append({"question": "<image>=", "answer": problem.answer, "image": f"{number}.png"})
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    settings = {
+        "run_dir": str(tmp_path / "runs"),
+        "dataset.batch_size": 2,
+        "dataset.eval_size": 2,
+        "evaluation.samples_per_problem": 1,
+        "rollout.dtype": "float32",
+        "actor.dtype": "float32",
+        "plots": False,
+    }
+    few = VLMConfig(n_samples=2, max_new_tokens=3)
+    actor = VLMActor("Reader-574K", config=few, async_config=settings)
+    summary = actor.train(tmp_path / "rows.jsonl")
+    assert (summary["status"], summary["steps"]) == ("complete", 2)
+    assert summary["rewards"]["error"] == 0
+    (folder,) = (tmp_path / "runs").iterdir()
+    # Each image is in the run folder once, and every group names its own.
+    named = {
+        image["sha256"]
+        for step in (folder / "trajectories").glob("*.jsonl")
+        for line in step.read_text().splitlines()
+        for image in json.loads(line)["images"]
+    }
+    assert {file.stem for file in (folder / "images").iterdir()} == named
+    assert len(named) == 4
+
+
+def test_a_vision_reward_is_about_the_answer() -> None:
+    assert vlm_math_reward("So it is \\boxed{1/2}.", "0.5") == 1
+    assert vlm_math_reward("<image> <image> 3", "4", [1.0, 2.0]) == 0
+    with pytest.raises(ValueError, match="vision_encoder is 'clip', but the model has its own"):
+        VLMActor("Reader-574K", "clip")

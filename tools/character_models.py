@@ -22,14 +22,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-import transformers
 from transformers import LlamaForCausalLM
 
 from areal_lab.data.characters import reversed_sums, sorted_digits
 from areal_lab.data.problems import Problem, ProblemSet
 from areal_lab.data.tokenize import TextCodec
 from benchmarks.tiny_model import write_tiny_model
-from tools.tiny_model import Lines, accuracy, as_lines
+from tools.tiny_model import Lines, accuracy, as_lines, write_source
 
 BATCH: Final = 128
 LEARNING_RATE: Final = 1e-3
@@ -108,22 +107,18 @@ def make(name: str, folder: Path, *, most_steps: int = MOST_STEPS) -> dict[str, 
             (folder / file).write_bytes((Path(untrained) / file).read_bytes())
     stored = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tested = solved(codec, start.problems(seed=SEED).held_out)
-    about = {
-        "made_by": f"python -m tools.character_models {name}, from random weights and generated "
+    return write_source(
+        folder,
+        stored,
+        began_s=began_s,
+        made_by=f"python -m tools.character_models {name}, from random weights and generated "
         "problems",
-        "license": "Apache-2.0, as the rest of areal_lab",
-        "parameters": sum(parameter.numel() for parameter in stored.parameters()),
-        "steps": steps,
-        "batch": BATCH,
-        "seed": SEED,
-        "accuracy_sampled": accuracy(stored, tested, greedy=False),
-        "accuracy_greedy": accuracy(stored, tested, greedy=True),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "cpu_s": round(time.process_time() - began_s, 1),
-    }
-    (folder / "source.json").write_text(json.dumps(about, indent=1) + "\n")
-    return about
+        steps=steps,
+        batch=BATCH,
+        seed=SEED,
+        accuracy_sampled=accuracy(stored, tested, greedy=False),
+        accuracy_greedy=accuracy(stored, tested, greedy=True),
+    )
 
 
 def main() -> None:

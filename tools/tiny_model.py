@@ -148,17 +148,34 @@ def make(folder: Path, *, steps: int = STEPS) -> dict[str, Any]:
         config = (Path(untrained) / "tokenizer_config.json").read_bytes()
         (folder / "tokenizer_config.json").write_bytes(config)
     stored = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return write_source(
+        folder,
+        stored,
+        began_s=began_s,
+        made_by="python -m tools.tiny_model, from random weights and generated problems",
+        noise=NOISE,
+        steps=steps,
+        batch=BATCH,
+        seed=SEED,
+        loss=round(loss, 3),
+        accuracy_sampled=accuracy(stored, lines, greedy=False),
+        accuracy_greedy=accuracy(stored, lines, greedy=True),
+    )
+
+
+def write_source(folder: Path, model: Any, *, began_s: float, **facts: Any) -> dict[str, Any]:
+    """Write `source.json`, which says how a packaged model was made; returns its content.
+
+    Args:
+        folder: of the model.
+        model: as it is stored.
+        began_s: process time at the beginning.
+        facts: about its training.
+    """
     about = {
-        "made_by": "python -m tools.tiny_model, from random weights and generated problems",
+        **facts,
         "license": "Apache-2.0, as the rest of areal_lab",
-        "parameters": sum(parameter.numel() for parameter in stored.parameters()),
-        "noise": NOISE,
-        "steps": steps,
-        "batch": BATCH,
-        "seed": SEED,
-        "loss": round(loss, 3),
-        "accuracy_sampled": accuracy(stored, lines, greedy=False),
-        "accuracy_greedy": accuracy(stored, lines, greedy=True),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "cpu_s": round(time.process_time() - began_s, 1),

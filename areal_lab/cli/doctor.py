@@ -189,7 +189,8 @@ def explain_config(config: TrainConfig) -> tuple[list[str], list[Finding]]:
     """
     from areal_lab.preflight import check as preflight
     from areal_lab.preflight.division import check_division
-    from areal_lab.preflight.placement import explain, machine_of
+    from areal_lab.preflight.hosts import explain_hosts
+    from areal_lab.preflight.placement import explain, machine_of, runs_on_hosts
 
     machine = machine_of(config)
     try:
@@ -197,7 +198,7 @@ def explain_config(config: TrainConfig) -> tuple[list[str], list[Finding]]:
         if undivided := list(check_division(config)):
             raise ConfigError(*undivided)
         return [
-            *explain(config, machine),
+            *(explain_hosts(config) if runs_on_hosts(config) else explain(config, machine)),
             *_memory_of(config, machine),
             _NOT_CHECKED,
         ], []

@@ -44,6 +44,7 @@ _ANYWHERE: Final = ("192.0.2.1", 9)
 other networks."""
 _LOG_LINES: Final = 100_000
 _LOG_S: Final = 10.0
+_MOST_LINES: Final = 8
 
 
 def make_scheduler(
@@ -123,7 +124,7 @@ class RunHosts:
         each = {seat: max(1, cores[seat] // count) for seat, count in work.items()}
         return HostThreads(
             engine=min((each[seat] for seat in self.placement.engines), default=1),
-            trainer=min(each[seat] for seat in self.placement.trainer),
+            trainer=min((each[seat] for seat in self.placement.trainer), default=1),
         )
 
     async def start_trainer(self, settings: TrainerSettings, *, run_folder: Path) -> TrainerProcess:
@@ -304,6 +305,8 @@ async def opened(
         stack.callback(files.close)
         hosts.data_plane = files.app
         placement = place([_slots(host, cluster) for host in joined], demand)
+        for line in _what_is_where(joined, placement):
+            say(line)
         hosts.leave_vacant(placement.spares)
         run_hosts = RunHosts(
             hosts=hosts,
@@ -328,3 +331,19 @@ def _gpus(hosts: list[Host]) -> list[str]:
         ranks = [other for other, one in enumerate(hosts) if one is host]
         chosen.append(host.facts.gpus[len(host.facts.gpus) - len(ranks) + ranks.index(rank)])
     return chosen
+
+
+def _what_is_where(hosts: Sequence[Host], placement: Placement) -> list[str]:
+    """A line for each host; of many, the first and the last ones."""
+    lines = []
+    for host in hosts:
+        engines = [str(n) for n, seat in enumerate(placement.engines) if seat == host.name]
+        ranks = placement.trainer.count(host.name)
+        work = [f"engine {', '.join(engines)}"] * bool(engines)
+        work += ["the trainer" if ranks == 1 else f"{ranks} trainer processes"] * bool(ranks)
+        where = f"host {host.name} ({host.facts.address})"
+        lines.append(f"{where}: {' and '.join(work) or 'a spare'}")
+    if len(lines) > _MOST_LINES:
+        kept = _MOST_LINES // 2
+        return [*lines[:kept], f"... {len(lines) - 2 * kept} more hosts ...", *lines[-kept:]]
+    return lines

@@ -22,6 +22,7 @@ from areal_lab.config.mappings import entered, laid_over, named, texts
 from areal_lab.config.problem import ConfigError, Kind, Problem
 from areal_lab.config.record import Record, settings, value_of
 from areal_lab.config.schema import TrainConfig
+from areal_lab.config.seams import of_unknown
 from areal_lab.config.shipped import recipes, settings_file, training_configs
 from areal_lab.config.suggest import nearest
 
@@ -314,5 +315,5 @@ class _Names:
         below = sorted(one for one in self._settings if one.startswith(f"{target}."))
         if below:
             return f"{target!r} in {source} is a group of settings, such as {below[0]!r}"
-        hint = nearest(name, [*sorted(self._settings), *self._aliases])
+        hint = of_unknown(target) or nearest(name, [*sorted(self._settings), *self._aliases])
         return f"unknown setting {name!r} in {source}{hint or f'; {self._list} all of them'}"

@@ -41,6 +41,7 @@ from pydantic_core import PydanticUndefined
 from pydantic_core.core_schema import ValidationInfo
 
 from areal_lab.config.problem import ConfigError, Kind, Problem, below
+from areal_lab.config.seams import of_value
 from areal_lab.config.suggest import nearest
 
 
@@ -228,7 +229,8 @@ class Setting:
         if number and not self.is_text:
             return f"; write {number.group(1)}, without a unit"
         if get_origin(bare) is Literal:
-            return nearest(str(value), [str(one) for one in get_args(bare)])
+            known = [str(one) for one in get_args(bare)]
+            return of_value(self.name, value) or nearest(str(value), known)
         if get_origin(bare) is list:
             fits = isinstance(value, str) and get_args(bare)[0] is str
             if example := self.default or ([value] if fits else []):

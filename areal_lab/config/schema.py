@@ -39,6 +39,7 @@ SourceName = Literal[
     "mbpp",
     "reasoning_gym",
     "numbered",
+    "rendered_sums",
 ]
 
 
@@ -57,7 +58,8 @@ class DatasetConfig(Record):
     `gsm8k`, `math500`, `humaneval` and `mbpp` in the form of their releases (docs/evaluate.md).
     `reasoning_gym` generates problems of `tasks`; `numbered` has numbers as the field `seed`, for
     environments that make what they ask from a seed, and `prompt_template`, which has to be
-    written, as the prompt (docs/agents.md)."""
+    written, as the prompt (docs/agents.md); `rendered_sums` draws `7 5` as a picture and asks for
+    `12`, for `Reader-574K` (docs/vision.md)."""
     path: str = ""
     """JSONL file (`type=jsonl` and the benchmarks)."""
     eval_path: str = ""
@@ -67,6 +69,10 @@ class DatasetConfig(Record):
     answer_field: str = "answer"
     """Field of a JSONL line that holds the gold answer. Only what follows `####` counts, if the
     field has it (as GSM8K does)."""
+    image_field: str = ""
+    """Field of a JSONL line (or a row of Parquet) that holds the image of the problem, or a list of
+    them: the path of a file, relative to the folder of `path`, or its bytes. `<image>` in the
+    prompt says where each one stands; without it they come first (docs/vision.md)."""
     eval_size: Whole = 0
     """Held-out problems. 0 holds out a fifth (at least 32, at most 256 or half of them), or takes
     all of `eval_path`."""
@@ -96,7 +102,8 @@ class DatasetConfig(Record):
     """Options of each task by name (`type=reasoning_gym`), as `{leg_counting: {max_animals: 4}}`;
     `{}` are a task's own options."""
     size: Count = 500
-    """Problems of each task (`type=reasoning_gym`), or of all (`type=chain` and `numbered`)."""
+    """Problems of each task (`type=reasoning_gym`), or of all (`type=chain`, `numbered` and
+    `rendered_sums`)."""
     batch_size: Count = 8
     """Prompts per training batch. Each gets `gconfig.n_samples` responses."""
 

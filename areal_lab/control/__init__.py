@@ -9,6 +9,7 @@ sampling     which groups are replaced, because their rewards are all equal
 limits       the constants of a run
 frontier     what a checkpoint must know of the groups, and how a run continues from it
 coordinator  all of these: events in, actions out
+ranks        several programs in place of one controller, and the barrier between them
 microbatch   how a batch is cut into micro-batches that fit into memory
 
 May import the standard library and `areal_lab.capacity` only; imported by every room that runs or

@@ -28,6 +28,10 @@ class Limits:
     hybrid_engines: int = 0
     """Engines 0 to n - 1, whose devices also train: they are paused, with their responses, from
     `Train` until the weights of that step are loaded, and no step begins before."""
+    ranks: int = 1
+    """Programs that each decide for themselves (SPMD, `control.ranks`): every one has an equal
+    share of the engines and of each batch, and a step begins when all of them have theirs. 1 is one
+    controller, which sends any group to any engine."""
     train_steps: int | None = None
     """Version at which the run is complete; None runs until stopped."""
     save_every_steps: int = 0
@@ -40,7 +44,7 @@ class Limits:
     groups."""
 
     def __post_init__(self) -> None:
-        for name in ("batch_groups", "max_in_flight", "batch_parts", "train_steps"):
+        for name in ("batch_groups", "max_in_flight", "batch_parts", "ranks", "train_steps"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} is {value}, but must be >= 1")
@@ -50,6 +54,7 @@ class Limits:
             )
         self._check_parts()
         self._check_hybrid()
+        self._check_ranks()
         smallest = 0 if self.sampling is None else self.sampling.smallest_batch or 0
         if smallest > self.batch_groups:
             raise ValueError(
@@ -101,6 +106,32 @@ class Limits:
                 f"hybrid_engines is {engines}, but batch_parts is {self.batch_parts}: hybrid "
                 "engines would be paused from the first part to the last, whose responses they "
                 "generate; set one of them to its default"
+            )
+
+    def _check_ranks(self) -> None:
+        ranks, schedule, sampling = self.ranks, self.schedule, self.sampling
+        if ranks == 1:
+            return
+        if self.batch_groups % ranks or self.max_in_flight < ranks:
+            raise ValueError(
+                f"ranks is {ranks}, but must divide batch_groups ({self.batch_groups}) and be at "
+                f"most max_in_flight ({self.max_in_flight}): each program has an equal share"
+            )
+        if schedule.on_new_weights is not OnNewWeights.INTERRUPT or schedule.carry_over:
+            raise ValueError(
+                f"ranks is {ranks}, but under schedule {schedule.name!r} programs would reach "
+                "their pauses and updates at different times; use synchronous, or asynchronous "
+                "with interruption"
+            )
+        if self.hybrid_engines or self.batch_parts > 1:
+            raise ValueError(
+                f"ranks is {ranks}, but hybrid_engines ({self.hybrid_engines}) and batch_parts "
+                f"({self.batch_parts}) need one controller; set them to 0 and 1"
+            )
+        if sampling is not None and sampling.smallest_batch is not None:
+            raise ValueError(
+                f"ranks is {ranks}, but smallest_batch ({sampling.smallest_batch}) is of a batch "
+                "that one controller forms; set it to None"
             )
 
     @property

@@ -2,7 +2,8 @@
 
     hosts, demand --place--> Placement | Unplaceable
 
-Trainer processes go to the last hosts and engines to the others, in order; with one host, to it.
+Trainer processes go to the last hosts. Engines are spread over the others; with one host, they are
+there, too.
 """
 
 from __future__ import annotations
@@ -95,8 +96,8 @@ def _training_hosts(hosts: Sequence[HostSlots], demand: Demand) -> int:
                 "allocation_mode"
             )
         return asked
-    if not demand.gpus_per_rank:
-        return 1
+    if not demand.gpus_per_rank or not demand.trainer_ranks:
+        return min(1, demand.trainer_ranks)
     held = 0
     for count, host in enumerate(reversed(hosts), 1):
         held += host.gpus // demand.gpus_per_rank
@@ -110,6 +111,8 @@ def _training_hosts(hosts: Sequence[HostSlots], demand: Demand) -> int:
 
 def _spread_ranks(hosts: Sequence[HostSlots], demand: Demand) -> tuple[str, ...]:
     """Consecutive processes on each host: as many as it has GPUs, or equally many on each."""
+    if not hosts:
+        return ()
     if not demand.gpus_per_rank or demand.trainer_hosts:
         each = demand.trainer_ranks // len(hosts)
         short = [host for host in hosts if host.gpus < each * demand.gpus_per_rank]
@@ -130,10 +133,12 @@ def _place_engines(
         turn = cycle(hosts)
         return tuple(next(turn).name for _ in range(demand.engines))
     placed: list[str] = []
-    for host in hosts:
-        while len(placed) < demand.engines and left[host.name] >= demand.gpus_per_engine:
-            left[host.name] -= demand.gpus_per_engine
-            placed.append(host.name)
+    while len(placed) < demand.engines:
+        most = max(hosts, key=lambda host: left[host.name])  # the first one of several
+        if left[most.name] < demand.gpus_per_engine:
+            break
+        left[most.name] -= demand.gpus_per_engine
+        placed.append(most.name)
     if len(placed) < demand.engines:
         raise Unplaceable(
             f"{_count(demand.engines, 'engine')} of {_count(demand.gpus_per_engine, 'GPU')} each "

@@ -10,11 +10,15 @@ the token to predict), `R` tokens that the policy chose, in sequence order, `N` 
 tokens of the longest sequence.
 
 Both layouts hold the same numbers: packed row `r` is the `r`-th True of the padded mask.
+
+Prompts share a prefix only up to the first image that differs, whatever their tokens: in the trees
+the placeholders of an image are its number, which is negative. `K` placeholders of a packed batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -22,6 +26,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from areal_lab.control.events import PROMPT_VERSION
+from areal_lab.data.images import PlacedImage, rope_positions
 from areal_lab.data.prefix_tree import PrefixTree, common_prefix
 from areal_lab.data.trajectory import Trajectory
 
@@ -32,6 +37,17 @@ class TreeSpan(NamedTuple):
     start: int
     end: int
     branching: bool
+
+
+class PackedImages(NamedTuple):
+    """The images of a packed batch, each once, and the positions that they change."""
+
+    images: tuple[PlacedImage, ...]
+    """Placed in one of their prompts; others have the same rows and columns."""
+    features: Int[Tensor, " K"]
+    """Of each placeholder, in packed order: index among the features of all images."""
+    positions: Int[Tensor, "3 P"]
+    """Of M-RoPE."""
 
 
 class PackedBatch(NamedTuple):
@@ -54,6 +70,8 @@ class PackedBatch(NamedTuple):
     turn_ids: Int[Tensor, " R"]
     """Index of the turn: adjacent chosen tokens of one trajectory."""
     turn_count: int
+    images: PackedImages | None = None
+    """None if no prompt has one."""
 
 
 class SampleTokens(NamedTuple):
@@ -162,14 +180,39 @@ def input_tokens(trajectory: Trajectory) -> tuple[int, ...]:
     return trajectory.prompt_tokens + trajectory.response_tokens[:last_chosen]
 
 
+def tree_rows(trajectories: Sequence[Trajectory]) -> list[tuple[int, ...]]:
+    """`input_tokens` of each trajectory, with the numbers of images in place of their placeholders:
+    what `grow_trees` compares."""
+    numbers = _image_numbers(trajectories)
+    return [_tree_row(trajectory, numbers) for trajectory in trajectories]
+
+
+def _image_numbers(trajectories: Sequence[Trajectory]) -> dict[str, int]:
+    """Negative numbers of the images, by their digests."""
+    numbers: dict[str, int] = {}
+    for trajectory in trajectories:
+        for placed in trajectory.images:
+            numbers.setdefault(placed.image.digest, -1 - len(numbers))
+    return numbers
+
+
+def _tree_row(trajectory: Trajectory, numbers: Mapping[str, int]) -> tuple[int, ...]:
+    row = input_tokens(trajectory)
+    for placed in trajectory.images:
+        number = numbers[placed.image.digest]
+        row = (*row[: placed.start], *[number] * placed.tokens, *row[placed.end :])
+    return row
+
+
 def pack(trajectories: Sequence[Trajectory], trees: Sequence[PrefixTree]) -> PackedBatch:
     """Pack the members of the trees, one tree after the other.
 
     Args:
         trajectories: all sequences; members of the trees and the returned `sequence_ids` index into
             them. Sequences in no tree are omitted.
-        trees: from `grow_trees` over `input_tokens` of each trajectory.
+        trees: from `grow_trees` over `tree_rows` of the trajectories.
     """
+    numbers = _image_numbers(trajectories)
     tokens: list[int] = []
     positions: list[int] = []
     spans: list[TreeSpan] = []
@@ -179,10 +222,11 @@ def pack(trajectories: Sequence[Trajectory], trees: Sequence[PrefixTree]) -> Pac
         before: tuple[int, ...] = ()
         path: list[int] = []
         for member in tree.members:
-            row = input_tokens(trajectories[member])
+            row = _tree_row(trajectories[member], numbers)
             shared = common_prefix(before, row)
             path = path[:shared] + list(range(len(tokens), len(tokens) + len(row) - shared))
-            tokens.extend(row[shared:])
+            own = trajectories[member]
+            tokens.extend((input_tokens(own) if own.images else row)[shared:])
             positions.extend(range(shared, len(row)))
             paths[member] = path
             before = row
@@ -224,6 +268,40 @@ def pack(trajectories: Sequence[Trajectory], trees: Sequence[PrefixTree]) -> Pac
         group_ids=_ints([row[3] for row in rows]),
         turn_ids=_ints([row[4] for row in rows]),
         turn_count=turns,
+        images=_images(trajectories, paths, positions),
+    )
+
+
+def _images(
+    trajectories: Sequence[Trajectory], paths: Mapping[int, Sequence[int]], depths: Sequence[int]
+) -> PackedImages | None:
+    """The images of the packed trajectories.
+
+    Args:
+        trajectories: all sequences.
+        paths: packed positions of the tokens of each packed one.
+        depths: of the packed tokens.
+    """
+    members = [member for member in paths if trajectories[member].images]
+    if not members:
+        return None
+    images: dict[str, PlacedImage] = {}
+    for member in members:
+        for placed in trajectories[member].images:
+            images.setdefault(placed.image.digest, placed)
+    starts = accumulate((placed.tokens for placed in images.values()), initial=0)
+    first = dict(zip(images, starts, strict=False))
+    features: dict[int, int] = {}
+    rope = torch.tensor(depths).repeat(3, 1)
+    for member in members:
+        path, placed_here = paths[member], trajectories[member].images
+        for placed in placed_here:
+            known = first[placed.image.digest]
+            for index in range(placed.tokens):
+                features[path[placed.start + index]] = known + index
+        rope[:, list(path)] = torch.tensor(rope_positions(len(path), placed_here))
+    return PackedImages(
+        tuple(images.values()), _ints([features[at] for at in sorted(features)]), rope
     )
 
 

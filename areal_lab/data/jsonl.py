@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from areal_lab.data.images import EncodedImage, image_of_value
 from areal_lab.data.problems import Problem, ProblemSet, held_out_size
 
 _JSON_LINES = {".jsonl", ".json", ".ndjson", ""}
@@ -26,6 +27,7 @@ def file_problems(
     *,
     prompt_field: str = "question",
     answer_field: str = "answer",
+    image_field: str = "",
     prompt_template: str = "{prompt}",
     eval_path: str | Path = "",
     eval_size: int = 0,
@@ -37,6 +39,7 @@ def file_problems(
     are removed from training, and `eval_size` takes a random part of that file (0 takes all).
 
     Args:
+        image_field: field with the image of a problem, or a list of them; empty: there are none.
         prompt_template: text around the problem; `{prompt}` is replaced, other braces are kept.
 
     Raises:
@@ -45,8 +48,8 @@ def file_problems(
     if "{prompt}" not in prompt_template:
         raise ValueError(f"prompt_template is {prompt_template!r}, but must contain {{prompt}}")
     fields = (prompt_field, answer_field, prompt_template)
-    problems = read_problems(path, *fields)
-    held_out = read_problems(eval_path, *fields) if eval_path else []
+    problems = read_problems(path, *fields, image_field=image_field)
+    held_out = read_problems(eval_path, *fields, image_field=image_field) if eval_path else []
     names = (str(path), str(eval_path))
     return split_problems(problems, held_out, names=names, eval_size=eval_size, seed=seed)
 
@@ -96,7 +99,12 @@ def split_problems(
 
 
 def read_problems(
-    path: str | Path, prompt_field: str, answer_field: str, prompt_template: str = "{prompt}"
+    path: str | Path,
+    prompt_field: str,
+    answer_field: str,
+    prompt_template: str = "{prompt}",
+    *,
+    image_field: str = "",
 ) -> list[Problem]:
     """All problems of a file, in order.
 
@@ -104,7 +112,14 @@ def read_problems(
         ValueError: in one line, with file, line and field.
     """
     problems = [
-        problem_of_row(row, where, prompt_field, answer_field, prompt_template)
+        problem_of_row(
+            row,
+            where,
+            prompt_field,
+            answer_field,
+            prompt_template,
+            images=images_of_row(row, where, image_field, Path(path).parent),
+        )
         for where, row in read_rows(Path(path))
     ]
     if not problems:
@@ -183,13 +198,42 @@ def _rows_by_datasets(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         yield f"{path}, row {number}", row
 
 
+def images_of_row(
+    row: Mapping[str, Any], where: str, field: str, folder: Path
+) -> tuple[str, tuple[EncodedImage, ...]]:
+    """The images of one row, after the name of their field.
+
+    Args:
+        where: file and line, for errors.
+        field: has an image, a list of them, or null; empty: there are none.
+        folder: that paths of images are relative to.
+
+    Raises:
+        ValueError: in one line, if the field is missing or an image cannot be read.
+    """
+    if not field:
+        return field, ()
+    if field not in row:
+        raise ValueError(f"{where} has no field {field!r}; it has {', '.join(map(repr, row))}")
+    value = row[field]
+    values = value if isinstance(value, list | tuple) else [] if value is None else [value]
+    return field, tuple(image_of_value(one, where, folder) for one in values)
+
+
 def problem_of_row(
-    row: Mapping[str, Any], where: str, prompt_field: str, answer_field: str, template: str
+    row: Mapping[str, Any],
+    where: str,
+    prompt_field: str,
+    answer_field: str,
+    template: str,
+    *,
+    images: tuple[str, tuple[EncodedImage, ...]] = ("", ()),
 ) -> Problem:
     """The problem of one row.
 
     Args:
         where: file and line, for errors.
+        images: of `images_of_row`; their field is left out of what a reward function gets.
 
     Raises:
         ValueError: in one line, if a field is missing or is no text.
@@ -198,11 +242,14 @@ def problem_of_row(
     answer = text_of(row, where, answer_field)
     if not prompt.strip():
         raise ValueError(f"{where} has an empty {prompt_field!r}")
+    field, pictures = images
+    others = {name: value for name, value in row.items() if name != field}
     return Problem(
         prompt=template.replace("{prompt}", prompt),
         answer=gold_answer(answer),
-        key=prompt.strip(),
-        metadata={**row, "full_answer": answer},
+        key=" ".join((prompt.strip(), *(image.digest for image in pictures))),
+        metadata={**others, "full_answer": answer},
+        images=pictures,
     )
 
 

@@ -14,13 +14,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from areal_lab.data.images import EncodedImage
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
     """A prompt, its gold answer, and further fields for scoring."""
 
     prompt: str
-    """The text the model completes, few-shot lines and template included."""
+    """The text the model completes, few-shot lines and template included, with `<image>` where an
+    image stands."""
     answer: str
     """The gold answer, in the form that the reward function compares."""
     key: str
@@ -28,6 +31,8 @@ class Problem:
     one."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Further fields for the reward function; for a JSONL problem the other fields of its line."""
+    images: tuple[EncodedImage, ...] = ()
+    """Of the prompt, in the order of their marks."""
 
     def __post_init__(self) -> None:
         if not self.prompt:
@@ -57,12 +62,14 @@ class ProblemSet:
             )
 
     def digest(self) -> str:
-        """SHA-256 over prompts, answers and keys in order: equal for the same data only."""
+        """SHA-256 over prompts, answers, keys and images in order: equal for the same data only."""
         hashed = hashlib.sha256()
         for problems in (self.train, self.held_out):
             hashed.update(f"{len(problems)}\n".encode())
             for one in problems:
-                hashed.update(json.dumps([one.prompt, one.answer, one.key]).encode() + b"\n")
+                images = [[image.digest for image in one.images]] if one.images else []
+                fields = [one.prompt, one.answer, one.key, *images]
+                hashed.update(json.dumps(fields).encode() + b"\n")
         return hashed.hexdigest()
 
 

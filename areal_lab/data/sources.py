@@ -14,6 +14,7 @@ from areal_lab.data.characters import reversed_sums, sorted_digits
 from areal_lab.data.jsonl import file_problems, split_problems
 from areal_lab.data.numbered import numbered_problems
 from areal_lab.data.problems import ProblemSet
+from areal_lab.data.rendered import rendered_sums
 from areal_lab.extras import MissingExtra
 
 
@@ -36,6 +37,7 @@ def load_problems(dataset: DatasetConfig, *, seed: int) -> ProblemSet:
         dataset.path,
         prompt_field=dataset.prompt_field,
         answer_field=dataset.answer_field,
+        image_field=dataset.image_field,
         prompt_template=dataset.prompt_template,
         eval_path=dataset.eval_path,
         eval_size=dataset.eval_size,
@@ -110,6 +112,9 @@ _GENERATED: Final[Mapping[str, Callable[[DatasetConfig, int], ProblemSet]]] = {
         digits=dataset.digits, eval_size=dataset.eval_size, seed=seed
     ),
     "numbered": _numbered,
+    "rendered_sums": lambda dataset, seed: rendered_sums(
+        size=dataset.size, eval_size=dataset.eval_size, seed=seed
+    ),
     "reasoning_gym": _of_reasoning_gym,
 }
 """Sources that read no file."""

@@ -17,6 +17,7 @@ from itertools import groupby
 from typing import Final, Literal, TypeAlias
 
 from areal_lab.control.events import PROMPT_VERSION, GroupId, Version
+from areal_lab.data.images import PlacedImage, check_places
 
 FinishReason: TypeAlias = Literal["stop", "length", "abort"]
 """Why the engine ended a response."""
@@ -80,10 +81,13 @@ class Trajectory:
     turn_returns: tuple[float, ...] = ()
     """Return of each turn of this row, where turns are compared and not samples: trained on instead
     of `reward`."""
+    images: tuple[PlacedImage, ...] = ()
+    """Of the prompt; samples of a group refer to the same objects."""
 
     def __post_init__(self) -> None:
         if not self.prompt_tokens:
             raise ValueError(f"trajectory {self.group}/{self.sample} has an empty prompt")
+        check_places(len(self.prompt_tokens), self.images, f"trajectory {self.group}/{self.sample}")
         if not any(isinstance(part, Segment) for part in self.parts):
             raise ValueError(f"trajectory {self.group}/{self.sample} has no generated token")
         if not math.isfinite(self.reward):

@@ -15,8 +15,12 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from areal_lab.control.events import Version
+from areal_lab.data.images import PlacedImage, check_places
 from areal_lab.data.stop_strings import check_stop_strings
 from areal_lab.data.trajectory import FinishReason, Segment
+
+NEVER: Final = -1e9
+"""As a bias of logits: the token's probability is 0, in every type of floating-point numbers."""
 
 
 class PauseMode(StrEnum):
@@ -59,6 +63,8 @@ class SamplingParams:
     ignore_eos: bool = False
     """Only the length ends a response. Not together with `stop_token_ids` or `stop`, which engines
     then treat in different ways."""
+    never: tuple[int, ...] = ()
+    """Tokens that are never sampled; log-probs are over the others."""
     seed: int = 0
     """Random numbers of a request depend on this and the position only, not on its batch."""
 
@@ -91,12 +97,15 @@ class GenerateRequest:
     continued_tokens: int = 0
     """The last tokens of the prompt that are part of the response, which this request continues: a
     stop string may begin in them."""
+    images: tuple[PlacedImage, ...] = ()
+    """Of the prompt, whose tokens have all placeholders of each."""
 
     def __post_init__(self) -> None:
         if not self.prompt_tokens:
             raise ValueError(
                 f"request {self.request_id} has an empty prompt, but needs at least one token"
             )
+        check_places(len(self.prompt_tokens), self.images, f"request {self.request_id}")
         if not 0 <= self.continued_tokens <= len(self.prompt_tokens):
             raise ValueError(
                 f"request {self.request_id} continues {self.continued_tokens} tokens, but its "

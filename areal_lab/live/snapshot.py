@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from areal_lab.control.coordinator import Coordinator, Counts
+from areal_lab.control.coordinator import Counts
 from areal_lab.control.events import EngineId, EngineJoined, EngineLost, Finish, RunStarted
+from areal_lab.control.ranks import AnyCoordinator, coordinator_of
 from areal_lab.runlog.appended import read_appended
 from areal_lab.runlog.records import (
     ActionRecord,
@@ -99,7 +100,7 @@ class Follower:
 
     events: Path = field(default_factory=Path)
     """The log, which may not exist yet."""
-    coordinator: Coordinator | None = None
+    coordinator: AnyCoordinator | None = None
     generated_tokens: int = 0
     lost: set[EngineId] = field(default_factory=set)
     begun: bool = False
@@ -143,11 +144,11 @@ class Follower:
         """
         match record:
             case RunHeader():
-                self.coordinator = Coordinator(limits_from_fields(record.limits))
+                self.coordinator = coordinator_of(limits_from_fields(record.limits))
             case EventRecord(event=event):
                 assert self.coordinator is not None, "the header is the first line"
                 if self.begun and isinstance(event, RunStarted):  # it continues after its end
-                    self.coordinator = Coordinator(self.coordinator.limits)
+                    self.coordinator = coordinator_of(self.coordinator.limits)
                     self.lost.clear()
                     self.finished = ""
                 self.coordinator.handle(event)

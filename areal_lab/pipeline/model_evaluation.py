@@ -30,6 +30,7 @@ from areal_lab.pipeline.servers.pool import ServerPool
 from areal_lab.pipeline.servers.standing import start_standing
 from areal_lab.preflight import check as preflight
 from areal_lab.preflight.functions import check_functions, check_workflow_model
+from areal_lab.preflight.vision import check_images, check_vision_engine
 from areal_lab.rewards.service import RewardService
 from areal_lab.runlog.folder import RunFolder
 from areal_lab.runlog.records import finite_json
@@ -98,6 +99,8 @@ def prepare_evaluation(
         raise ConfigError(*found, *problems_of(error, "actor.path")) from error
     prompts = [problem.prompt for problem in problems]
     found += preflight.check_tokens(config, prompts, model, facts)
+    found += check_vision_engine(config, model)
+    found += check_images(config, problems, model, facts.context_tokens)
     found += check_workflow_model(config, model)
     if found:
         raise ConfigError(*found)

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from areal_lab.cluster.run_hosts import RunHosts, opened
+from areal_lab.cluster.run_hosts import RunHosts
 from areal_lab.config.functions import pickle_function
 from areal_lab.config.schema import TrainConfig
 from areal_lab.control.events import EngineId, GroupId, Version
@@ -29,7 +29,6 @@ from areal_lab.engines.launch.start import EngineProcess
 from areal_lab.engines.protocol import PauseMode
 from areal_lab.engines.weights.records import WeightsInMemory
 from areal_lab.engines.weights.root import remove_weights_root
-from areal_lab.models.folder import read_model_facts
 from areal_lab.models.locate import resolve_model_path
 from areal_lab.pipeline.evaluations import Evaluations
 from areal_lab.pipeline.fleet import Fleet
@@ -43,6 +42,7 @@ from areal_lab.pipeline.resume.writer import CheckpointWriter
 from areal_lab.pipeline.rollout.groups import Rollout
 from areal_lab.pipeline.rollout.opened import opened_rollout
 from areal_lab.pipeline.servers.health import HealthLimits
+from areal_lab.pipeline.servers.on_hosts import open_hosts
 from areal_lab.pipeline.servers.pool import EngineSource, ServerPool
 from areal_lab.pipeline.servers.push import prepare_push_from
 from areal_lab.pipeline.servers.sources import (
@@ -56,9 +56,8 @@ from areal_lab.pipeline.servers.sources import (
 from areal_lab.pipeline.state import RunState, StopSignal
 from areal_lab.pipeline.step_report import StepReport
 from areal_lab.preflight.allocation import engine_plan
-from areal_lab.preflight.hosts import host_demand
-from areal_lab.preflight.limits import Threads, limits_of, sampling_of, threads_of, version_bytes
-from areal_lab.preflight.placement import machine_of, place_engines, place_trainer, runs_on_hosts
+from areal_lab.preflight.limits import Threads, limits_of, sampling_of, threads_of
+from areal_lab.preflight.placement import machine_of, place_engines, place_trainer
 from areal_lab.rewards.service import RewardFunction, RewardService
 from areal_lab.runlog.alarm_log import AlarmLog
 from areal_lab.runlog.file import EventLog
@@ -111,7 +110,9 @@ async def start_run(context: RunContext) -> RunPerformer:
     display.phase(f"loading the model {config.actor.path} (converted once if necessary)")
     model_path = await to_thread(resolve_model_path, config.actor.path)
     codec = TextCodec.load(model_path)
-    hosts = await _open_hosts(context, model_path)
+    hosts = context.state.hosts = await open_hosts(
+        config, model_path, fleet=fleet, display=display, log_folder=folder.path / "logs"
+    )
     context.inputs.threads = threads = _threads(config, hosts)
     for address in config.rollout.addresses:
         display.phase(f"waiting for the server at {address}")
@@ -262,27 +263,6 @@ def _threads(config: TrainConfig, hosts: RunHosts | None) -> Threads:
         engine=config.rollout.threads or there.engine,
         trainer=config.actor.threads or there.trainer,
     )
-
-
-async def _open_hosts(context: RunContext, model_path: Path) -> RunHosts | None:
-    """Have the hosts of the run join; None if it starts everything here."""
-    config, display = context.config, context.display
-    if not runs_on_hosts(config):
-        return None
-    context.state.hosts = await context.fleet.stack.enter_async_context(
-        opened(
-            config.scheduler,
-            config.cluster,
-            host_demand(config),
-            weights_bytes=version_bytes(
-                config, model_path, read_model_facts(model_path).parameters
-            ),
-            log_folder=context.folder.path / "logs",
-            say=display.note,
-            waiting=display.phase,
-        )
-    )
-    return context.state.hosts
 
 
 async def _start_processes(

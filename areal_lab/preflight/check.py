@@ -71,6 +71,7 @@ from areal_lab.preflight.placement import (
     place_trainer,
 )
 from areal_lab.preflight.trainer import asks_for_values, models_of
+from areal_lab.preflight.vision import check_images, check_vision_model
 from areal_lab.sinks.start import check_sinks
 
 _LOG_BYTES = 64 << 20  # events, metrics, trajectories, pictures: a few MB per day
@@ -118,11 +119,13 @@ def check(
     if not others:
         found += check_division(config)
     found += check_workflow_model(config, folder)
+    found += check_vision_model(config, folder)
     version = version_bytes(config, folder, facts.parameters)
     found += check_space(config, facts, version, disk_usage)
     if problems is not None:
-        prompts = [one.prompt for one in (*problems.train, *problems.held_out)]
-        found += check_tokens(config, prompts, folder, facts)
+        asked = (*problems.train, *problems.held_out)
+        found += check_tokens(config, [one.prompt for one in asked], folder, facts)
+        found += check_images(config, asked, folder, facts.context_tokens)
     _refuse(found)
     assert problems is not None, "refused above"
     return problems

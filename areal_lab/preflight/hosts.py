@@ -8,7 +8,13 @@ from areal_lab.config.problem import Kind, Problem
 from areal_lab.config.schema import TrainConfig
 from areal_lab.control.placement import Demand, HostSlots, Unplaceable, place
 from areal_lab.preflight.allocation import engine_plan
-from areal_lab.preflight.placement import machine_of, place_engines, place_trainer, runs_on_hosts
+from areal_lab.preflight.placement import (
+    check_placement,
+    machine_of,
+    place_engines,
+    place_trainer,
+    runs_on_hosts,
+)
 
 
 def host_demand(config: TrainConfig) -> Demand:
@@ -30,11 +36,45 @@ def host_demand(config: TrainConfig) -> Demand:
     )
 
 
+def explain_hosts(config: TrainConfig) -> list[str]:
+    """Describe which host of a run would do what, one line each, as `placement.explain` does for
+    one machine.
+
+    Raises:
+        ConfigError: as `check_placement`.
+        Unplaceable: the hosts have no room.
+    """
+    plan, cluster = check_placement(config, machine_of(config)), config.cluster
+    placed = place(_promised(config), host_demand(config))
+    by = (
+        "agents that are started by hand"
+        if config.scheduler.type == "manual"
+        else (f"scheduler {config.scheduler.type}")
+    )
+    lines = [f"asks for {cluster.n_nodes} hosts (by {by}), in their order:"]
+    for host in _promised(config):
+        engines = [str(n) for n, seat in enumerate(placed.engines) if seat == host.name]
+        ranks = placed.trainer.count(host.name)
+        work = [f"{plan.backend} engine{'s' * (len(engines) > 1)} {', '.join(engines)}"] * bool(
+            engines
+        ) + [f"{ranks} trainer process{'es' * (ranks > 1)}"] * bool(ranks)
+        gpus = f" ({host.gpus} GPUs)" if host.gpus else ""
+        lines.append(f"host {host.name}{gpus}: {' and '.join(work) or 'a spare'}")
+    return lines
+
+
+def _promised(config: TrainConfig) -> list[HostSlots]:
+    """The hosts as the settings promise them."""
+    return [
+        HostSlots(name=f"h{number}", gpus=config.cluster.n_gpus_per_node)
+        for number in range(1, config.cluster.n_nodes + 1)
+    ]
+
+
 def check_hosts(config: TrainConfig) -> Iterator[Problem]:
     """Check that hosts as the settings promise them have room; call it after `check_placement`."""
     if not runs_on_hosts(config):
         return
-    cluster = config.cluster
     if engine_plan(config).shared:
         yield Problem(
             Kind.PLACEMENT,
@@ -50,11 +90,7 @@ def check_hosts(config: TrainConfig) -> Iterator[Problem]:
             "token_fields is true, but the trainer writes them on its own host; leave it out, or "
             "write cluster.n_nodes=1",
         )
-    hosts = [
-        HostSlots(name=f"h{number}", gpus=cluster.n_gpus_per_node)
-        for number in range(1, cluster.n_nodes + 1)
-    ]
     try:
-        place(hosts, host_demand(config))
+        place(_promised(config), host_demand(config))
     except Unplaceable as error:
         yield Problem(Kind.PLACEMENT, "cluster.n_nodes", str(error))

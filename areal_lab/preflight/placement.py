@@ -76,9 +76,9 @@ def runs_on_hosts(config: TrainConfig) -> bool:
 
 
 def machine_of(config: TrainConfig) -> Machine:
-    """The machine of a run: this one, or what its hosts are to have together.
+    """The machine of a run: this one, or a host like it with the GPUs that all are to have.
 
-    What is installed on hosts is not known before they join; each says so itself.
+    What hosts really have is not known before they join; each says so itself.
     """
     here = this_machine()
     if not runs_on_hosts(config):
@@ -86,8 +86,8 @@ def machine_of(config: TrainConfig) -> Machine:
     gpus = config.cluster.n_nodes * config.cluster.n_gpus_per_node
     build: Build = "gpu" if gpus else "cpu"
     return Machine(
-        cores=here.cores * config.cluster.n_nodes,
-        memory_bytes=here.memory_bytes * config.cluster.n_nodes,
+        cores=here.cores,
+        memory_bytes=here.memory_bytes,
         gpus=tuple(map(str, range(gpus))),
         engines={
             name: replace(found, condition=Condition.READY, build=build)
@@ -139,7 +139,8 @@ def check_placement(config: TrainConfig, machine: Machine) -> EnginePlan:
             f"CPU build is installed; write {plan.backend}:d{plan.servers}",
         )
     place_trainer(config, machine)
-    _check_memory(plan, machine)
+    if not runs_on_hosts(config):
+        _check_memory(plan, machine)
     return plan
 
 

@@ -70,7 +70,8 @@ def check_trainer(trainer: Part, text: str) -> None:
     fix = Sizes(data=sizes.data * sizes.pipeline, tensor=sizes.tensor, context=sizes.context)
     if trainer.backend not in TORCH_TRAINERS:
         why = (
-            f"trains with {trainer.backend}, which is not supported: trainers here are torch's own"
+            f"trains with {trainer.backend}, which is not supported: trainers here are torch's own "
+            "(another one would answer the requests of areal_lab/training/protocol.py)"
         )
     elif sizes.pipeline > 1:
         why = (

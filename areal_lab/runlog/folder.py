@@ -1,6 +1,7 @@
 """The run folder: the files of a run, readable at any moment, also after a kill.
 
 config.yaml env.json metrics.jsonl events.jsonl trajectories/ checkpoints/ logs/ summary.json
+images/ of prompts, named by the SHA-256 of each file
 process.json requests.jsonl replies.jsonl (`areal_lab.live`)
 model -> the last checkpoint, a Hugging Face folder; best -> the one with the best held-out reward
 """
@@ -14,7 +15,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -24,6 +25,7 @@ from omegaconf import OmegaConf
 
 from areal_lab.config.offline import RunConfig
 from areal_lab.control.events import Version
+from areal_lab.data.images import EncodedImage, PlacedImage
 from areal_lab.data.trajectory import Observation, Segment, Trajectory
 from areal_lab.host.cpu import processor_name
 from areal_lab.host.home import expanded
@@ -113,6 +115,11 @@ class WrittenRow(Protocol):
         """Tokens of all parts."""
         ...
 
+    @property
+    def images(self) -> tuple[PlacedImage, ...]:
+        """Of its prompt."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class SampleText:
@@ -179,7 +186,8 @@ class RunFolder:
     ) -> None:
         """Write the samples of one training step, a line per group; `tokens.files` reads them.
 
-        The file appears complete or not at all.
+        The file appears complete or not at all, and after the images of its prompts, each of which
+        is written once per run.
 
         Args:
             step: number of the step, from 1.
@@ -189,12 +197,27 @@ class RunFolder:
         """
         path = self.path / "trajectories" / f"step-{step:05d}.jsonl"
         temporary = path.with_name(f".{path.name}.tmp")
+        self._write_images(one.image for t in trajectories for one in t.images)
         samples = zip(trajectories, texts, strict=True)
         with temporary.open("w", encoding="utf-8") as file:
             for _, members in itertools.groupby(samples, key=lambda sample: sample[0].group):
                 line = group_line(step, list(members), special)
                 file.write(json.dumps(line, separators=(",", ":")) + "\n")
         os.replace(temporary, path)
+
+    def image(self, digest: str) -> Path:
+        """The file of an image."""
+        return self.path / "images" / f"{digest}.png"
+
+    def _write_images(self, images: Iterable[EncodedImage]) -> None:
+        for image in {image.digest: image for image in images}.values():
+            path = self.image(image.digest)
+            if path.exists():
+                continue
+            path.parent.mkdir(exist_ok=True)
+            temporary = path.with_name(f".{path.name}.tmp")
+            temporary.write_bytes(image.png)
+            os.replace(temporary, path)
 
     def point(self, name: str, checkpoint: Path) -> None:
         """Make the link `name` point to this checkpoint, in one step."""
@@ -234,6 +257,7 @@ def group_line(
         "group": first.group,
         "prompt": text.prompt,
         "prompt_tokens": first.prompt_tokens,
+        **_images_value(first),
         "special": {token: special[token] for token in sorted(occurring & special.keys())},
         "samples": [
             {
@@ -249,7 +273,22 @@ def _prompt_value(trajectory: WrittenRow, text: SampleText, first: WrittenRow) -
     """The prompt of a row that does not begin as the group does."""
     if trajectory.prompt_tokens == first.prompt_tokens:
         return {}
-    return {"prompt": text.prompt, "prompt_tokens": trajectory.prompt_tokens}
+    return {
+        "prompt": text.prompt,
+        "prompt_tokens": trajectory.prompt_tokens,
+        **_images_value(trajectory),
+    }
+
+
+def _images_value(trajectory: WrittenRow) -> dict[str, object]:
+    """The images of a prompt, whose files are named by their digests; nothing without any."""
+    if not trajectory.images:
+        return {}
+    images = [
+        {"sha256": one.image.digest, "start": one.start, "rows": one.rows, "columns": one.columns}
+        for one in trajectory.images
+    ]
+    return {"images": images}
 
 
 def _sample_value(trajectory: WrittenRow, text: SampleText) -> dict[str, object]:

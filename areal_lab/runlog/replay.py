@@ -9,9 +9,10 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from areal_lab.control.coordinator import Coordinator, Limits
+from areal_lab.control.coordinator import Limits
 from areal_lab.control.events import Action, RunStarted
 from areal_lab.control.order import order_named
+from areal_lab.control.ranks import coordinator_of
 from areal_lab.control.routing import least_loaded, routing_named
 from areal_lab.control.sampling import DynamicSampling
 from areal_lab.control.schedule import OnNewWeights, Schedule
@@ -21,14 +22,16 @@ from areal_lab.runlog.records import ActionRecord, EventRecord, Log, Scalar
 def limits_to_fields(limits: Limits) -> dict[str, Scalar]:
     """The constants of a run as flat fields for the header of its log."""
     sampling = limits.sampling
-    # Most runs, and all older logs, have neither.
+    # Most runs, and all older logs, have none of these.
     parts = {"batch_parts": limits.batch_parts} if limits.batch_parts > 1 else {}
     hybrid = {"hybrid_engines": limits.hybrid_engines} if limits.hybrid_engines else {}
+    ranks = {"ranks": limits.ranks} if limits.ranks > 1 else {}
     return {
         "batch_groups": limits.batch_groups,
         "max_in_flight": limits.max_in_flight,
         **parts,
         **hybrid,
+        **ranks,
         "train_steps": limits.train_steps,
         "save_every_steps": limits.save_every_steps,
         "schedule": limits.schedule.name,
@@ -63,6 +66,7 @@ def limits_from_fields(fields: Mapping[str, Scalar]) -> Limits:
             max_in_flight=_int(fields["max_in_flight"]),
             batch_parts=_int(fields.get("batch_parts", 1)),
             hybrid_engines=_int(fields.get("hybrid_engines", 0)),
+            ranks=_int(fields.get("ranks", 1)),
             train_steps=None if fields["train_steps"] is None else _int(fields["train_steps"]),
             save_every_steps=_int(fields["save_every_steps"]),
             schedule=schedule,
@@ -104,7 +108,7 @@ def check_replay(log: Log) -> Replay:
     run was killed between them. A recovered run has another coordinator from there on, with the
     limits that were in force.
     """
-    coordinator = Coordinator(limits_from_fields(log.header.limits))
+    coordinator = coordinator_of(limits_from_fields(log.header.limits))
     due: deque[Action] = deque()
     events = actions = 0
     for record in log.records:
@@ -112,7 +116,7 @@ def check_replay(log: Log) -> Replay:
             case EventRecord(event=event):
                 if events and isinstance(event, RunStarted):
                     due.clear()
-                    coordinator = Coordinator(coordinator.limits)
+                    coordinator = coordinator_of(coordinator.limits)
                 if due:
                     return Replay(events, actions, f"{due[0]} is missing before {event}")
                 events += 1

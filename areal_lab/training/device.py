@@ -11,15 +11,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from areal_lab.data.batch import PackedBatch
+from areal_lab.data.batch import PackedBatch, PackedImages
 from areal_lab.models.copies import to_device
 
 
 def on_device(packed: PackedBatch, device: torch.device) -> PackedBatch:
     """The batch with its tensors on `device`."""
-    moved: dict[str, Any] = {
+    moved = _moved(packed, device)
+    if packed.images is not None:
+        moved["images"] = packed.images._replace(**_moved(packed.images, device))
+    return packed._replace(**moved)
+
+
+def _moved(values: PackedBatch | PackedImages, device: torch.device) -> dict[str, Any]:
+    return {
         name: to_device(value, device)
-        for name, value in packed._asdict().items()
+        for name, value in values._asdict().items()
         if isinstance(value, Tensor)
     }
-    return packed._replace(**moved)

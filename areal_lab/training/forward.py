@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
@@ -20,6 +20,8 @@ from areal_lab.data.batch import PackedBatch
 from areal_lab.data.sequence_part import WHOLE, SequencePart
 from areal_lab.functional.logprobs.parts import VocabularyPart
 from areal_lab.functional.logprobs.token_logprobs import logprobs_and_entropy
+from areal_lab.models.image_features import ImageInputs, ImagePixels, sees, with_features
+from areal_lab.models.vision import placeholder_tokens
 from areal_lab.training.attention import tree_layout
 from areal_lab.training.model import VALUE_HEAD
 
@@ -45,6 +47,7 @@ class PackedPolicy(nn.Module):
         dtype: torch.dtype = torch.float32,
         entropy_gradient: bool = False,
         attention: str = "auto",
+        pixels: ImagePixels | None = None,
     ) -> None:
         """Wrap a model.
 
@@ -54,9 +57,13 @@ class PackedPolicy(nn.Module):
             dtype: type of the matrix products; float32 needs no autocast.
             entropy_gradient: whether the entropy is part of the loss; it is detached otherwise.
             attention: kernel, see `choose_kernel`.
+            pixels: of the images of a model that may have some.
         """
         super().__init__()
         self.model = model
+        self.pixels = pixels
+        self.never_sampled = placeholder_tokens(model.config)
+        """Tokens that engines do not sample; log-probs are over the others."""
         self.temperature = temperature
         self.dtype = dtype
         self.entropy_gradient = entropy_gradient
@@ -65,6 +72,8 @@ class PackedPolicy(nn.Module):
         """The rows of the output layer that are here, where ranks divide them."""
         self.sequence = WHOLE
         """The tokens that are computed here, where ranks divide them."""
+        self.always_sees = False
+        """Whether the vision tower computes in passes without images, too."""
 
     def forward(self, packed: PackedBatch) -> Predictions:
         """Compute the model's log-probs of the chosen tokens.
@@ -73,21 +82,31 @@ class PackedPolicy(nn.Module):
             packed: on the model's device.
         """
         head: Any = self.model.get_output_embeddings()
-        hidden = _hidden_states(self.model, packed, self.dtype, self.attention, self.sequence)
+        hidden = _hidden_states(self, packed)
         values = None
         if hasattr(self.model, VALUE_HEAD):
             values = _values(self.model, hidden, packed, self.sequence)
         # Autocast does not apply inside the chunked product, so its inputs are cast here.
         hidden = hidden.to(self.dtype)
+        weight = _rows_here(head.weight)
         scored = logprobs_and_entropy(
             hidden,
-            _rows_here(head.weight).to(self.dtype),
+            weight.to(self.dtype),
             self.sequence.own(packed.targets),
             temperature=self.temperature,
+            keep=self._sampled(len(hidden), weight),
             part=self.vocabulary,
         )
         logprobs, entropy = (self.sequence.gather(one)[packed.prediction] for one in scored)
         return Predictions(logprobs, entropy if self.entropy_gradient else entropy.detach(), values)
+
+    def _sampled(self, tokens: int, weight: Tensor) -> Bool[Tensor, "T V"] | None:
+        """Which tokens engines sample, for each prediction; None: all of them."""
+        if not self.never_sampled:
+            return None
+        sampled = torch.ones(weight.shape[0], dtype=torch.bool)
+        sampled[list(self.never_sampled)] = False
+        return sampled.to(weight.device).expand(tokens, -1)
 
 
 class PackedValues(nn.Module):
@@ -116,6 +135,9 @@ class PackedValues(nn.Module):
         self.attention = attention
         self.sequence = WHOLE
         """As that of a `PackedPolicy`."""
+        self.pixels: ImagePixels | None = None
+        """transformers has no value models with images."""
+        self.always_sees = False
 
     def forward(self, packed: PackedBatch) -> Float[Tensor, " R"]:
         """Compute the value before each chosen token.
@@ -123,7 +145,7 @@ class PackedValues(nn.Module):
         Args:
             packed: on the model's device.
         """
-        hidden = _hidden_states(self.model, packed, self.dtype, self.attention, self.sequence)
+        hidden = _hidden_states(self, packed)
         return _values(self.model, hidden, packed, self.sequence)
 
 
@@ -140,26 +162,47 @@ def _values(
 
 
 def _hidden_states(
-    model: PreTrainedModel,
-    packed: PackedBatch,
-    dtype: torch.dtype,
-    attention: str,
-    part: SequencePart,
+    of: PackedPolicy | PackedValues, packed: PackedBatch
 ) -> Float[Tensor, "u hidden"]:
     """Outputs of the model's body at this part of what is predicted.
 
     Parts of the predictions are equal, and not those of the tokens: prompts predict nothing.
     """
+    model, part = of.model, of.sequence
     body: Any = model.get_submodule(model.base_model_prefix)
-    with _autocast(packed.tokens.device, dtype):
+    with _autocast(packed.tokens.device, of.dtype):
         hidden = body(
             input_ids=part.own(packed.tokens)[None],
-            position_ids=part.own(packed.positions)[None],
+            position_ids=_positions(packed, part, rope=sees(model)),
             use_cache=False,
-            tree_layout=tree_layout(packed, asked=attention, dtype=dtype, part=part),
+            tree_layout=tree_layout(packed, asked=of.attention, dtype=of.dtype, part=part),
+            **with_features(model, _image_inputs(of, packed)),
         ).last_hidden_state[0]
     predicting: Tensor = part.gather(hidden)[part.own(packed.predict_from)]
     return predicting
+
+
+def _positions(packed: PackedBatch, part: SequencePart, *, rope: bool) -> Tensor:
+    """Positions as the body takes them: [1, p], or [3, 1, p] of a model with M-RoPE."""
+    if packed.images is not None:
+        return packed.images.positions[:, None]
+    positions = part.own(packed.positions)[None]
+    return positions.expand(3, 1, -1) if rope else positions
+
+
+def _image_inputs(of: PackedPolicy | PackedValues, packed: PackedBatch) -> ImageInputs | None:
+    pixels, device = of.pixels, packed.tokens.device
+    if packed.images is None:
+        return pixels.none(device) if pixels is not None and of.always_sees else None
+    if pixels is None:
+        raise ValueError(
+            f"a batch has {len(packed.images.images)} image(s), but the model cannot have any"
+        )
+    return pixels.inputs(
+        [(one.image, one.rows, one.columns) for one in packed.images.images],
+        packed.images.features,
+        device,
+    )
 
 
 def _rows_here(weight: Tensor) -> Tensor:

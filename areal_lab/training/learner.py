@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel
 
 from areal_lab.data.prefix_tree import ForwardCost
 from areal_lab.models.dtypes import compute_dtype
+from areal_lab.models.image_features import ImagePixels, sees
 from areal_lab.training.batch_advantages import KLReward, choose_kl_reward
 from areal_lab.training.critic import Critic, SharedCritic, make_critic
 from areal_lab.training.forward import PackedPolicy
@@ -88,6 +90,7 @@ def make_learner(
         dtype=dtype,
         entropy_gradient=settings.actor.entropy_coeff != 0,
         attention=settings.actor.attention,
+        pixels=ImagePixels(Path(settings.model_path)) if sees(model) else None,
     )
     if settings.actor.compile:
         compile_layers(model, backend=compile_backend)

@@ -16,6 +16,7 @@ because a merged weight is rounded as a whole.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +28,13 @@ from transformers import PreTrainedModel
 
 from areal_lab.control.events import Version
 from areal_lab.engines.protocol import ALL_LINEAR, LoraShape, WeightsFolder
-from areal_lab.engines.weights.folder import deduplicated_state, write_folder, write_tensors
+from areal_lab.engines.weights.folder import (
+    deduplicated_state,
+    stored_names,
+    write_folder,
+    write_tensors,
+)
+from areal_lab.models.image_features import sees
 from areal_lab.training.model import VALUE_HEAD
 from areal_lab.training.ranks import ALONE, Ranks
 
@@ -35,6 +42,8 @@ if TYPE_CHECKING:
     from peft import LoraConfig
 
 _ADAPTER: Final = "default"
+_IN_TOWER: Final = re.compile(r"model\.visual\..*")
+"""Modules of a vision tower, which stays frozen under adapters."""
 _PREFIX: Final = "base_model.model."
 """Prefix of the names in a `PeftModel`."""
 
@@ -52,7 +61,7 @@ def target_modules(model: PreTrainedModel, names: Sequence[str]) -> tuple[str, .
     there = dict.fromkeys(
         name.rpartition(".")[2]
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and module is not head
+        if isinstance(module, nn.Linear) and module is not head and not _IN_TOWER.match(name)
     )
     if list(names) == [ALL_LINEAR]:
         return tuple(there)
@@ -93,6 +102,8 @@ def add_lora(
         r=rank,
         lora_alpha=alpha,
         target_modules=list(targets),
+        # Layers there may have the names of those of the language model.
+        exclude_modules=_IN_TOWER.pattern if sees(model) else None,
         lora_dropout=0.0,
         bias="none",
         task_type=TaskType.CAUSAL_LM,
@@ -120,8 +131,8 @@ def merged_tensors(
 ) -> dict[str, Tensor]:
     """The model's state with its adapters merged into the weights, shared tensors once.
 
-    Names, shapes and types are those of the model without adapters; without adapters this equals
-    `deduplicated_state`. A policy's output for values is left out: it is no part of the model.
+    Names, shapes and types are those of the model's folder; without adapters this equals
+    `stored_state`. A policy's output for values is left out: it is no part of the model.
 
     Args:
         model: whole, or sharded.
@@ -158,7 +169,8 @@ def merged_tensors(
             keep(f"{owner}.{rest}", merge(tensor, a, b, layer.scaling[_ADAPTER]))
         else:
             keep(f"{owner}.{rest}", tensor)
-    return merged
+    names = stored_names(model, merged)
+    return {names[name]: tensor for name, tensor in merged.items()}
 
 
 @torch.no_grad()

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from areal_lab.control.events import Version
 from areal_lab.control.microbatch import dynamic_batches
-from areal_lab.data.batch import PackedBatch, input_tokens, pack
+from areal_lab.data.batch import PackedBatch, input_tokens, pack, tree_rows
 from areal_lab.data.prefix_tree import ForwardCost, PrefixTree, grow_trees
 from areal_lab.data.trajectory import Trajectory
 from areal_lab.models.copies import to_device
@@ -177,7 +177,7 @@ def pack_parts(
         return []
     chosen = [trajectories[index] for index in members]
     grow = partial(grow_trees, cost=cost, max_tokens=max_tokens)
-    rows = [input_tokens(t) for t in chosen]
+    rows = tree_rows(chosen)
     # A sequence longer than the budget cannot be split; it gets its own micro-batch.
     batches: list[list[PrefixTree]]
     if whole_groups:

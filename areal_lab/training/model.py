@@ -13,14 +13,12 @@ from typing import Any, Final
 import torch
 from safetensors import SafetensorError
 from torch import nn
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    PreTrainedModel,
-)
+from transformers import AutoModelForSequenceClassification, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from areal_lab.data.prefix_tree import ForwardCost
+from areal_lab.models.image_features import sees
+from areal_lab.models.load import load_pretrained
 from areal_lab.models.locate import ModelNotFound, resolve_model_path
 from areal_lab.training.attention import TREE_ATTENTION
 from areal_lab.training.layers.checkpointing import Checkpointing, enable_checkpointing
@@ -51,7 +49,7 @@ def load_policy(
         ModelNotFound: if transformers cannot load a causal language model from the folder.
     """
     try:
-        model = _load(AutoModelForCausalLM, path)
+        model = load_pretrained(path, dtype=torch.float32, attention=TREE_ATTENTION)
     except (OSError, ValueError, SafetensorError) as error:
         raise ModelNotFound(f"cannot load a causal language model from {path}: {error}") from error
     return _prepared(model, device=device, gradient_checkpointing=gradient_checkpointing)
@@ -72,9 +70,7 @@ def load_value_model(
     level = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()  # it warns that the output is new
     try:
-        model, loading = _load(
-            AutoModelForSequenceClassification, path, num_labels=1, output_loading_info=True
-        )
+        model, loading = _load_value_model(path)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ModelNotFound(
             f"cannot load a model with one output per token from {path}: {error}"
@@ -106,15 +102,16 @@ def add_value_output(model: PreTrainedModel) -> None:
     model.add_module(VALUE_HEAD, head)
 
 
-def _load(kind: Any, path: Path, **options: Any) -> Any:
+def _load_value_model(path: Path) -> Any:
     transformers_logging.disable_progress_bar()
-    return kind.from_pretrained(
+    return AutoModelForSequenceClassification.from_pretrained(
         path,
+        num_labels=1,
+        output_loading_info=True,
         dtype=torch.float32,
         attn_implementation=TREE_ATTENTION,
         local_files_only=True,
         trust_remote_code=False,
-        **options,
     )
 
 
@@ -148,8 +145,10 @@ def forward_cost(model: PreTrainedModel) -> ForwardCost:
     """Work per token and per attended pair, from the model's shape."""
     config = model.config.get_text_config()
     embedding = model.get_input_embeddings().weight
-    body = model.get_submodule(model.base_model_prefix)
-    weights = sum(p.numel() for p in body.parameters() if p is not embedding)
+    body: Any = model.get_submodule(model.base_model_prefix)
+    # The vision tower computes an image once, whatever the tree.
+    layers = body.language_model if sees(model) else body
+    weights = sum(p.numel() for p in layers.parameters() if p is not embedding)
     heads = config.num_attention_heads
     head_size = getattr(config, "head_dim", None) or config.hidden_size // heads
     return ForwardCost(

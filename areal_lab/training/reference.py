@@ -190,7 +190,11 @@ def _frozen(
     theirs, ours = (m.config.get_text_config().vocab_size for m in (model, policy.model))
     check_same_vocabulary(setting, str(folder), theirs, ours)
     frozen = PackedPolicy(
-        model, temperature=policy.temperature, dtype=policy.dtype, attention=policy.attention
+        model,
+        temperature=policy.temperature,
+        dtype=policy.dtype,
+        attention=policy.attention,
+        pixels=policy.pixels,
     )
     ranks.shard(frozen, offload=settings.actor.offload)
     return frozen

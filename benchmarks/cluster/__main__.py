@@ -15,6 +15,8 @@ until hosts, trainer and engines are ready and the first batch is there; the byt
 of this process, against those of the tensors, by length of responses; and what has grown after 200
 steps: memory, and shards that the hosts hold.
 
+`controller_inputs` in the JSON is what `controller.inputs` of the simulator reads.
+
 All over loopback: ratios matter more than seconds. Ways take turns within a repeat.
 """
 
@@ -37,12 +39,13 @@ def main() -> None:
         parser.add_argument("--only", choices=PARTS, help="one part (default all)")
 
     arguments = parse(__doc__, repeats=5, quick_repeats=1, add_own=add_own)
-    figures: dict[str, Any] = {"rows": [], "spread": {}}
+    figures: dict[str, Any] = {"rows": [], "spread": {}, "controller_inputs": {}}
     for name, part in PARTS.items():
         if arguments.own.only in (None, name):
             found = part(quick=arguments.quick, repeats=arguments.repeats)
             figures["rows"] += found.pop("rows")
             figures["spread"] |= found.pop("spread")
+            figures["controller_inputs"] |= found.pop("inputs")
             figures |= found
     report(figures, arguments)
 

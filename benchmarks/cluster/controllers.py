@@ -27,6 +27,7 @@ LENGTHS: Final = (128, 1024, 2048)
 """Longest responses, of which most are cut off there."""
 STEPS: Final = 200
 """Of the part that looks for growth."""
+_SAMPLES: Final = 16
 _WORDS: Final = tuple(f"w{number}" for number in range(4_000))
 """So many tokens that a response seldom ends by itself."""
 
@@ -60,6 +61,10 @@ async def _measure(quick: bool, repeats: int) -> dict[str, Any]:
         "rows": rows,
         "spread": {name: spread(values) for name, values in shares.items()},
         "controller_bytes_share": min(row["share"] for row in rows if row["part"] == "bytes"),
+        "inputs": {
+            "message_s": grown["cpu_s"] / (2 * grown["groups"]),
+            "metadata_bytes": grown["received_bytes"] / (grown["groups"] * _SAMPLES),
+        },
     }
 
 
@@ -77,7 +82,7 @@ async def _run(folder: Path, length: int, *, steps: int) -> dict[str, Any]:
             "actor.dtype=float32",
             "rollout.dtype=float32",
             "dataset.batch_size=2",
-            "gconfig.n_samples=16",
+            f"gconfig.n_samples={_SAMPLES}",
             f"gconfig.max_new_tokens={length}",
             "rollout.max_running_requests=32",
             f"total_train_steps={steps}",
@@ -114,7 +119,7 @@ async def _steps(
     trainer: AsyncTrainController,
     start: dict[str, float],
 ) -> dict[str, Any]:
-    began_s, early = time.monotonic(), {}
+    began_s, early, cpu_s = time.monotonic(), dict[str, int](), time.process_time()
     steps = config.total_train_steps
     for step in range(steps):
         batch = await rollouts.prepare_batch()
@@ -144,6 +149,9 @@ async def _steps(
         "agents_rss_growth_mb": (late["agents"] - early["agents"]) / 1e6,
         "shards_held_early": early["shards"],
         "shards_held_late": late["shards"],
+        "groups": rollouts.counts["groups"],
+        "received_bytes": here.received_bytes,
+        "cpu_s": time.process_time() - cpu_s,
         "seconds": time.monotonic() - began_s,
     }
 

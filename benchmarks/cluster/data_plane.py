@@ -63,6 +63,8 @@ def packed(tokens: int, random: np.random.Generator) -> dict[str, Field]:
         "logprobs": Jagged(-random.random(generated.sum(), np.float32), generated),
         "spans": Jagged(np.stack([generated, ones], axis=1).astype(np.int32), ones),
         "rows": Jagged(rows, ones),
+        "placed": Jagged(np.zeros((0, 4), np.int32), 0 * ones),
+        "images": Jagged(np.zeros(0, np.uint8), 0 * ones),
         "reward": Jagged(np.ones(count), ones),
         "turn_returns": Jagged(np.zeros(0), 0 * ones),
         "rewards": Jagged(np.zeros(0, np.uint8), 0 * ones),
@@ -122,6 +124,7 @@ def measure(*, quick: bool, repeats: int) -> dict[str, Any]:
         "put_s": put_s,
         "pack_cpu_us_per_token": pack_us,
         "unpack_cpu_us_per_token": unpack_us,
+        "inputs": {"stream_bytes_per_s": _stream(rows)},
         "httpx_to_readinto": _ratio(rows, "httpx", "readinto"),
         "four_streams_to_readinto": _ratio(rows, "four streams", "readinto"),
     }
@@ -190,6 +193,13 @@ def _packing(tokens: int) -> tuple[float, float]:
         unpacks.append(at_s[2] - at_s[1])
     total = len(trajectories) * (tokens + PROMPT_TOKENS)
     return 1e6 * min(packs) / total, 1e6 * min(unpacks) / total
+
+
+def _stream(rows: Sequence[dict[str, Any]]) -> float:
+    """Bytes a second of one connection to one receiver."""
+    one = ("trajectories", 1, "readinto")
+    rates = [r["gb_per_s"] for r in rows if (r["what"], r["receivers"], r["way"]) == one]
+    return 1e9 * float(rates[0])
 
 
 def _ratio(rows: Sequence[dict[str, Any]], way: str, to: str) -> dict[str, float]:

@@ -12,6 +12,7 @@ from typing import Final
 from areal_lab.config.problem import ConfigError, Kind, Problem, problems_of
 from areal_lab.config.record import value_of
 from areal_lab.control.schedule import OnNewWeights
+from simulator.assembly.controller import wrong_controller
 from simulator.assembly.engines import engine_cache_tokens, engine_decode, running_sequences
 from simulator.assembly.limits import limits_of, schedule_of
 from simulator.assembly.parts import part_trainer
@@ -246,6 +247,7 @@ def _hybrid_schedule(config: SimulationConfig) -> Iterator[Problem]:
 def _schedule(config: SimulationConfig) -> Iterator[Problem]:
     schedule = config.schedule
     found = list(_parts(config)) if schedule.require_batches else []
+    found += wrong_controller(config)
     if config.cluster.hybrid_gpus and not config.cluster.colocated:
         found += _hybrid_schedule(config)
     yield from found

@@ -10,6 +10,7 @@ from areal_lab.control.routing import routing_named
 from areal_lab.control.sampling import DynamicSampling
 from areal_lab.control.schedule import Schedule, schedule_named
 from simulator.config.schema import ScheduleConfig, SimulationConfig
+from simulator.costs.controller.ways import spmd_ranks
 
 
 def schedule_of(config: ScheduleConfig) -> Schedule:
@@ -34,6 +35,7 @@ def limits_of(config: SimulationConfig, *, room: int = 1) -> Limits:
         hybrid_engines=0
         if config.cluster.colocated
         else config.cluster.hybrid_gpus // config.rollout.tensor_parallel,
+        ranks=spmd_ranks(config),
         train_steps=workload.steps if workload.whole_run else None,
         schedule=schedule,
         order=order_named(

@@ -19,6 +19,8 @@ from simulator.catalogue.find_gpu import find_gpu
 from simulator.catalogue.models import find_model
 from simulator.config.schema import LatencyConfig, SimulationConfig, WorkloadConfig
 from simulator.costs.colocation.switch import switch_cost
+from simulator.costs.controller.own_batches import OwnBatches
+from simulator.costs.controller.ways import controller_cost
 from simulator.costs.outside import outside_from
 from simulator.costs.training import training_cost
 from simulator.costs.weight_sync import weight_update
@@ -131,8 +133,12 @@ def build(config: SimulationConfig) -> System:
     colocated, training_gpus = cluster.colocated, cluster.training_gpus
     engines = cluster.generating_gpus // rollout.tensor_parallel
     running = running_sequences(config, model, rollout_gpu)
+    limits = limits_of(config, room=engines * running // workload.samples_per_prompt)
+    training = training_cost(
+        part_trainer(config.trainer, config.batch_parts), model, gpu, training_gpus
+    )
     return System(
-        limits=limits_of(config, room=engines * running // workload.samples_per_prompt),
+        limits=limits,
         steps=workload.steps,
         warmup_steps=workload.warmup_steps,
         samples=workload.samples_per_prompt,
@@ -142,15 +148,16 @@ def build(config: SimulationConfig) -> System:
         engines=engines,
         make_engine=make_engines(config, model, rollout_gpu, engines),
         gpus_per_engine=rollout.tensor_parallel,
-        training=training_cost(
-            part_trainer(config.trainer, config.batch_parts), model, gpu, training_gpus
-        ),
+        training=training
+        if limits.ranks == 1
+        else OwnBatches(training=training, ranks=limits.ranks),
         training_gpus=training_gpus if colocated else cluster.only_training_gpus,
         minibatches=workload.minibatches,
         weights=weight_update(config, model, gpu) if cluster.sends_weights else UpdateSeconds(),
         # The trainer takes part in a broadcast, but not in loading from disk.
         push_holds_trainer=config.weights.backend != "disk",
         switch=switch_cost(config, model, gpu) if cluster.switches else None,
+        controller=controller_cost(config),
         outside=outside_from(part_outside(config.outside, config.batch_parts), colocated=colocated),
         reward=_latency(workload.reward),
         reward_workers=workload.reward_workers,

@@ -8,7 +8,7 @@ from typing import Final, TypeAlias
 
 from areal_lab.config.record import value_of
 from simulator.config.load import ALIASES
-from simulator.config.schema import LengthConfig, SimulationConfig, TrainerConfig
+from simulator.config.schema import ControllerConfig, LengthConfig, SimulationConfig, TrainerConfig
 
 _Row: TypeAlias = tuple[str, object, bool, str]
 """A setting, its value (None if it is the default), whether it has no effect, and why."""
@@ -33,6 +33,7 @@ def ignored_settings(config: SimulationConfig) -> Iterator[str]:
         *_trainer_rows(config),
         *_weights_rows(config),
         *_outside_rows(config),
+        *_controller_rows(config),
     ):
         if value is not None and excluded:
             yield f"{name} is {_shown(value)}, but has no effect: {why}"
@@ -200,6 +201,29 @@ def _outside_rows(config: SimulationConfig) -> Iterator[_Row]:
             not seconds,
             f"a {what} takes no time; set outside.{what}_s",
         )
+
+
+def _controller_rows(config: SimulationConfig) -> Iterator[_Row]:
+    controller, usual = config.controller, ControllerConfig()
+    network = controller.network_bytes_per_s
+    yield (
+        "controller.ranks",
+        controller.ranks or None,
+        controller.kind != "spmd",
+        "only ranks without a controller have programs of their own; use controller.kind=spmd",
+    )
+    yield (
+        "controller.inputs",
+        controller.inputs or None,
+        controller.kind == "none",
+        "the controller takes no time; set controller.kind",
+    )
+    yield (
+        "controller.network_bytes_per_s",
+        None if network == usual.network_bytes_per_s else network,
+        controller.kind in ("none", "spmd"),
+        f"with controller.kind={controller.kind} responses do not travel; use single or metadata",
+    )
 
 
 def _ignored_turns(config: SimulationConfig) -> Iterator[str]:

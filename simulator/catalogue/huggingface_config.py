@@ -131,6 +131,7 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
         intermediate=_intermediate(read, hidden, mixture),
         vocabulary=read.exactly("vocab_size"),
         tied_embeddings=_tied(whole, config, family),
+        mxfp4_experts=_quantization(whole, config).get("quant_method") == "mxfp4" and bool(mixture),
         gated=family not in _TWO_MATRICES,
         latent=_latent(read),
         window=_window(read, layers),
@@ -374,14 +375,20 @@ def _tied(whole: Mapping[str, Any], config: Mapping[str, Any], family: str) -> b
     return family in _TIED
 
 
+def _quantization(whole: Mapping[str, Any], config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """How the checkpoint is quantized; empty if it is not."""
+    found = whole.get("quantization_config") or config.get("quantization_config") or {}
+    return found if isinstance(found, Mapping) else {"quant_method": found}
+
+
 def _caveats(whole: Mapping[str, Any], read: _Fields, family: str, layers: int) -> Iterator[str]:
     config = read.config
     if family not in _COMPARED:
         yield f"family {family!r} is unknown: it is counted like Llama"
     if config is not whole:
         yield "only its language model is counted"
-    quantized = whole.get("quantization_config") or config.get("quantization_config")
-    if quantized:
+    quantized = _quantization(whole, config)
+    if quantized and quantized.get("quant_method") != "mxfp4":
         yield "its weights are quantized, but sizes are computed for bf16"
     indexed = sum(kind == _INDEXED for kind in read.listed("layer_types"))
     if _whole_window(read, layers) is not None:

@@ -15,7 +15,10 @@ _LITGPT: Final = "config.json on Hugging Face as in LitGPT litgpt/config.py (202
 
 
 def _gpt_oss(name: str, layers: int, experts: int) -> ModelShape:
-    """Every second layer has a window of 128 tokens; trained and counted in bf16."""
+    """Every second layer has a window of 128 tokens.
+
+    Experts are published in MXFP4 (model card, arXiv:2508.10925, section 2.1).
+    """
     return ModelShape(
         name=name,
         layers=layers,
@@ -29,6 +32,7 @@ def _gpt_oss(name: str, layers: int, experts: int) -> ModelShape:
         experts=experts,
         active_experts=4,
         moe_intermediate=2880,
+        mxfp4_experts=True,
         window=SlidingWindow(layers=layers // 2, tokens=128),
         source=_AICONFIGURATOR,
     )

@@ -169,15 +169,16 @@ def find_model(name_or_path: str) -> ModelShape:
 
 
 def model_table() -> str:
-    """The catalogue as Markdown; GB are 1e9 bytes in bf16, GFLOPs 1e9 per token forward.
+    """The catalogue as Markdown; GB are 1e9 bytes in the precision of the checkpoint
+    (bf16, or experts in MXFP4), GFLOPs 1e9 per token forward.
 
     *Per sequence* are full windows and states.
     """
     lines = [
         "| model | parameters | active | layers | hidden | heads / KV | head width "
-        "| GFLOPs per token | and per 1,000 of context | read per step, GB "
-        "| cache per token, bytes | per sequence, MB | source |",
-        "| --- | --: | --: | --: | --: | --: | --: | --: | --: | --: | --: | --: | --- |",
+        "| GFLOPs per token | and per 1,000 of context | weights, GB "
+        "| read per step, GB | cache per token, bytes | per sequence, MB | source |",
+        "| --- | --: | --: | --: | --: | --: | --: | --: | --: | --: | --: | --: | --: | --- |",
     ]
     for shape in MODELS.values():
         sizes = (
@@ -185,7 +186,8 @@ def model_table() -> str:
             *(shape.layers, shape.hidden, f"{shape.heads} / {shape.kv_heads}", shape.head_dim),
             f"{shape.linear_flops_per_token() / 1e9:.3g}",
             f"{shape.attention_flops(1000) / 1e9:.3g}",
-            f"{shape.decode_weight_bytes() / 1e9:.2f}",
+            f"{shape.checkpoint_bytes() / 1e9:.2f}",
+            f"{shape.decode_checkpoint_bytes() / 1e9:.2f}",
             f"{shape.cache_bytes_per_token():,.0f}",
             f"{(shape.window_bytes() + shape.state_bytes()) / 1e6:.3g}",
         )

@@ -8,8 +8,15 @@ addition or one multiplication; a product with a matrix of P numbers takes 2 P.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from simulator.catalogue.linear_attention import LinearAttention, SlidingWindow, check_count
+
+MXFP4_BYTES: Final = (32 * 4 + 8) / 32 / 8
+"""Per number in MXFP4: blocks of 32 numbers of 4 bits with one scale of 8 bits, 4.25 bits each.
+
+Source: OCP Microscaling Formats (MX) 1.0, table 1; gpt-oss model card (arXiv:2508.10925), section
+2.1, for the experts of that model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +69,8 @@ class ModelShape:
     """Width of one routed expert."""
     shared_intermediate: int = 0
     """Sum of the widths of all shared experts of a layer."""
+    mxfp4_experts: bool = False
+    """The checkpoint has its routed experts in MXFP4 and everything else in bf16."""
     first_dense_layers: int = 0
     """Layers of a mixture of experts that have a dense MLP; usually the first."""
     gated: bool = True
@@ -176,6 +185,16 @@ class ModelShape:
         unread = self.moe_layers * (self.experts - read) * self.expert_parameters
         return (self.decode_parameters - unread) * bytes_per_parameter
 
+    def checkpoint_bytes(self) -> float:
+        """Weights in the precision of the published checkpoint: bf16, or experts in MXFP4."""
+        return self.weight_bytes() - self.experts * self._saved_per_expert
+
+    def decode_checkpoint_bytes(self, *, sequences: float | None = None) -> float:
+        """`decode_weight_bytes` in the precision of the published checkpoint."""
+        read = self.experts if sequences is None else self.experts_read(sequences)
+        in_bf16 = self.decode_weight_bytes(sequences=sequences)
+        return in_bf16 - read * self._saved_per_expert
+
     def experts_read(self, sequences: float) -> float:
         """Expected number of different experts of one layer that a step of `sequences` uses.
 
@@ -248,6 +267,13 @@ class ModelShape:
         if self.latent is not None:
             return self.latent.cached_rank + self.latent.rope_head_dim
         return 2 * self.kv_heads * self.head_dim
+
+    @property
+    def _saved_per_expert(self) -> float:
+        """Bytes that one expert of every layer is smaller in the checkpoint than in bf16."""
+        if not self.mxfp4_experts:
+            return 0.0
+        return (2 - MXFP4_BYTES) * self.moe_layers * self.expert_parameters
 
     @property
     def _mlp_matrices(self) -> int:

@@ -37,6 +37,7 @@ TrainerKind = Literal["areal", "megatron", "fsdp2", "prime_rl", "torchtitan"]
 Sleep = Literal["to_host", "discard", "none"]
 Offload = Literal["all", "optimizer", "none"]
 Refit = Literal["packed", "by_tensor"]
+ControllerKind = Literal["none", "single", "metadata", "spmd"]
 
 
 class LengthConfig(Record):
@@ -190,10 +191,11 @@ class RolloutConfig(Record):
     max_running: Whole = 0
     """Maximum sequences that one engine decodes at once; 0 takes what its KV cache holds, at most
     256."""
-    weight_precision: Literal["bf16", "fp8"] = "bf16"
-    """Weights of the engines' layers, and the products with them, in `bf16` or `fp8`
-    (`quantization: fp8` in vLLM and SGLang); the embedding and the head stay in bf16. Needs GPUs
-    with fp8 units."""
+    weight_precision: Literal["auto", "bf16", "fp8"] = "auto"
+    """Weights of the engines: `auto` is bf16, except for experts that the model's checkpoint holds
+    in MXFP4 (gpt-oss), which also travel in MXFP4. `bf16` holds everything in bf16. `fp8` holds the
+    layers, and computes their products, in fp8 (`quantization: fp8` in vLLM and SGLang), with the
+    embedding and the head in bf16; it needs GPUs with fp8 units."""
     kv_cache_precision: Literal["bf16", "fp8"] = "bf16"
     """Numbers of the KV cache (`kv_cache_dtype` in vLLM and SGLang): one of `fp8` has half of the
     bytes."""
@@ -411,6 +413,26 @@ class OutsideConfig(Record):
     """Training steps from one checkpoint to the next; 0 writes none."""
 
 
+class ControllerConfig(Record):
+    """How responses get from the engines to the trainer."""
+
+    kind: ControllerKind = "none"
+    """`single`: one process reads every reply and sends the batch to the trainer. `metadata`:
+    agents on the hosts read and pack replies, the process handles only lengths and places, and the
+    trainer fetches from the hosts. `spmd`: no such process; every rank of the trainer has its own
+    engines and its own part of each batch, and a step waits for the slowest. `none` takes no
+    time."""
+    inputs: str = ""
+    """JSON file with your own measured inputs (`controller_inputs`); empty takes the packaged
+    ones."""
+    network_bytes_per_s: Annotated[
+        float, Ge(1e6), Le(1e13), About(unit="bytes/s", hint="12.5e9 is 100 Gb/s")
+    ] = 12.5e9
+    """Network of each host for responses, in one direction."""
+    ranks: Whole = 0
+    """Programs of `spmd`; 0 takes the data-parallel ranks of the trainer."""
+
+
 class ScheduleConfig(Record):
     """How generation and training interleave (`areal_lab.control.schedule`)."""
 
@@ -488,6 +510,7 @@ class SimulationConfig(Record):
     weights: WeightsConfig = Field(default_factory=WeightsConfig)
     colocation: ColocationConfig = Field(default_factory=ColocationConfig)
     outside: OutsideConfig = Field(default_factory=OutsideConfig)
+    controller: ControllerConfig = Field(default_factory=ControllerConfig)
     schedule: ScheduleConfig = Field(default_factory=ScheduleConfig)
     faults: FaultsConfig = Field(default_factory=FaultsConfig)
     calibration: CalibrationConfig = Field(default_factory=CalibrationConfig)

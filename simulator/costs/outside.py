@@ -19,7 +19,8 @@ from simulator.costs.colocation.published import relative_fit, rows_of
 BATCH: Final = "data, advantages, logs"
 VALIDATION: Final = "validation"
 CHECKPOINT: Final = "checkpoint"
-OUTSIDE: Final = frozenset({BATCH, VALIDATION, CHECKPOINT})
+FETCH: Final = "fetching responses"
+OUTSIDE: Final = frozenset({BATCH, FETCH, VALIDATION, CHECKPOINT})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

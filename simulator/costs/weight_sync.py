@@ -5,6 +5,7 @@
     load        engines are paused and load the weights
 
     seconds = start + bytes of the weights / effective rate         per backend, dense or mixture
+    seconds = bytes / (rate sqrt(engine nodes))                     broadcasts of mixtures
 
 Effective rates are 2 to 15 GB/s, at most a tenth of the wire rate, because of gathering, converting
 names and many small tensors. Interrupting sequences and recomputing their cache is not included:
@@ -32,8 +33,21 @@ from simulator.costs.precision.numbers import BF16
 
 OTHER_NETWORK = "network is not stated"
 """In the reason why a row is not fitted: an update like the fitted ones, on other servers. It
-counts in the error, which otherwise is that of one system alone: 2 % for mixtures, of which updates
-elsewhere take a half and a quarter of the seconds."""
+counts in the error, which otherwise is that of one system alone."""
+
+NODE_GPUS = 8
+"""GPUs of a server in all published rows. Racks and smaller servers count by their GPUs, too."""
+
+NODES_EXPONENT = 0.5
+"""The rate of a mixture's broadcast grows with the engine nodes to this power.
+
+Halfway between stages that do not get faster with more nodes (0: gathering, the sender's link) and
+those that every node has for itself (1: receiving, converting, loading). Not fitted: four rows (two
+models, two systems) want 0.71, the four dense ones, whose nodes grow with the model, 0.47. With
+each row left out, mean |ln| is 0.38; with a fitted exponent 0.41, with a serial part and one that
+the nodes share 0.52, without nodes 0.73. verl's 235B-A22B on two nodes, no faster per byte than
+its 30B-A3B on one, is the row that contradicts most.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +59,8 @@ class SyncMeasurement:
     weight_bytes: float
     """bf16."""
     mixture: bool
+    engine_nodes: float | None
+    """Servers that receive; None if not stated."""
     low_s: float
     high_s: float
     source: str
@@ -67,6 +83,7 @@ def measurements() -> tuple[SyncMeasurement, ...]:
             model=row["model"],
             weight_bytes=float(row["weight_gb"]) * 1e9,
             mixture=row["mixture"] == "yes",
+            engine_nodes=float(row["engine_nodes"]) if row["engine_nodes"] else None,
             low_s=float(row["low_s"]),
             high_s=float(row["high_s"]),
             source=row["source"],
@@ -84,12 +101,16 @@ class SyncSpeed:
     start_s: float
     bytes_per_s: float
     error: float | None
-    """Mean absolute relative error on those rows, or ln of the quotient if there are rows of other
-    servers; None if there are too few."""
+    """Mean absolute relative error on those rows; None if there are too few. For broadcasts the
+    mean |ln| of the quotient: of mixtures with each row left out, of dense models with rows of
+    other servers."""
+    nodes_exponent: float = 0.0
+    """The rate is that of one node, and grows with the engine nodes to this power."""
 
-    def seconds(self, weight_bytes: float) -> float:
-        """Seconds for weights of `weight_bytes` bytes."""
-        return self.start_s + weight_bytes / self.bytes_per_s
+    def seconds(self, weight_bytes: float, engine_nodes: float = 1.0) -> float:
+        """Seconds for weights of `weight_bytes` bytes; less than a node counts as one."""
+        rate = self.bytes_per_s * math.pow(max(1.0, engine_nodes), self.nodes_exponent)
+        return self.start_s + weight_bytes / rate
 
 
 def fit_speed(rows: Sequence[SyncMeasurement]) -> SyncSpeed:
@@ -108,6 +129,33 @@ def fit_speed(rows: Sequence[SyncMeasurement]) -> SyncSpeed:
         start_s=float(start),
         bytes_per_s=float(1 / slope),
         error=error if len(rows) > coefficients else None,
+    )
+
+
+def fit_broadcast(rows: Sequence[SyncMeasurement]) -> SyncSpeed:
+    """Broadcast of a mixture: a rate of one node, which grows with the nodes (`NODES_EXPONENT`).
+
+    The least squares of ln(seconds), which is the geometric mean of the rows' rates. The error is
+    the mean |ln(predicted / published)| of each row by a fit to the others.
+
+    Raises:
+        ValueError: fewer than two rows, or one without its engine nodes.
+    """
+    if len(rows) < 2 or any(row.engine_nodes is None for row in rows):
+        raise ValueError(f"{len(rows)} rows, but need two or more, all with their engine nodes")
+    rates = np.array(
+        [
+            row.weight_bytes / (row.seconds * (row.engine_nodes or 1) ** NODES_EXPONENT)
+            for row in rows
+        ]
+    )
+    logs = np.log(rates)
+    others = (logs.sum() - logs) / (len(rows) - 1)
+    return SyncSpeed(
+        start_s=0.0,
+        bytes_per_s=float(np.exp(logs.mean())),
+        error=float(np.abs(others - logs).mean()),
+        nodes_exponent=NODES_EXPONENT,
     )
 
 
@@ -131,6 +179,8 @@ def sync_speed(backend: str, *, mixture: bool) -> SyncSpeed:
     ]
     if not rows:
         raise ValueError(f"no published time of {backend!r}; set weights.update_s")
+    if backend == "nccl" and mixture:
+        return fit_broadcast(rows)
     fit = fit_speed(rows)
     elsewhere = [
         row
@@ -171,12 +221,25 @@ class WeightSync:
 
 def weight_update(config: SimulationConfig, model: ModelShape, gpu: GPU) -> WeightSync:
     """Weight update of a config's engines; see `weight_sync`."""
-    stages = config.trainer.pipeline_parallel
-    return weight_sync(config.weights, model, gpu, sent_weights(config), writers=stages)
+    cluster = config.cluster
+    return weight_sync(
+        config.weights,
+        model,
+        gpu,
+        sent_weights(config),
+        writers=config.trainer.pipeline_parallel,
+        engine_nodes=(cluster.rollout_gpus - cluster.hybrid_gpus) / NODE_GPUS,
+    )
 
 
 def weight_sync(
-    config: WeightsConfig, model: ModelShape, gpu: GPU, sent: Sent = BF16, *, writers: int = 1
+    config: WeightsConfig,
+    model: ModelShape,
+    gpu: GPU,
+    sent: Sent = BF16,
+    *,
+    writers: int = 1,
+    engine_nodes: float = 1.0,
 ) -> WeightSync:
     """Weight update of disaggregated engines.
 
@@ -189,6 +252,7 @@ def weight_sync(
         sent: what travels: weights in a precision, or adapters.
         writers: pipeline stages of the trainer, which write their layers to disk at the same time
             (`save_to_hf` of AReaL's realhf, 2025; the measured trainers have one).
+        engine_nodes: GPUs that receive / `NODE_GPUS`; only broadcasts of mixtures depend on it.
 
     Raises:
         ValueError: if no update of such a model was published.
@@ -212,9 +276,18 @@ def weight_sync(
         by_model = WeightSync(
             export_s=0.0,
             delay_s=0.0,
-            load_s=max(speed.seconds(size), wire_s if config.backend == "nccl" else 0.0),
+            load_s=max(
+                speed.seconds(size, engine_nodes), wire_s if config.backend == "nccl" else 0.0
+            ),
             error=speed.error,
-            provenance="verl, docs/advance/delta_weight_sync.md (2026-07), H100",
+            provenance=(
+                "verl, docs/advance/delta_weight_sync.md (2026-07), H100"
+                + (
+                    f", and its one-step-off page, H20: {engine_nodes:.3g} engine nodes"
+                    if speed.nodes_exponent
+                    else ""
+                )
+            ),
         )
     by_model = _with_measured_parts(by_model, config)
     if config.update_s is None:

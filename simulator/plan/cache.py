@@ -123,8 +123,10 @@ def shipped_trials(plan: str, run: Run = run_here) -> TrialCache:
 
 
 def key(job: Job) -> str | None:
-    """What decides a trial, in short; None if it depends on a file of lengths."""
+    """What decides a trial, in short; None if it depends on a file of lengths or inputs."""
     config = job.config
+    if config.controller.inputs:
+        return None
     answers = config.workload.answers
     if answers.kind == "recorded" or (answers.kind == "trace" and answers.trace.endswith(".csv")):
         return None

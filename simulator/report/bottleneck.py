@@ -14,10 +14,13 @@ from areal_lab.runlog.activity import (
     ON_ITS_WAY,
     PAUSED,
     WAIT_BATCH,
+    WAIT_CONTROLLER,
+    WAIT_RANKS,
     WAIT_REWARDS,
     WAIT_WEIGHTS,
 )
-from simulator.run.pools import GENERATE, MOVING_WEIGHTS, WAIT_HYBRID
+from simulator.run.controller import NOTHING_TO_HANDLE
+from simulator.run.pools import CONTROLLER, GENERATE, MOVING_WEIGHTS, WAIT_HYBRID
 
 TRAIN_BOUND: Final = "train-bound"
 GENERATION_BOUND: Final = "generation-bound"
@@ -25,6 +28,8 @@ STALENESS_BOUND: Final = "staleness-bound"
 WEIGHT_UPDATES: Final = "weight updates"
 REWARDS_AND_TOOLS: Final = "rewards and tools"
 FAILURES: Final = "failures"
+CONTROLLER_BOUND: Final = "controller"
+OTHER_RANKS: Final = "other ranks"
 
 GENERATING: Final = ("decode", "prefill", "recompute", GENERATE)
 """Activities of engines that are generation."""
@@ -39,6 +44,8 @@ CAUSES: Final[Mapping[str, str]] = {
     WAIT_REWARDS: REWARDS_AND_TOOLS,
     ON_ITS_WAY: REWARDS_AND_TOOLS,
     LOST: FAILURES,
+    WAIT_CONTROLLER: CONTROLLER_BOUND,
+    WAIT_RANKS: OTHER_RANKS,
 }
 """The bottleneck behind each cause of idleness."""
 
@@ -46,9 +53,11 @@ CAUSES: Final[Mapping[str, str]] = {
 def bottleneck(shares: Mapping[str, Mapping[str, float]]) -> str:
     """The bottleneck of a run, from the shares of its pools' time.
 
-    train-bound       the trainer works 90 % of the time or more
+    controller        the controller is busy 90 % of the time or more
+    train-bound       else, the trainer works 90 % of the time or more
     weight updates    else, it waits for weights, or for hybrid GPUs, longer than for batches
-    failures          else, it loses more time to failures than to either
+    failures          else, it loses more time to failures than to either; so controller (for its
+                      batch to be sent) and other ranks (SPMD: for theirs to be complete)
     staleness-bound   else, engines wait 10 % or more for new weights before they may start more
                       responses; also synchronous schedules in which neither side is always busy
     generation-bound  else, engines rarely wait
@@ -60,6 +69,8 @@ def bottleneck(shares: Mapping[str, Mapping[str, float]]) -> str:
         shares: shares of the time of each pool (`rollout`, `hybrid` and `training`, or `all`), by
             activity and by cause of idleness.
     """
+    if handling(shares) >= _FULL:
+        return CONTROLLER_BOUND
     if (both := alternating(shares)) is not None:
         parts = largest_parts(both)
         return max(parts, key=lambda name: parts[name])
@@ -69,14 +80,23 @@ def bottleneck(shares: Mapping[str, Mapping[str, float]]) -> str:
     kept = {
         WEIGHT_UPDATES: updating(training),
         FAILURES: training.get(LOST, 0.0),
+        CONTROLLER_BOUND: training.get(WAIT_CONTROLLER, 0.0),
+        OTHER_RANKS: training.get(WAIT_RANKS, 0.0),
         WAIT_BATCH: training.get(WAIT_BATCH, 0.0),
     }
-    longest = max((WAIT_BATCH, WEIGHT_UPDATES, FAILURES), key=lambda name: kept[name])
+    causes = (WAIT_BATCH, WEIGHT_UPDATES, FAILURES, CONTROLLER_BOUND, OTHER_RANKS)
+    longest = max(causes, key=lambda name: kept[name])
     if longest != WAIT_BATCH:
         return longest
     idle = _by_limit(engines_of(shares))
     limit = max(idle, key=lambda name: idle[name])
     return limit if idle[limit] >= WAITING else GENERATION_BOUND
+
+
+def handling(shares: Mapping[str, Mapping[str, float]]) -> float:
+    """Share of its time in which the controller is busy; 0 if there is none."""
+    controller = shares.get(CONTROLLER, {})
+    return 1 - controller.get(NOTHING_TO_HANDLE, 0.0) if controller else 0.0
 
 
 def alternating(
@@ -99,8 +119,8 @@ def updating(training: Mapping[str, float]) -> float:
 
 def working(training: Mapping[str, float]) -> float:
     """Share of the trainer's time without waiting, failures and weights."""
-    kept = training.get(WAIT_BATCH, 0.0) + training.get(LOST, 0.0)
-    return 1 - updating(training) - kept
+    causes = (WAIT_BATCH, LOST, WAIT_CONTROLLER, WAIT_RANKS)
+    return 1 - updating(training) - sum(training.get(name, 0.0) for name in causes)
 
 
 def largest_parts(shares: Mapping[str, float]) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from areal_lab.runlog.activity import (
@@ -11,14 +11,18 @@ from areal_lab.runlog.activity import (
     ON_ITS_WAY,
     PAUSED,
     WAIT_BATCH,
+    WAIT_CONTROLLER,
+    WAIT_RANKS,
     WAIT_REWARDS,
     WAIT_WEIGHTS,
 )
 from simulator.catalogue.find_gpu import find_gpu
-from simulator.config.schema import ClusterConfig, ScheduleConfig, TrainerConfig
+from simulator.config.schema import ClusterConfig, ControllerKind, ScheduleConfig, TrainerConfig
 from simulator.report.bottleneck import (
+    CONTROLLER_BOUND,
     FAILURES,
     GENERATION_BOUND,
+    OTHER_RANKS,
     REWARDS_AND_TOOLS,
     STALENESS_BOUND,
     TRAIN_BOUND,
@@ -27,6 +31,7 @@ from simulator.report.bottleneck import (
     alternating,
     bottleneck,
     engines_of,
+    handling,
     largest_parts,
     updating,
     working,
@@ -40,8 +45,21 @@ _NAMES: Final[Mapping[str, str]] = {
     WEIGHT_UPDATES: "Moving weights",
     REWARDS_AND_TOOLS: "Waiting for rewards and tools",
     FAILURES: "Failures",
+    CONTROLLER_BOUND: "Waiting for the controller",
+    OTHER_RANKS: "Waiting for other ranks",
 }
 """Bottlenecks of colocated GPUs, for a sentence."""
+
+
+_CONTROLLERS: Final[Mapping[ControllerKind, Sequence[str]]] = {
+    "none": (),
+    "single": ("one controller reads all responses and sends them to the trainer",),
+    "metadata": (
+        "a controller for lengths and places; the trainer fetches responses from the hosts",
+    ),
+    "spmd": ("no controller: each rank has its engines and its part of every batch",),
+}
+"""Lines about the way of responses to the trainer."""
 
 
 def setting_lines(told: Mapping[str, Any]) -> Iterator[str]:
@@ -67,7 +85,7 @@ def setting_lines(told: Mapping[str, Any]) -> Iterator[str]:
     engines = (
         f"{generates // rollout['tensor_parallel']} engines of TP {rollout['tensor_parallel']}"
     )
-    if rollout["weight_precision"] != "bf16":
+    if rollout["weight_precision"] != "auto":
         engines += f", {rollout['weight_precision']}"
     if rollout["speculative_tokens"]:
         engines += f", {rollout['speculative_tokens']} drafted tokens"
@@ -90,6 +108,7 @@ def setting_lines(told: Mapping[str, Any]) -> Iterator[str]:
         f"{name}; {workload['prompts_per_batch']} x {workload['samples_per_prompt']} responses per "
         f"step, {answers['kind']}, at most {answers['max_tokens']:,} tokens"
     )
+    yield from _CONTROLLERS[config["controller"]["kind"]]
     seeds = len(told["seeds"])
     yield (
         f"{told['steps']} steps, averages without the first {told['warmup_steps']}; "
@@ -104,6 +123,8 @@ def limit_note(told: Mapping[str, Any]) -> str:
         for pool, busy in told["busy"].items()
     }
     limit = bottleneck(shares)
+    if limit == CONTROLLER_BOUND:
+        return _controller_limit(shares)
     if (both := alternating(shares)) is not None:
         which = "these GPUs" if "all" in shares else "the hybrid GPUs"
         return (
@@ -121,6 +142,12 @@ def limit_note(told: Mapping[str, Any]) -> str:
             f"{_percent(trainer.get(LOST, 0.0))} of the time, engines "
             f"{_percent(engines.get(LOST, 0.0))}. Fewer failures (faults.node_mtbf_h) or faster "
             "recovery (detection_s, restart_s) would help; more nodes fail more often."
+        ),
+        OTHER_RANKS: (
+            "[bold]The slowest rank limits this run:[/] ranks with their part of the batch wait "
+            f"for others {_percent(trainer.get(WAIT_RANKS, 0.0))} of the trainer's time and "
+            f"{_percent(engines.get(WAIT_RANKS, 0.0))} of the engines'. Fewer controller.ranks, "
+            "larger batches or another controller.kind would help."
         ),
         STALENESS_BOUND: (
             "[bold]Both sides wait:[/] engines are idle "
@@ -176,6 +203,15 @@ def _rewards_limit(engines: Mapping[str, float], reward_workers: int) -> str:
     return (
         f"[bold]{what} this run:[/] engines wait for them {_percent(max(rewards, tools))} of the "
         f"time. {help_} would help; more GPUs would not."
+    )
+
+
+def _controller_limit(shares: Mapping[str, Mapping[str, float]]) -> str:
+    waits = max(pool.get(WAIT_CONTROLLER, 0.0) for pool in shares.values())
+    return (
+        f"[bold]The controller limits this run:[/] it is busy {_percent(handling(shares))} of the "
+        f"time, and GPUs wait for it {_percent(waits)} of theirs. controller.kind=metadata, or a "
+        "faster reader (controller.inputs), would help; more GPUs would not."
     )
 
 

@@ -278,7 +278,8 @@ def _lag_shares(run: Replicated, kind: str) -> tuple[dict[int, float], list[list
 
 
 def _bar_name(run: Replicated, pool: str, mark: str) -> str:
-    return f"{mark}{pool}, {run.results[0].pools[pool].gpus} GPUs"
+    gpus = run.results[0].pools[pool].gpus
+    return f"{mark}{pool}, {gpus} GPUs" if gpus else f"{mark}{pool}"
 
 
 def _marks(runs: Sequence[Replicated]) -> list[str]:

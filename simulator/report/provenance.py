@@ -13,6 +13,7 @@ from simulator.catalogue.gpu import GPU
 from simulator.catalogue.models import ModelShape, find_model
 from simulator.config.schema import SimulationConfig
 from simulator.costs.colocation.switch import switch_cost
+from simulator.costs.controller.ways import controller_cost
 from simulator.costs.engine_cpu import EAGER_ERROR, EAGER_LAYER_S
 from simulator.costs.measured_engine import GIVEN
 from simulator.costs.outside import outside_from
@@ -46,6 +47,7 @@ def cost_parts(config: SimulationConfig) -> list[Part]:
         _training_part(config, model, gpu),
         *_weights_parts(config, model, gpu),
         *_outside_parts(config),
+        *_controller_parts(config),
         _lengths_part(config),
     ]
 
@@ -62,6 +64,11 @@ def warnings(config: SimulationConfig, *, prices: bool = True) -> list[str]:
     ]
     model = find_model(config.model)
     found.extend(f"{model.name}: {caveat}" for caveat in model.caveats)
+    if model.mxfp4_experts and config.rollout.weight_precision == "auto":
+        found.append(
+            f"{model.name}: engines hold its experts in MXFP4, whose kernels were not measured: "
+            "bytes count as read, and products as computed, as fast as in bf16"
+        )
     gpus = {find_gpu(name).name: find_gpu(name) for name in _gpu_names(config)}
     for gpu in gpus.values():
         found.extend(_unverified_numbers(gpu))
@@ -181,6 +188,12 @@ def _outside_parts(config: SimulationConfig) -> Iterator[Part]:
     outside = outside_from(config.outside, colocated=config.cluster.colocated)
     if outside is not None:
         yield Part("data, logs", outside.provenance, outside.error)
+
+
+def _controller_parts(config: SimulationConfig) -> Iterator[Part]:
+    controller = controller_cost(config)
+    if controller is not None:
+        yield Part("controller", controller.provenance, controller.error)
 
 
 def _lengths_part(config: SimulationConfig) -> Part:

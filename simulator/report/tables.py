@@ -78,6 +78,9 @@ def _step_table(told: Mapping[str, Any]) -> Table:
         span(throughput),
         f"{number(mean_of(told['tokens_per_s_per_gpu']))} per GPU; trained tokens",
     )
+    if "controller" in told:
+        handles = quantity(told["controller"]["controller_s"], "s")
+        table.add_row("controller", handles, "", "one process, during the step")
     if mean_of(parts["update_s"]) > 0:
         note = "until all engines have it"
         table.add_row("weight update", quantity(parts["update_s"], "s"), "", note)
@@ -191,6 +194,13 @@ def _count_table(told: Mapping[str, Any]) -> Table:
     ):
         if mean_of(counts[name]):
             table.add_row(title, quantity(counts[name]), note)
+    for name, title in (
+        ("controller_received_bytes", "received by the controller"),
+        ("controller_sent_bytes", "sent by the controller"),
+        ("fetched_bytes", "fetched from the engines' hosts"),
+    ):
+        if passed := mean_of(told.get("controller", {}).get(name, {"mean": 0.0})):
+            table.add_row(title, f"{number(passed / 1e9)} GB", "per step")
     return table
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from areal_lab.control.events import (
     Event,
@@ -30,6 +31,8 @@ from areal_lab.runlog.activity import (
     PAUSED_FOR_TRAINING,
     TRAINERS_TURN,
     WAIT_BATCH,
+    WAIT_CONTROLLER,
+    WAIT_RANKS,
     WAIT_REWARDS,
     WAIT_WEIGHTS,
 )
@@ -38,6 +41,7 @@ from simulator.costs.outside import OUTSIDE
 from simulator.engine.clock import UNCOUNTED, Clock
 from simulator.engine.replica import NOT_WORK
 from simulator.engine.versions import Decoded, tally
+from simulator.run.controller import BATCHES, REPLIES, ControllerQueue
 from simulator.run.flights import Slot
 from simulator.run.pools import EXPORT, GENERATE
 from simulator.run.system import System, Timing
@@ -62,6 +66,18 @@ COLUMNS = {
     "train_flops": "useful floating point operations of the step; nan if not modeled",
 }
 """The columns of the table of steps, with what they mean."""
+CONTROLLER_COLUMNS = {
+    "controller_s": "the controller handled replies and batches",
+    "controller_received_bytes": "the controller received from engines and agents",
+    "controller_sent_bytes": "the controller sent to the trainer",
+    "fetched_bytes": "the trainer fetched from the hosts of engines",
+    "reply_s": "from the end of a prompt's responses until they were handled, on average",
+}
+"""Further columns of a system with `controller`, for the time since the step before."""
+_UNEXPLAINED = (WAIT_CONTROLLER, WAIT_RANKS)
+"""Causes of idle engines that do not follow from events."""
+WaitedFor: TypeAlias = Callable[[Slot, str, float, float], None]
+"""Called with an engine, the cause, begin and end of a wait that events do not explain."""
 
 
 @dataclass(slots=True)
@@ -77,6 +93,7 @@ class Moment:
     """Of `engines`, those whose GPUs also train."""
     hybrid_work: dict[str, float] = field(default_factory=dict)
     trainer: dict[str, float] = field(default_factory=dict)
+    controller: dict[str, float] = field(default_factory=dict)
     generated_tokens: int = 0
     recomputed_tokens: int = 0
     preemptions: int = 0
@@ -91,6 +108,7 @@ class Moment:
             _difference(self.hybrid, before.hybrid),
             _difference(self.hybrid_work, before.hybrid_work),
             _difference(self.trainer, before.trainer),
+            _difference(self.controller, before.controller),
             self.generated_tokens - before.generated_tokens,
             self.recomputed_tokens - before.recomputed_tokens,
             self.preemptions - before.preemptions,
@@ -138,11 +156,22 @@ class StepLags:
 class Accounting:
     """Follows what every process is doing; the event loop reports every change."""
 
-    def __init__(self, system: System, slots: Sequence[Slot]) -> None:
+    def __init__(
+        self,
+        system: System,
+        slots: Sequence[Slot],
+        controller: ControllerQueue | None,
+        waited: WaitedFor,
+    ) -> None:
         self._system = system
         self._slots = slots
+        self._controller = controller
+        self._waited = waited
         self._clocks = [Clock(NOTHING_ADMITTED) for _ in slots]
         self._scoring = [0] * len(slots)
+        self._reading = [0] * len(slots)
+        self._at_barrier: Collection[int] = frozenset()
+        self._waited_before_s = [0.0] * system.limits.ranks
         self.trainer_clock = Clock(WAIT_BATCH)
         # The state of the run, as `areal_lab.runlog.activity` reads it from a log.
         self._behind = self._pushing = self._interrupted = False
@@ -156,8 +185,10 @@ class Accounting:
         self.dropped_tokens = 0
         self.filtered_tokens = 0
         # Steps.
-        self.columns = {name: array("d") for name in COLUMNS}
-        self._row = dict.fromkeys(COLUMNS, 0.0)
+        named = COLUMNS if controller is None else COLUMNS | CONTROLLER_COLUMNS
+        self.columns = {name: array("d") for name in named}
+        self._row = dict.fromkeys(named, 0.0)
+        self._passed: dict[str, float] = {}
         self._step = StepLags()
         self._update_s = 0.0
         self._export_s = 0.0
@@ -233,9 +264,40 @@ class Accounting:
         self._scoring[slot.number] += change
         self.engine_changed(now_s, slot)
 
+    def reading(self, now_s: float, slot: Slot, change: int) -> None:
+        """One more (+1) or one less (-1) of the engine's groups is with a reader or the controller,
+        or waits for them."""
+        self._reading[slot.number] += change
+        self.engine_changed(now_s, slot)
+
+    def at_barrier(self, now_s: float, ranks: Collection[int]) -> None:
+        """These ranks have their part of the next batch, and wait for the others.
+
+        Once no rank waits, the time that they waited, averaged over all ranks, moves from the
+        trainer's wait for a batch to that for other ranks.
+        """
+        if ranks == self._at_barrier:
+            return
+        clock = self.trainer_clock
+        waited_s = clock.of(now_s, WAIT_BATCH)
+        for rank in ranks:
+            if rank not in self._at_barrier:
+                self._waited_before_s[rank] = waited_s
+        if not ranks:
+            since_s = [self._waited_before_s[rank] for rank in self._at_barrier]
+            mean_s = (waited_s * len(since_s) - sum(since_s)) / self._system.limits.ranks
+            clock.seconds[WAIT_BATCH] -= mean_s
+            clock.add(WAIT_RANKS, mean_s)
+        self._at_barrier = ranks
+        self._update_all(now_s)
+
     def engine_changed(self, now_s: float, slot: Slot) -> None:
         """The engine got its first group, finished its last one, failed, or came back."""
-        self._clocks[slot.number].set(now_s, self._state(slot))
+        clock = self._clocks[slot.number]
+        before, since_s = clock.state, clock.since_s
+        clock.set(now_s, self._state(slot))
+        if before in _UNEXPLAINED and clock.state != before:
+            self._waited(slot, before, since_s, now_s)
 
     def _trainer_waits(self, now_s: float) -> None:
         if self._held and not self._training:
@@ -245,8 +307,8 @@ class Accounting:
             self.trainer_clock.set(now_s, NOTHING_LEFT if self._all_trained else cause)
 
     def _update_all(self, now_s: float) -> None:
-        for slot, clock in zip(self._slots, self._clocks, strict=True):
-            clock.set(now_s, self._state(slot))
+        for slot in self._slots:
+            self.engine_changed(now_s, slot)
 
     def _state(self, slot: Slot) -> str:  # noqa: PLR0911 - one per state
         if slot.dead:
@@ -263,6 +325,10 @@ class Accounting:
             return PAUSED if self._behind else PAUSED_FOR_TRAINING
         if self._scoring[slot.number]:
             return WAIT_REWARDS
+        if self._reading[slot.number]:
+            return WAIT_CONTROLLER
+        if slot.number * self._system.limits.ranks // len(self._slots) in self._at_barrier:
+            return WAIT_RANKS
         if self._all_started:
             return NOTHING_LEFT
         return WAIT_WEIGHTS if self._behind else NOTHING_ADMITTED
@@ -309,6 +375,8 @@ class Accounting:
         row["update_s"], self._update_s = self._update_s, 0.0
         generate_s = sum(clock.of(now_s, GENERATE) for clock in self._clocks) / len(self._clocks)
         row["generate_s"], self._generate_s = generate_s - self._generate_s, generate_s
+        if self._controller is not None:
+            row |= self._since_step_before(self._controller, now_s)
         for name, column in self.columns.items():
             column.append(row[name])
         row["train_s"] = row["micro_batches"] = row["train_flops"] = 0.0
@@ -316,6 +384,22 @@ class Accounting:
             self.begin = self._moment(now_s)
         if version == self._system.steps:
             self.end = self._moment(now_s)
+
+    def _since_step_before(self, controller: ControllerQueue, now_s: float) -> dict[str, float]:
+        """`CONTROLLER_COLUMNS`."""
+        busy = (controller.clock.of(now_s, name) for name in (REPLIES, BATCHES))
+        passed = {
+            "controller_s": sum(busy),
+            "controller_received_bytes": controller.received_bytes,
+            "controller_sent_bytes": controller.sent_bytes,
+            "fetched_bytes": controller.fetched_bytes,
+            "reply_s": controller.reply_s,
+            "replies": controller.replies,
+        }
+        new = _difference(passed, self._passed)
+        self._passed = passed
+        new["reply_s"] /= max(1, new.pop("replies"))
+        return new
 
     def _moment(self, now_s: float) -> Moment:
         engines: dict[str, float] = {}
@@ -337,6 +421,7 @@ class Accounting:
             generated += engine.generated_tokens
             recomputed += engine.recomputed_tokens
             preemptions += engine.preemptions
+        controller_s = {} if self._controller is None else self._controller.clock.read(now_s)
         return Moment(
             at_s=now_s,
             engines=engines,
@@ -344,6 +429,7 @@ class Accounting:
             hybrid=hybrid,
             hybrid_work=hybrid_work,
             trainer=self.trainer_clock.read(now_s),
+            controller=controller_s,
             generated_tokens=generated,
             recomputed_tokens=recomputed,
             preemptions=preemptions,

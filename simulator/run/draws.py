@@ -19,6 +19,9 @@ from simulator.run.responses import GroupDraws, Scores
 from simulator.run.system import System
 from simulator.workload.streams import EQUAL_REWARDS, LENGTHS, REWARDS, TOOLS, TURNS, stream
 
+_MOST_BLOCKS: Final = 8
+"""Blocks that are kept at most."""
+
 
 class Draws:
     """The draws of groups, made one training batch at a time; groups are asked for in order.
@@ -34,15 +37,19 @@ class Draws:
         self._system = system
         self._seed = seed
         self._size = system.limits.batch_groups
-        self._number = -1
-        self._drawn: list[GroupDraws] = []
+        # Ranks without a controller ask for groups of several batches in turn.
+        self._kept = 1 if system.limits.ranks == 1 else _MOST_BLOCKS
+        self._blocks: dict[int, list[GroupDraws]] = {}
 
     def of(self, group: GroupId) -> GroupDraws:
         """The draws of `group`; an earlier block is computed again."""
         number, row = divmod(group, self._size)
-        if number != self._number:
-            self._number, self._drawn = number, self._draw(number)
-        return self._drawn[row]
+        block = self._blocks.get(number)
+        if block is None:
+            if len(self._blocks) == self._kept:
+                del self._blocks[next(iter(self._blocks))]
+            block = self._blocks[number] = self._draw(number)
+        return block[row]
 
     def begin(self, groups: Sequence[GroupId], version: Version) -> None:
         """Nothing: lengths do not depend on weights."""

@@ -10,6 +10,7 @@
     push              WeightsPushed                 PushWeights             time
     node              EngineLost, EngineJoined      a failure               time
     requests          PauseRequested, ...           their time              time
+    reply             GroupFinished, GroupFiltered  the controller          time, earlier replies
 
 Each engine has one timer, set to the next change of its batch: one simpy event per change, none per
 token or sample. Engines notice new weights `delay_s` after `PushWeights` and generate until then,
@@ -25,7 +26,6 @@ from typing import assert_never
 
 import simpy
 
-from areal_lab.control.coordinator import Coordinator
 from areal_lab.control.events import (
     CheckpointDone,
     Drop,
@@ -48,6 +48,7 @@ from areal_lab.control.events import (
     Version,
     WeightsPushed,
 )
+from areal_lab.control.ranks import RankedCoordinator, coordinator_of
 from areal_lab.runlog.activity import TRAINERS_TURN
 from areal_lab.runlog.records import (
     TRAINER,
@@ -57,6 +58,7 @@ from areal_lab.runlog.records import (
 )
 from simulator.engine.versions import first_and_last
 from simulator.run.accounting import Accounting
+from simulator.run.controller import ControllerQueue
 from simulator.run.conversations import Conversations
 from simulator.run.draws import Draws
 from simulator.run.failures import node_of_engines
@@ -89,9 +91,14 @@ class EventLoop:
         self.seed = seed
         self.responses = Draws(system, seed) if responses is None else responses
         self.recorder = None if write is None else Recorder(system, write, self.responses.mode)
-        self.coordinator = Coordinator(system.limits)
+        self.coordinator = coordinator_of(system.limits)
         self.slots = [self._make_slot(number) for number in range(system.engines)]
-        self.accounting = Accounting(system, self.slots)
+        self.controller = (
+            None
+            if system.controller is None
+            else ControllerQueue(self.env, system.controller, system.engines)
+        )
+        self.accounting = Accounting(system, self.slots, self.controller, self._waited)
         self.trainer = Trainer(self)
         self.rewards = RewardQueue(system.reward_workers)
         self.flights: dict[GroupId, Flight] = {}
@@ -149,6 +156,8 @@ class EventLoop:
         if not isinstance(event, GroupFinished):
             self.accounting.event(now_s, event)
         actions = self.coordinator.handle(event)
+        if isinstance(self.coordinator, RankedCoordinator):
+            self.accounting.at_barrier(now_s, self.coordinator.waiting)
         if self.responses.revised:
             self._begin([action for action in actions if isinstance(action, StartGroup)])
         for action in actions:
@@ -274,6 +283,23 @@ class EventLoop:
         flight = slot.flights.pop(done.group)
         flight.generated_s = now_s
         flight.done = done
+        if (controller := self.controller) is not None:
+            size = len(flight.draws.lengths), sum(flight.draws.lengths)
+            if controller.takes_time(*size):
+                self.accounting.reading(now_s, slot, +1)
+                self.env.process(self._read(flight, controller.reply(slot.number, *size)))
+                return
+            controller.count(*size)
+        self._score(now_s, flight)
+
+    def _read(self, flight: Flight, reply: Process) -> Process:
+        yield from reply
+        self.accounting.reading(self.env.now, flight.slot, -1)
+        if self.flights.get(flight.group) is flight:  # else it was dropped or restarted
+            self._score(self.env.now, flight)
+
+    def _score(self, now_s: float, flight: Flight) -> None:
+        slot = flight.slot
         latencies_s = flight.draws.rewards_s
         if latencies_s is None:
             if not slot.flights:
@@ -483,6 +509,11 @@ class EventLoop:
         # A checkpoint is written in the background; the coordinator decides what waits for it.
         yield self.env.timeout(0)
         self.tell(CheckpointDone(version))
+
+    def _waited(self, slot: Slot, cause: str, begin_s: float, end_s: float) -> None:
+        """Record why an engine waited, where events do not say it."""
+        if self.recorder is not None:
+            self.recorder.span(engine_process(slot.number), "wait", begin_s, end_s, cause)
 
     def trainer_span(self, name: str, begin_s: float, end_s: float, cause: str = "") -> None:
         """Record what the trainer did or waited for."""

@@ -20,14 +20,18 @@ from areal_lab.runlog.activity import (
     PAUSED_FOR_TRAINING,
     TRAINERS_TURN,
     WAIT_BATCH,
+    WAIT_CONTROLLER,
+    WAIT_RANKS,
     WAIT_REWARDS,
     WAIT_WEIGHTS,
 )
 from simulator.costs.colocation.switch import TO_TRAINING
 from simulator.costs.economics import HOUR_S, Cost, Energy, PoolUse, run_cost, run_energy
 from simulator.run.accounting import Moment, add_up
+from simulator.run.controller import NOTHING_TO_HANDLE
 from simulator.run.event_loop import EventLoop
 from simulator.run.pools import (
+    CONTROLLER,
     GENERATE,
     WAIT_HYBRID,
     PoolShares,
@@ -44,6 +48,7 @@ IDLE_CAUSES: Final = frozenset(
     {
         *(LOST, NOTHING_ADMITTED, NOTHING_LEFT, ON_ITS_WAY, PAUSED, PAUSED_FOR_TRAINING),
         *(PAUSED_BY_HAND, TRAINERS_TURN, WAIT_BATCH, WAIT_HYBRID, WAIT_REWARDS, WAIT_WEIGHTS),
+        *(NOTHING_TO_HANDLE, WAIT_CONTROLLER, WAIT_RANKS),
     }
 )
 
@@ -76,6 +81,8 @@ def run_system(
     accounting = loop.accounting
     counts, window = loop.coordinator.counts, accounting.end.since(accounting.begin)
     pools = _pools(system, window)
+    if system.controller is not None and system.controller.handles:
+        pools[CONTROLLER] = pool_shares(0, window.at_s, window.controller, IDLE_CAUSES)
     cost, energy = _economics(system, pools, system.steps - system.warmup_steps)
     return SimulationResult(
         name=name,
@@ -184,6 +191,7 @@ def _economics(system: System, pools: Mapping[str, PoolShares], steps: int) -> t
     generates = system.rollout_gpu
     gpus = {"all": generates, "rollout": generates, "hybrid": generates}
     gpus["training"] = system.training_gpu
+    pools = {name: shares for name, shares in pools.items() if shares.gpus}
     uses = [
         PoolUse(
             name=name,

@@ -14,11 +14,14 @@ from areal_lab.runlog.activity import (
     NOTHING_ADMITTED,
     PAUSED_FOR_TRAINING,
     TRAINERS_TURN,
+    WAIT_CONTROLLER,
     WAIT_REWARDS,
 )
 from simulator.costs.colocation.switch import TO_GENERATION, TO_TRAINING
 from simulator.costs.outside import OUTSIDE
 
+CONTROLLER = "controller"
+"""The pool of one process without GPUs."""
 GENERATE = "generate"
 LOAD = "load weights"
 EXPORT = "export weights"
@@ -94,10 +97,10 @@ def shared_gpus(
 ) -> dict[str, float]:
     """Shares of GPUs that alternate between generation and training, from both sides' shares.
 
-    Engines count as idle while the trainer works or is lost; that time is subtracted from the idle
-    causes that it appears under.
+    Engines count as idle while the trainer works, is lost or gets its batch from the controller;
+    that time is subtracted from the idle causes that it appears under.
     """
-    causes = frozenset(idle_causes) - {LOST}
+    causes = frozenset(idle_causes) - {LOST, WAIT_CONTROLLER}
     working = {name: share for name, share in trainer.items() if name not in causes}
     both = dict(engines)
     left = sum(working.values())

@@ -20,7 +20,8 @@ from areal_lab.extras import require
 from areal_lab.runlog.lags import mean_lag
 from areal_lab.runlog.records import finite_json
 from simulator.costs.economics import Cost, Energy
-from simulator.run.pools import PoolShares
+from simulator.run.accounting import CONTROLLER_COLUMNS
+from simulator.run.pools import CONTROLLER, PoolShares
 from simulator.stats.statistics import Estimate, estimate
 
 if TYPE_CHECKING:
@@ -209,6 +210,9 @@ class Replicated:
             },
             "energy": {"kwh_per_step": show(self.estimate(lambda result: result.energy.kwh))},
         }
+        if CONTROLLER in first.pools:
+            names = {name: show(self.estimate(_column(name))) for name in CONTROLLER_COLUMNS}
+            told["controller"] = names
         return dict(finite_json(told))
 
     def lag_shares(self, name: str) -> dict[int, Estimate]:

@@ -16,7 +16,6 @@ import numpy as np
 import simpy
 from numpy.typing import NDArray
 
-from areal_lab.control.coordinator import Coordinator
 from areal_lab.control.events import (
     EngineId,
     EtaRequested,
@@ -26,6 +25,7 @@ from areal_lab.control.events import (
     Version,
 )
 from areal_lab.control.limits import Limits
+from areal_lab.control.ranks import coordinator_of
 from areal_lab.runlog.records import Segments
 from simulator.catalogue.gpu import GPU
 from simulator.costs.training_timing import Sizes
@@ -193,6 +193,70 @@ class Outside(Protocol):
         ...
 
 
+class Handled(Protocol):
+    """What passing responses on takes of the controller."""
+
+    @property
+    def seconds(self) -> float:
+        """Of the controller, which does one thing at a time."""
+        ...
+
+    @property
+    def received_bytes(self) -> float:
+        """By the controller."""
+        ...
+
+    @property
+    def sent_bytes(self) -> float:
+        """By the controller."""
+        ...
+
+
+class Fetched(Protocol):
+    """What the trainer fetches from the hosts of the engines."""
+
+    @property
+    def seconds(self) -> float:
+        """While the trainer waits."""
+        ...
+
+    @property
+    def bytes(self) -> float:
+        """Of the whole batch."""
+        ...
+
+
+class Controller(Protocol):
+    """Cost of bringing responses to the trainer, such as
+    `simulator.costs.controller.ways.ControllerCost`."""
+
+    @property
+    def handles(self) -> bool:
+        """Whether there is a controller; if not, only readers take time."""
+        ...
+
+    @property
+    def readers(self) -> int:
+        """Processes that read replies, each of an equal part of the engines; 0 if none does."""
+        ...
+
+    def read_s(self, tokens: int, /) -> float:
+        """Seconds of a reader for the responses to a prompt, of so many generated tokens."""
+        ...
+
+    def reply(self, responses: int, tokens: int, /) -> Handled:
+        """The controller's part once these are generated and read."""
+        ...
+
+    def batch(self, responses: int, tokens: int, /) -> Handled:
+        """The controller's part before a training step on these."""
+        ...
+
+    def fetch(self, responses: int, tokens: int, /) -> Fetched:
+        """What the trainer fetches after that."""
+        ...
+
+
 class Lengths(Protocol):
     """Distribution of response lengths."""
 
@@ -305,6 +369,8 @@ class System:
     ones (`limits.hybrid_engines`); None if none does."""
     outside: Outside | None = None
     """Data, logs, validation, checkpoints; None takes no time. `before_training` is of a part."""
+    controller: Controller | None = None
+    """How responses get to the trainer; None takes no time."""
     reward: Latency | None = None
     """Time to score one sample; None means no time."""
     reward_workers: int = 0
@@ -371,6 +437,11 @@ class System:
                 f"({self.minibatches})"
             )
         self._check_hybrid()
+        if self.engines % self.limits.ranks or (self.limits.ranks > 1 and self.failures):
+            raise ValueError(
+                f"limits.ranks is {self.limits.ranks}, but must divide engines ({self.engines}), "
+                "and failures of ranks are not simulated; set failures to None"
+            )
         if self.colocated and not generates_or_trains(self.limits):
             raise ValueError(
                 f"schedule {self.limits.schedule.name!r} generates while it trains, but colocated "
@@ -403,7 +474,7 @@ class System:
         if pauses and isinstance(pauses[-1], PauseRequested):
             raise ValueError("the last pause of requests has no end; add a ResumeRequested")
         for _, request in self.requests:
-            if (reason := Coordinator(self.limits).refusal(request)) is not None:
+            if (reason := coordinator_of(self.limits).refusal(request)) is not None:
                 raise ValueError(f"{request} cannot be done: {reason}")
             if self.colocated and isinstance(request, EtaRequested):
                 raise ValueError(f"{request} cannot be done: colocated GPUs generate or train")

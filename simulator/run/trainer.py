@@ -1,7 +1,7 @@
 """The trainer: takes a batch, works for the time it costs, exports the weights.
 
-Train --> (engines loaded) --> data --> switch --> work --> (engines loaded) --> export
-      --> validation, checkpoint --> TrainStepDone
+Train --> (engines loaded) --> responses --> data --> switch --> work --> (engines loaded)
+      --> export --> validation, checkpoint --> TrainStepDone
 
 Of a batch in parts, those before the last one end with the work and TrainPartDone.
 """
@@ -9,7 +9,7 @@ Of a batch in parts, those before the last one end with the work and TrainPartDo
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Protocol
 
@@ -17,8 +17,10 @@ import numpy as np
 import simpy
 
 from areal_lab.control.events import GroupId, Train, Version
-from areal_lab.runlog.activity import LOST, WAIT_WEIGHTS
+from areal_lab.runlog.activity import LOST, WAIT_CONTROLLER, WAIT_WEIGHTS
+from simulator.costs.outside import FETCH
 from simulator.run.accounting import Accounting
+from simulator.run.controller import ControllerQueue
 from simulator.run.flights import Flight
 from simulator.run.pools import EXPORT
 from simulator.run.responses import Responses
@@ -35,6 +37,7 @@ class Run(Protocol):
     accounting: Accounting
     responses: Responses
     kept: dict[GroupId, Flight]
+    controller: ControllerQueue | None
 
     def until_loaded(self) -> Process:
         """Wait until all engines hold the newest weights."""
@@ -80,6 +83,8 @@ class Trainer:
         timing = system.training.step(lengths, minibatches=minibatches)
         if system.push_holds_trainer:
             yield from self._until_loaded()
+        if run.controller is not None:
+            yield from self._responses(run.controller, flights)
         if system.outside is not None:
             yield from self._all_of(system.outside.before_training(len(lengths)))
         if system.switch is not None:
@@ -102,6 +107,17 @@ class Trainer:
         yield from self._run.until_loaded()
         self._run.accounting.trainer_clock.add(WAIT_WEIGHTS, self._env.now - begin_s)
         self._run.trainer_span("wait", begin_s, self._env.now, WAIT_WEIGHTS)
+
+    def _responses(self, controller: ControllerQueue, flights: Sequence[Flight]) -> Process:
+        """Wait until the trainer has the responses of its batch."""
+        begin_s = self._env.now
+        responses = sum(len(flight.draws.lengths) for flight in flights)
+        tokens = sum(int(flight.draws.tokens.sum()) for flight in flights)
+        yield from controller.batch(responses, tokens)
+        waited_s = self._env.now - begin_s
+        self._run.accounting.trainer_clock.add(WAIT_CONTROLLER, waited_s)
+        self._run.trainer_span("wait", begin_s, self._env.now, WAIT_CONTROLLER)
+        yield from self._busy(FETCH, controller.fetched(responses, tokens).seconds)
 
     def _all_of(self, seconds: Mapping[str, float]) -> Process:
         for name, taken_s in seconds.items():

@@ -7,7 +7,11 @@ import gc
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.cluster.host_lab import host_lab
+
+pytestmark = pytest.mark.cluster
 
 
 def test_no_heartbeat_is_sent_over_connections_that_are_closed(tmp_path: Path) -> None:

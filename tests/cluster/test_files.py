@@ -16,6 +16,8 @@ from areal_lab.engines.weights.verify_folder import folder_checksum
 from tests.asynchronous import in_loop
 from tests.cluster.host_lab import HostLab, host_lab
 
+pytestmark = pytest.mark.cluster
+
 
 def run_files(lab: HostLab, *, shared: bool) -> RunFiles:
     files = RunFiles(address=f"127.0.0.1:{lab.hosts.port}", token=lab.hosts.token, shared=shared)

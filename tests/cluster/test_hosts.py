@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 from dataclasses import replace
 from pathlib import Path
 
 import httpx2
+import psutil
 import pytest
 
+from areal_lab.cluster.agent.run import group_environment
 from areal_lab.cluster.host import HostLost, HostRefused
 from areal_lab.cluster.hosts import Hosts, TooFewHosts
 from areal_lab.cluster.local import LocalScheduler
@@ -20,6 +23,8 @@ from areal_lab.control.liveness import HostLiveness
 from areal_lab.engines.keys import authorization
 from tests.asynchronous import in_loop
 from tests.cluster.host_lab import DEADLINE_S, gone, host_lab, start_sleeper, until
+
+pytestmark = pytest.mark.cluster
 
 QUICK = {"heartbeat_s": 0.2, "lost_after": 5}
 
@@ -145,6 +150,18 @@ async def test_an_agent_refuses_what_it_cannot_start(tmp_path: Path) -> None:
         with pytest.raises(HostRefused, match="is not a folder of the host agent"):
             await lab.host("h1").remove(tmp_path)
         assert tmp_path.is_dir()
+
+
+def test_process_groups_use_the_interface_of_the_hosts_address() -> None:
+    assert group_environment("127.0.0.3") == {}
+    own = [
+        (name, one.address)
+        for name, addresses in psutil.net_if_addrs().items()
+        for one in addresses
+        if one.family == socket.AF_INET and not one.address.startswith("127.")
+    ]
+    for interface, address in own:
+        assert group_environment(address)["GLOO_SOCKET_IFNAME"] == interface
 
 
 def test_only_silence_in_a_row_is_a_loss() -> None:

@@ -48,7 +48,7 @@ def test_shipped_settings_are_found_by_name(
         ("dapoo", "unknown config 'dapoo'; did you mean 'dapo'"),
         (
             "plan_example",
-            "unknown config 'plan_example'; known are arithmetic, gsm8k, tiny, calculator",
+            "unknown config 'plan_example'; known are arithmetic, gsm8k, rendered_sums, tiny, ",
         ),
         ("mine.yaml", "mine.yaml does not exist (looked in "),
         (Path("gsm8k"), "gsm8k does not exist (looked in "),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -21,6 +22,8 @@ def test_three_hosts_generate_and_one_trains() -> None:
     placed = place(hosts(4, 4, 4, 4), demand)
     assert Counter(placed.engines) == {"h1": 4, "h2": 4, "h3": 4}
     assert placed.trainer == ("h4",) * 4
+    fewer = place(hosts(4, 4, 4, 4), replace(demand, engines=4))
+    assert fewer.engines == ("h1", "h2", "h3", "h1")
 
 
 def test_on_cpus_engines_take_turns_and_the_last_host_trains() -> None:
@@ -28,6 +31,13 @@ def test_on_cpus_engines_take_turns_and_the_last_host_trains() -> None:
     assert placed == Placement(
         engines=("h1", "h2", "h1", "h2", "h1"), trainer=("h3",), spares=("h4",)
     )
+
+
+def test_without_a_trainer_all_hosts_generate() -> None:
+    for gpus in (0, 2):
+        demand = Demand(engines=3, gpus_per_engine=gpus // 2, trainer_ranks=0)
+        placed = place(hosts(gpus, gpus, gpus), demand)
+        assert placed == Placement(engines=("h1", "h2", "h3"), trainer=())
 
 
 def test_one_host_does_everything() -> None:

@@ -65,6 +65,7 @@ async def start(
     announce: Announce,
     *,
     tokenizer: Path | None = None,
+    context_length: int = CONTEXT,
 ) -> EngineProcess:
     """Start a server of an engine, or fail with the last lines of its log and the fix."""
     announce(f"waiting for the {name} server (log: {log_path}) ... ")
@@ -76,7 +77,7 @@ async def start(
                 model=weights.path,
                 version=str(weights.version),
                 max_running_requests=8,
-                context_length=CONTEXT,
+                context_length=context_length,
                 lora=weights.adapter,
                 tokenizer=tokenizer,
             ),

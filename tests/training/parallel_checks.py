@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 import sys
 import time
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_flatten_with_path
 
 from areal_lab.config.schema import OptimizerConfig
+from areal_lab.data.trajectory import Segment
 from areal_lab.engines.protocol import WeightsFolder
 from areal_lab.training.checkpoint import load_state, state_of_learner
 from areal_lab.training.learner import Learner, make_learner
@@ -26,13 +28,14 @@ from areal_lab.training.optimizer import NonFiniteStep
 from areal_lab.training.parallel.group import RankPlace, another_group, join, leave
 from areal_lab.training.process.output import export, prepare_save, save
 from areal_lab.training.process.saving import BackgroundSaves
-from areal_lab.training.protocol import STATE_FOLDER, SaveRequest
+from areal_lab.training.protocol import STATE_FOLDER, SaveRequest, TrainBatchRequest
 from areal_lab.training.ranks import ALONE, Ranks
 from areal_lab.training.step import train_batch
 from tests.training import live_bytes
 from tests.training.live_bytes import measured_and_estimated
 from tests.training.test_forward import SHARE
 from tests.training.tiny import random_batch, save_model, settings_for
+from tests.vision_folder import FACTS, batch_with_pictures, write_vision_model
 
 RANKS = 4
 STEPS = 5
@@ -85,6 +88,15 @@ CASES: dict[str, dict[str, Any]] = {
         "max_tokens_per_mb": 25,
         "gradient_checkpointing": True,
     },
+    "pictures": {"kind": "qwen2_vl", "tied": True, "max_tokens_per_mb": 20},
+    "pictures, LoRA": {
+        "kind": "qwen3_vl",
+        "tied": False,
+        "use_lora": True,
+        "kl_loss_coef": 0.3,
+        "max_tokens_per_mb": 25,
+        "gradient_checkpointing": True,
+    },
     "entropy": {"kind": "llama", "tied": False, "entropy_coeff": 0.01, "max_tokens_per_mb": 25},
 }
 
@@ -105,7 +117,12 @@ def learner_of(folder: Path, case: str, ranks: Ranks) -> Learner:
 
 
 def batches(case: str) -> list[Any]:
-    """Groups of different sizes, some without a gradient; in the last, only one has one."""
+    """Groups of different sizes, some without a gradient; in the last, only one has one.
+
+    Those with pictures have one group that has none, which is alone on its rank.
+    """
+    if case.startswith("pictures"):
+        return [random_pictures(seed) for seed in range(2)]
     made = [random_batch(seed, groups=5, equal_groups=seed % 3) for seed in range(STEPS - 1)]
     made.append(random_batch(9, groups=5, equal_groups=4))
     return made if case in LONG else made[-2:]
@@ -135,12 +152,25 @@ def alone(folder: Path, case: str) -> Alone:
     tensors = {name: tensor.clone() for name, tensor in merged_tensors(learner.model).items()}
     names = [name for name, _ in learner.model.named_parameters()]
     save(learner, SaveRequest(folder / f"saved-alone-{case}", state=True))
-    return Alone(metrics, weights.checksum, tensors, names, one_more_step(learner))
+    return Alone(metrics, weights.checksum, tensors, names, one_more_step(learner, case))
 
 
-def one_more_step(learner: Learner) -> dict[str, float]:
+def one_more_step(learner: Learner, case: str) -> dict[str, float]:
     """Metrics of a step after the others."""
-    return train_batch(learner, random_batch(20, groups=5)).metrics
+    more = random_pictures(20) if case.startswith("pictures") else random_batch(20, groups=5)
+    return train_batch(learner, more).metrics
+
+
+def random_pictures(seed: int) -> TrainBatchRequest:
+    """Groups with pictures, and a long one without, which is alone on its rank."""
+    rng = random.Random(seed)
+    made = []
+    for trajectory in batch_with_pictures(FACTS, seed=seed):
+        behavior = tuple(-rng.uniform(3.0, 6.0) for _ in trajectory.response_tokens)
+        part = Segment(trajectory.response_tokens, behavior, 3)
+        prompt = trajectory.prompt_tokens * (1 if trajectory.images else 20)
+        made.append(dataclasses.replace(trajectory, prompt_tokens=prompt, parts=(part,)))
+    return TrainBatchRequest(3, tuple(made))
 
 
 def compare(
@@ -185,7 +215,7 @@ def check_saved(folder: Path, case: str, learner: Learner, ranks: Ranks) -> None
     """A checkpoint of the ranks continues in one process, and its model is the gathered one."""
     path = folder / f"saved-{case}"
     save(learner, SaveRequest(path, state=True, files={"note": b"by the first rank"}))
-    many = one_more_step(learner)
+    many = one_more_step(learner, case)
     if not ranks.first:
         return
     assert (path / "note").read_bytes() == b"by the first rank"
@@ -194,7 +224,7 @@ def check_saved(folder: Path, case: str, learner: Learner, ranks: Ranks) -> None
     saved = load_file(path / "model.safetensors")
     for name, tensor in merged_tensors(again.model).items():
         assert torch.equal(saved[name], tensor), name
-    compare(case, ranks, STEPS, one_more_step(again), many)
+    compare(case, ranks, STEPS, one_more_step(again, case), many)
 
 
 def check_saved_later(folder: Path, case: str, learner: Learner, ranks: Ranks) -> None:
@@ -227,7 +257,7 @@ def check_continued(folder: Path, case: str, ranks: Ranks) -> None:
     expected = ranks.announce(alone(folder, case).next_step if ranks.first else None)
     learner = learner_of(folder, case, ranks)
     load_state(learner, folder / f"saved-alone-{case}" / STATE_FOLDER)
-    compare(case, ranks, STEPS, expected, one_more_step(learner))
+    compare(case, ranks, STEPS, expected, one_more_step(learner, case))
 
 
 def check_non_finite(folder: Path, ranks: Ranks) -> None:
@@ -292,7 +322,7 @@ class Layout(NamedTuple):
 
 LAYOUTS = {
     "d2": Layout(2, 2, tuple(CASES), saves=5),
-    "d4": Layout(4, 4, ("tied", "LoRA")),
+    "d4": Layout(4, 4, ("tied", "LoRA", "pictures")),
     "d4, copies": Layout(4, 2, ("tied",)),
     "d1t2": Layout(2, 1, ("tied", "head norms", "critic", "shared critic"), tensor=2),
     "d2t2": Layout(4, 2, ("untied, two minibatches",), tensor=2),
@@ -344,6 +374,9 @@ def prepare(folder: Path) -> None:
     """The models of the cases, and a larger one."""
     save_model(folder / "memory", **live_bytes.SHAPE)
     for name, case in CASES.items():
+        if name.startswith("pictures"):
+            write_vision_model(folder / name, case["kind"], tied=case["tied"])
+            continue
         save_model(folder / name, kind=case["kind"], tied=case["tied"], vocab_size=98)
 
 

@@ -67,11 +67,15 @@ on a GPU that `find_gpu` returns.
 a Hugging Face folder or `config.json`, dense or mixture of experts. Parameters are those of the
 matrices; *active* ones are used by one token. GFLOPs are for one token in one forward pass: in
 matrix products, and in attention per 1,000 tokens of context; forward and backward together take
-three times as much, without recomputation. A decode step reads all weights but the input embedding;
-for a mixture of experts the table counts all experts, which is close to what large batches read.
+three times as much, without recomputation. *Weights* are those of an engine in the precision of the
+checkpoint (`rollout.weight_precision=auto`): bf16, and 4.25 bits per number of gpt-oss's experts
+(12.8 and 60.7 GiB; its model card has 12.8 and 60.8). A decode step reads all weights but the input
+embedding; for a mixture of experts the table counts all experts, which is close to what large
+batches read.
 
 {models}
-The simulator only reads widths and counts from a `config.json`. Layers with a sliding window, and
+The simulator only reads widths and counts from a `config.json`, and whether its experts are in
+MXFP4; other quantizations count as bf16, with a warning. Layers with a sliding window, and
 those with a state instead of attention (Gated DeltaNet of Qwen3-Next and Qwen3.5, Kimi Delta
 Attention), are counted as such: *per sequence* is the memory of full windows and states, which does
 not grow with the context. Layers that choose what they attend to (sparse attention) are counted as

@@ -63,6 +63,14 @@ predicted are 368.
 Weight updates send bf16, and the engines quantize while they load, unless
 `weights.quantize_before_sending=true`.
 
+## Experts in MXFP4
+
+gpt-oss is published with experts in MXFP4: blocks of 32 numbers of 4 bits with one scale of 8 bits,
+4.25 bits per number; everything else is in bf16. By default engines hold these bytes, read them and
+receive them (`rollout.weight_precision=auto`; `bf16` does without), and the trainer holds bf16. No
+kernels of MXFP4 were measured: the bytes are read at `e_w` of the bandwidth, and products take as
+long as in bf16, as if a kernel converted the numbers on their way. The report warns.
+
 ## Windows and states
 
 Layers with a sliding window read at most its tokens, and layers with a state (Gated DeltaNet, Kimi

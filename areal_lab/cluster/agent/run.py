@@ -7,6 +7,8 @@ join --(Welcome)--> serve out the lease --> join again, for rejoin_s --> exit
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+import os
 import signal
 import socket
 import tempfile
@@ -18,6 +20,7 @@ from pathlib import Path
 from typing import Final
 
 import httpx2
+import psutil
 
 from areal_lab.cluster.agent.app import agent_app
 from areal_lab.cluster.agent.lease import HostAgent
@@ -74,6 +77,8 @@ async def run_agent(joining: Joining, say: Callable[[str], None]) -> None:
         raise ValueError(
             f"--address is {address}, but must be an address of this machine ({error})"
         ) from error
+    for variable, value in group_environment(address).items():
+        os.environ.setdefault(variable, value)
     for parent in (Path(tempfile.gettempdir()), SHARED_MEMORY):
         remove_abandoned_folders(parent)  # of an agent that was killed
     folder = make_owned_folder(Path(tempfile.gettempdir()), mode=0o700)
@@ -166,6 +171,18 @@ def address_towards(host: str, port: int) -> str:
             return str(probe.getsockname()[0])
     except OSError as error:
         raise ValueError(f"this machine does not reach {host} ({error})") from error
+
+
+def group_environment(address: str) -> dict[str, str]:
+    """Variables with which process groups of this host's children use the interface that has an
+    address. By themselves they take that of the machine's name; none for a loopback address, which
+    they take on one machine."""
+    if ipaddress.ip_address(address).is_loopback:
+        return {}
+    for interface, addresses in psutil.net_if_addrs().items():
+        if any(one.address == address for one in addresses):
+            return dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), interface)
+    return {}
 
 
 def _host_and_port(text: str) -> tuple[str, int]:

@@ -7,7 +7,9 @@ A row of the arrays is one sample: all rows of its conversation, which are neigh
 | `tokens` | int32 | prompt and response of each trajectory |
 | `logprobs` | float32 | log pi_behav of each generated token |
 | `spans` | int32 (2) | tokens and version of each segment; `PROMPT_VERSION` for observations |
-| `rows` | int32 (5) | of each trajectory: `Column` |
+| `rows` | int32 (6) | of each trajectory: `Column` |
+| `placed` | int32 (4) | of each image of each trajectory: start, rows, columns, bytes |
+| `images` | uint8 | the PNG files of these images, one after the other |
 | `reward` | float64 | of each trajectory |
 | `turn_returns` | float64 | of each turn, where turns are compared |
 | `rewards` | uint8 | named components as JSON, a record per trajectory; nothing if there are none |
@@ -29,6 +31,7 @@ import numpy as np
 
 from areal_lab.control.events import PROMPT_VERSION
 from areal_lab.data.arrays.jagged import Array, Field, Jagged, row_count
+from areal_lab.data.images import EncodedImage, PlacedImage, image_of_bytes
 from areal_lab.data.trajectory import Observation, SampleEnd, Segment, Trajectory
 
 _ENDS: Final[tuple[SampleEnd, ...]] = get_args(SampleEnd)
@@ -42,6 +45,7 @@ class Column(IntEnum):
     SPANS = 2
     TURN_RETURNS = 3
     FINISH_REASON = 4
+    IMAGES = 5
 
 
 _JAGGED: Final = {
@@ -49,12 +53,14 @@ _JAGGED: Final = {
     "logprobs": ("float32", 0),
     "spans": ("int32", 2),
     "rows": ("int32", len(Column)),
+    "placed": ("int32", 4),
+    "images": ("uint8", 0),
     "reward": ("float64", 0),
     "turn_returns": ("float64", 0),
     "rewards": ("uint8", 0),
 }
 """Type and width of each field; a width of 0 has no second axis."""
-_FLAT: Final = ("tokens", "logprobs", "spans", "turn_returns")
+_FLAT: Final = ("tokens", "logprobs", "spans", "turn_returns", "placed")
 """Fields whose values are handed out to the trajectories of a sample one after the other."""
 
 
@@ -126,9 +132,16 @@ def _of_sample(rows: Sequence[Trajectory]) -> dict[str, list[Any]]:
                 len(row.parts),
                 len(row.turn_returns),
                 _ENDS.index(row.finish_reason),
+                len(row.images),
             )
             for row in rows
         ],
+        "placed": [
+            (one.start, one.rows, one.columns, len(one.image.png))
+            for row in rows
+            for one in row.images
+        ],
+        "images": list(b"".join(one.image.png for row in rows for one in row.images)),
         "reward": [row.reward for row in rows],
         "turn_returns": [value for row in rows for value in row.turn_returns],
         "rewards": (
@@ -157,7 +170,8 @@ def _jagged(name: str, rows: Sequence[Sequence[Any]], dtype: str, width: int) ->
 
 def _unpacked(group: int, sample: int, values: Mapping[str, Array]) -> Iterable[Trajectory]:
     taken = {name: _Taken(values[name].tolist()) for name in _FLAT}
-    tokens, logprobs, spans, returns = taken.values()
+    tokens, logprobs, spans, returns, placed = taken.values()
+    files = _Files(values["images"].tobytes())
     rows, rewards = values["rows"].tolist(), values["reward"].tolist()
     named = json.loads(values["rewards"].tobytes()) if len(values["rewards"]) else [{}] * len(rows)
     found = []
@@ -180,12 +194,40 @@ def _unpacked(group: int, sample: int, values: Mapping[str, Array]) -> Iterable[
                 reward=reward,
                 rewards=dict(components),
                 turn_returns=returns.take(row[Column.TURN_RETURNS]),
+                images=tuple(
+                    PlacedImage(files.take(size), start, height, width)
+                    for start, height, width, size in placed.take(row[Column.IMAGES])
+                ),
             )
         )
+    if files.left:
+        raise ValueError(f"{files.left} bytes of sample {group}/{sample} are of no image")
     for name, one in taken.items():
         if one.left:
             raise ValueError(f"{one.left} {name} of sample {group}/{sample} are in no trajectory")
     return found
+
+
+class _Files:
+    """Image files of which one after the other is taken; equal ones are one object."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+        self._known: dict[bytes, EncodedImage] = {}
+
+    def take(self, size: int) -> EncodedImage:
+        data = self._data[self._at : self._at + size]
+        if len(data) < size or size < 1:
+            raise IndexError(f"an image of {size} bytes, of which {len(data)} are there")
+        self._at += size
+        if data not in self._known:
+            self._known[data] = image_of_bytes(data)
+        return self._known[data]
+
+    @property
+    def left(self) -> int:
+        return len(self._data) - self._at
 
 
 class _Taken:

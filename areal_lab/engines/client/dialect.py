@@ -64,6 +64,8 @@ class Chunk:
     finish_reason: FinishReason | None = None
     retractions: int = 0
     cached_tokens: int = 0
+    prompt_tokens: tuple[int, ...] | None = None
+    """The prompt as the server has it, placeholders of images included, if it reports it."""
 
 
 class Digest(NamedTuple):

@@ -160,7 +160,11 @@ class RunningRequests:
         sent_to = self.held.version if self.held.adapter is None else None
         streams = [
             SampleStream(
-                request.request_id, self._fresh_id(request), sent_to, self._scanner(request)
+                request.request_id,
+                self._fresh_id(request),
+                sent_to,
+                self._scanner(request),
+                prompt_tokens=request.prompt_tokens if request.images else None,
             )
             for request in requests
         ]

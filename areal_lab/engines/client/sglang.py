@@ -5,10 +5,12 @@ Written for SGLang 0.5.23; `weight_versions`, which servers before 0.5.19 lack, 
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from areal_lab.control.events import Version
+from areal_lab.data.images import one_placeholder_each
 from areal_lab.engines.client.dialect import (
     Call,
     Chunk,
@@ -24,7 +26,13 @@ from areal_lab.engines.client.dialect import (
     post,
 )
 from areal_lab.engines.errors import EngineError
-from areal_lab.engines.protocol import GenerateRequest, PauseMode, SamplingParams, WeightsFolder
+from areal_lab.engines.protocol import (
+    NEVER,
+    GenerateRequest,
+    PauseMode,
+    SamplingParams,
+    WeightsFolder,
+)
 
 _ID_END = ";"
 """SGLang aborts every request whose id *begins* with the one given; with an end mark, only one
@@ -36,10 +44,21 @@ def generate(requests: Sequence[GenerateRequest], options: GenerateOptions) -> C
     """All samples in one request."""
     body: dict[str, Any] = {
         "rid": [_rid(request.request_id) for request in requests],
-        "input_ids": [list(request.prompt_tokens) for request in requests],
+        "input_ids": [
+            list(one_placeholder_each(request.prompt_tokens, request.images))
+            for request in requests
+        ],
         "sampling_params": [_sampling(request.sampling, options) for request in requests],
         "return_logprob": True,
     }
+    if any(request.images for request in requests):
+        files = {placed.image.digest: placed.image for one in requests for placed in one.images}
+        texts = {name: base64.b64encode(image.png).decode() for name, image in files.items()}
+        body["image_data"] = [
+            [texts[placed.image.digest] for placed in request.images] for request in requests
+        ]
+        # It turns prompts with images into text and back, and answers without an image it lost.
+        body["return_prompt_token_ids"] = True
     if options.stream:
         body["stream"] = True
     if options.cache_name:
@@ -65,7 +84,7 @@ def read(reply: Reply) -> Chunk:
     entries = entries[max(0, len(entries) - len(tokens)) :]
     if [int(entry[1]) for entry in entries] != list(tokens):
         raise EngineError(f"{len(tokens)} tokens came with log-probs of {len(entries)} others")
-    spans = meta.get("weight_versions")
+    spans, prompt = meta.get("weight_versions"), reply.get("prompt_token_ids")
     return Chunk(
         index=int(reply.get("index", 0)),
         tokens=tokens,
@@ -76,6 +95,7 @@ def read(reply: Reply) -> Chunk:
         finish_reason=parse_finish_reason(reason),
         retractions=int(meta.get("num_retractions") or 0),
         cached_tokens=int(meta.get("cached_tokens") or 0),
+        prompt_tokens=None if prompt is None else tuple(map(int, prompt)),
     )
 
 
@@ -142,6 +162,8 @@ def _sampling(params: SamplingParams, options: GenerateOptions) -> dict[str, Any
         values["stream_interval"] = options.stream_interval
     if params.stop and options.send_stops:
         values["stop"] = list(params.stop)
+    if params.never:
+        values["logit_bias"] = {str(token): NEVER for token in params.never}
     return values
 
 

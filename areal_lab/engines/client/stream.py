@@ -35,6 +35,8 @@ class SampleStream:
         sent_as: str = "",
         sent_to: Version | None = None,
         stops: StopScanner | None = None,
+        *,
+        prompt_tokens: tuple[int, ...] | None = None,
     ) -> None:
         self.request_id = request_id
         self.sent_as = sent_as
@@ -49,6 +51,8 @@ class SampleStream:
         self._spans: list[Span] = []
         self._confirmed: int | None = None
         """Tokens before the first one of uncertain version; None if all versions are certain."""
+        self._prompt_tokens = prompt_tokens
+        """A prompt with images, which the server has yet to report; None of others."""
         self._stops = stops
         self._end: int | None = None
         """Tokens up to the one that completed a stop string, if one did."""
@@ -73,6 +77,7 @@ class SampleStream:
             EngineError: if the message contradicts itself or earlier ones.
         """
         count = len(chunk.tokens)
+        self._check_prompt(chunk)
         if len(chunk.logprobs) != count:
             raise self._error(f"has {count} tokens, but log-probs of {len(chunk.logprobs)}")
         received = len(self._tokens)
@@ -138,6 +143,20 @@ class SampleStream:
         edges = [0, *(edge for span in self._spans for edge in span[1:]), received]
         if any(end != start for end, start in list(pairwise(edges))[::2]):
             raise self._error(f"has {received} tokens, but its version spans are {self._spans}")
+
+    def _check_prompt(self, chunk: Chunk) -> None:
+        """Compare the server's prompt with ours, where it has images: one may have been lost."""
+        asked, reported = self._prompt_tokens, chunk.prompt_tokens
+        if asked is None or (reported is None and chunk.finish_reason is None):
+            return
+        if reported != asked:
+            found = "none" if reported is None else f"another one, of {len(reported)}"
+            raise self._error(
+                f"has a prompt of {len(asked)} tokens with its images, but the engine reports "
+                f"{found}: it lost an image, resizes images in another way, or read the text of "
+                "the prompt as other tokens (docs/vision.md)"
+            )
+        self._prompt_tokens = None
 
     def _error(self, what: str) -> EngineError:
         return EngineError(f"request {self.request_id} {what}")

@@ -57,6 +57,11 @@ def generate(requests: Sequence[GenerateRequest], options: GenerateOptions) -> C
     """One sample."""
     (request,) = requests
     sampling = request.sampling
+    if request.images or sampling.never:
+        raise EngineError(
+            f"request {request.request_id} is for a vision-language model, but vllm has not been "
+            "tried with one; use sglang or the embedded engine"
+        )
     params: dict[str, Any] = {
         "max_tokens": sampling.max_new_tokens,
         "temperature": sampling.temperature,

@@ -35,7 +35,7 @@ from areal_lab.engines.embedded.scheduler import Scheduler
 from areal_lab.engines.embedded.streaming import disconnected, streamed
 from areal_lab.engines.launch.backends import EMBEDDED
 from areal_lab.engines.protocol import GenerateRequest, MemoryTag, PauseMode
-from areal_lab.engines.weights.folder import CorruptWeights, checksum, deduplicated_state
+from areal_lab.engines.weights.folder import CorruptWeights, checksum, stored_state
 
 
 def create_app(scheduler: Scheduler, *, model_path: str) -> FastAPI:
@@ -56,7 +56,7 @@ def create_app(scheduler: Scheduler, *, model_path: str) -> FastAPI:
     @app.post("/generate")
     async def generate(request: Request, body: dict[str, Any]) -> Response:
         received_s = time.monotonic()
-        requests, batch, interval = wire.parse_generate(body)
+        requests, batch, interval = await _parsed(scheduler, body)
         if interval is not None:
             return await streamed(scheduler, requests, request, interval)
         samples = await _generate_until_disconnect(scheduler, requests, request)
@@ -129,7 +129,7 @@ def create_app(scheduler: Scheduler, *, model_path: str) -> FastAPI:
         def compute(batcher: Batcher) -> str:
             if MemoryTag.WEIGHTS in batcher.released:
                 raise WrongMoment("the memory of the weights is released")
-            return checksum(deduplicated_state(batcher.model))
+            return checksum(stored_state(batcher.model))
 
         value = await asyncio.wrap_future(scheduler.call(compute))
         return JSONResponse({"success": True, "message": "", "checksum": value})
@@ -198,6 +198,26 @@ async def _generate_until_disconnect(
         return await done
     finally:
         gone.cancel()
+
+
+async def _parsed(
+    scheduler: Scheduler, body: dict[str, Any]
+) -> tuple[list[GenerateRequest], bool, int | None]:
+    """`wire.parse_generate`; images are decoded and resized in a thread."""
+    if not body.get("image_data"):
+        return wire.parse_generate(body)
+    vision, pixels = await asyncio.wrap_future(
+        scheduler.call(lambda batcher: (batcher.vision, batcher.pixels))
+    )
+
+    def parse() -> tuple[list[GenerateRequest], bool, int | None]:
+        parsed = wire.parse_generate(body, vision)
+        if pixels is not None:
+            for placed in {one.image.digest: one for r in parsed[0] for one in r.images}.values():
+                pixels.of(placed.image, placed.rows, placed.columns)
+        return parsed
+
+    return await asyncio.to_thread(parse)
 
 
 def _statistics(batcher: Batcher) -> dict[str, Any]:

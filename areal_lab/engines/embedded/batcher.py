@@ -33,12 +33,15 @@ from areal_lab.engines.embedded.attention import (
     decode_blocks,
 )
 from areal_lab.engines.embedded.cache import KVCache
+from areal_lab.engines.embedded.images import ImageNumbers, PassImages, PromptPositions
 from areal_lab.engines.embedded.loading import end_token_ids, replace_parameters
 from areal_lab.engines.embedded.memory import RELEASED, WeightMemory, give_back
 from areal_lab.engines.embedded.prefixes import KeptPrefix, KeptPrefixes, Prefixes
 from areal_lab.engines.embedded.sampler import sample_tokens
 from areal_lab.engines.protocol import GenerateRequest, MemoryTag, PauseMode
 from areal_lab.models.copies import to_device
+from areal_lab.models.image_features import ImagePixels, sees, with_features
+from areal_lab.models.vision import VisionFacts, placeholder_tokens
 
 PREFILL_TOKENS = 4096
 """Prompt tokens admitted into one step, so that many prompts do not delay the running requests; a
@@ -77,7 +80,10 @@ class Sample:
     cached_tokens: int | None = None
     """Prompt tokens that were copied at the first admission."""
     prefilled: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    """The tokens computed at the last admission, which other requests may share."""
+    """The tokens computed at the last admission, which other requests may share, with the numbers
+    of images in place of their placeholders."""
+    positions: PromptPositions | None = None
+    """None of a model whose tokens have one position each, their index."""
     row: int = -1
     length: int = 0
     """Tokens in the cache: all except the last one."""
@@ -114,6 +120,10 @@ class _Admitted:
     """From other rows, inside the pass."""
     restored: list[tuple[KeptPrefix, int, int]] = field(default_factory=list)
     """From kept prefixes, before the pass: to which row, and how many tokens."""
+    positions: list[np.ndarray] = field(default_factory=list)
+    """Of the tokens, by chunk; of a model with M-RoPE."""
+    images: PassImages = field(default_factory=PassImages)
+    """Among the tokens."""
 
 
 class Batcher:
@@ -128,6 +138,8 @@ class Batcher:
         context_length: int | None = None,
         codec: Callable[[], TextCodec] | None = None,
         kept_prefix_bytes: int = 0,
+        vision: VisionFacts | None = None,
+        pixels: ImagePixels | None = None,
     ) -> None:
         """Start with an empty batch.
 
@@ -137,8 +149,10 @@ class Batcher:
             codec: called for requests with stop strings; without it they are refused.
             kept_prefix_bytes: memory for keys and values of ended requests, which the next turns
                 of their conversations need.
+            vision: of a model that may have images; without it they are refused.
+            pixels: of these images.
         """
-        config = model.config
+        config = model.config.get_text_config()
         heads = config.num_attention_heads
         self.model = model
         self._device = model.device
@@ -151,6 +165,12 @@ class Batcher:
             device=model.device,
         )
         self._kept = KeptPrefixes(kept_prefix_bytes)
+        self.vision = vision
+        self.pixels = pixels
+        self._numbers = ImageNumbers()
+        self._rope = sees(model)
+        """Whether tokens have three positions."""
+        self._never = list(placeholder_tokens(model.config))
         self._era = 0
         self._weights = WeightMemory(model)
         self.released: set[MemoryTag] = set()
@@ -213,10 +233,32 @@ class Batcher:
             )
         if request.sampling.stop:
             self._load_tokenizer(request)
+        if self._never or request.images or request.sampling.never:
+            self._check_images(request)
+
+    def _check_images(self, request: GenerateRequest) -> None:
+        if request.images and self.vision is None:
+            raise Refused(
+                f"request {request.request_id} has {len(request.images)} image(s), but the "
+                "engine's model has none, or its folder lacks preprocessor_config.json"
+            )
+        placeholders = sum(token in self._never for token in request.prompt_tokens)
+        if placeholders != (needed := sum(placed.tokens for placed in request.images)):
+            raise Refused(
+                f"request {request.request_id} has {placeholders} placeholder token(s), but its "
+                f"{len(request.images)} image(s) need {needed}"
+            )
+        if not set(request.sampling.never) <= set(self._never):
+            raise Refused(
+                f"request {request.request_id} must never sample {request.sampling.never}, but "
+                f"this engine leaves out {self._never} only: the placeholders of its model"
+            )
 
     def add(self, request: GenerateRequest) -> Sample:
         """Queue a checked request."""
         sample = Sample(request, stops=self._scanner(request))
+        if self._rope:
+            sample.positions = PromptPositions(len(request.prompt_tokens), request.images)
         self.waiting.append(sample)
         return sample
 
@@ -305,6 +347,7 @@ class Batcher:
             self.flush()
         replace_parameters(self.model, tensors)
         self._kept.clear()
+        self._numbers.forget()
         self._era += 1
         self.version = version
 
@@ -355,6 +398,8 @@ class Batcher:
         self._reserve(decoding)
         self._restore(new)
         logits = self._forward(decoding, new)
+        if self._never:
+            logits[:, self._never] = -torch.inf
         for sample in self.running[:decoding]:
             sample.length += 1
         self.context_tokens += sum(sample.length for sample in self.running)
@@ -381,7 +426,8 @@ class Batcher:
         same: dict[bytes, tuple[Sample, int]] = {}
         while self.waiting and len(self.running) < self.max_running_requests:
             sample, row = self.waiting[0], len(self.running)
-            full = np.array((*sample.request.prompt_tokens, *sample.tokens), dtype=np.int64)
+            tokens = np.array((*sample.request.prompt_tokens, *sample.tokens), dtype=np.int64)
+            full = self._numbers.in_place(tokens, sample.request.images)
             twin = same.get(full.tobytes())
             source: Sample | None
             if twin is not None:
@@ -406,7 +452,10 @@ class Batcher:
                         mask=chunk_mask(shared, count, self._device),
                     )
                 )
-                new.tokens.extend(full[shared:].tolist())
+                new.tokens.extend(tokens[shared:].tolist())
+                if sample.positions is not None:
+                    new.positions.append(sample.positions.of(shared, len(full)))
+                    new.images.add(sample.request.images, shared, len(full))
                 index = len(new.tokens) - 1
                 same[full.tobytes()] = (sample, index)
                 shareable.add(full, sample)
@@ -445,7 +494,6 @@ class Batcher:
     def _forward(self, decoding: int, new: _Admitted) -> Float[Tensor, "N V"]:
         old = self.running[:decoding]
         starts = [sample.length for sample in old]
-        positions = starts + [p for c in new.chunks for p in range(c.start, c.end)]
         pack = Pack(
             cache=self._cache,
             decode_rows=self._tensor(list(range(decoding))),
@@ -468,16 +516,28 @@ class Batcher:
         unique = sorted(set(rows))
         output = self.model(
             input_ids=self._tensor([sample.last_token for sample in old] + new.tokens)[None],
-            position_ids=self._tensor(positions)[None],
+            position_ids=self._positions(old, new),
             use_cache=False,
             logits_to_keep=self._tensor(unique),
             pack=pack,
+            **with_features(self.model, new.images.inputs(self.pixels, self._device)),
         )
         logits: Tensor = output.logits[0]
         if len(unique) == len(rows):
             return logits
         at = {row: index for index, row in enumerate(unique)}
         return logits[self._tensor([at[row] for row in rows])]
+
+    def _positions(self, old: list[Sample], new: _Admitted) -> Tensor:
+        """Of the tokens of a pass: [1, T], or [3, 1, T] of a model with M-RoPE."""
+        if not self._rope:
+            starts = [sample.length for sample in old]
+            return self._tensor(starts + [p for c in new.chunks for p in range(c.start, c.end)])[
+                None
+            ]
+        of_rows = [s.positions.of(s.length, s.length + 1) for s in old if s.positions is not None]
+        together = torch.from_numpy(np.concatenate([*of_rows, *new.positions], axis=1))
+        return to_device(together, self._device)[:, None]
 
     def _finish_reason(self, sample: Sample) -> FinishReason | None:
         sampling, token = sample.request.sampling, sample.last_token
@@ -508,10 +568,13 @@ class Batcher:
         # Most aborts are for new weights, with which they would be of no use.
         if sample.finish_reason == "abort" or sample.prefix_era != self._era:
             return
-        full = (*sample.request.prompt_tokens, *sample.tokens)
+        tokens = (*sample.request.prompt_tokens, *sample.tokens)[: sample.length]
+        compared = np.asarray(tokens, dtype=np.int64)
         size_bytes = sample.length * self._cache.token_bytes
         self._kept.add(
-            full[: sample.length], size_bytes, lambda: self._cache.copy(sample.row, sample.length)
+            self._numbers.in_place(compared, sample.request.images),
+            size_bytes,
+            lambda: self._cache.copy(sample.row, sample.length),
         )
 
     def _tensor(self, values: list[int]) -> Tensor:

@@ -7,16 +7,18 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from areal_lab.engines.embedded.attention import IMPLEMENTATION
 from areal_lab.engines.weights.folder import (
     CorruptWeights,
-    deduplicated_state,
     read_manifest,
     read_weights,
+    stored_names,
+    stored_state,
 )
 from areal_lab.models.copies import copy_into, to_device
+from areal_lab.models.load import load_pretrained
 
 _CHANGING_ROPE = {"dynamic", "longrope"}
 
@@ -30,13 +32,7 @@ def load_model(folder: Path, dtype: torch.dtype, device: str = "cpu") -> PreTrai
     """
     if read_manifest(folder) is not None:
         read_weights(folder)
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        folder,
-        dtype=dtype,
-        attn_implementation=IMPLEMENTATION,
-        local_files_only=True,
-        trust_remote_code=False,
-    )
+    model = load_pretrained(folder, dtype=dtype, attention=IMPLEMENTATION)
     refuse_unsupported(model)
     place(model, torch.device(device))
     model.eval()
@@ -63,7 +59,7 @@ def refuse_unsupported(model: PreTrainedModel) -> None:
     Raises:
         ValueError: naming what the embedded engine lacks.
     """
-    config = model.config
+    config = model.config.get_text_config()
     window = getattr(config, "sliding_window", None)
     rope = getattr(config, "rope_parameters", None) or {}
     missing = None
@@ -88,8 +84,8 @@ def replace_parameters(model: PreTrainedModel, tensors: Mapping[str, Tensor]) ->
     Raises:
         CorruptWeights: if one is missing, unknown or of another shape; nothing is changed then.
     """
-    targets = deduplicated_state(model)
-    known = model.state_dict().keys()
+    targets = stored_state(model)
+    known = set(stored_names(model, model.state_dict()).values())
     missing = sorted(targets.keys() - tensors.keys())
     unknown = sorted(tensors.keys() - known)
     if missing:

@@ -7,7 +7,7 @@ until the next turn takes them, new weights come, or the memory is needed for la
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -88,7 +88,7 @@ class KeptPrefixes:
 
     def add(
         self,
-        tokens: Sequence[int],
+        tokens: np.ndarray,
         size_bytes: int,
         copy: Callable[[], list[Float[Tensor, "2 H T D"]]],
     ) -> None:
@@ -105,7 +105,7 @@ class KeptPrefixes:
             self._forget(self._by_age[0])
         kept = KeptPrefix(len(tokens), copy())
         self._by_age.append(kept)
-        self._prefixes.add(np.asarray(tokens, dtype=np.int64), kept)
+        self._prefixes.add(tokens, kept)
         self.size_bytes += kept.size_bytes
 
     def used(self, kept: KeptPrefix, tokens: int) -> None:

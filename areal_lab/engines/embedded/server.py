@@ -92,6 +92,8 @@ def load_batcher(options: argparse.Namespace) -> Batcher:
         from areal_lab.engines.embedded.loading import load_model
         from areal_lab.engines.weights.folder import read_manifest
         from areal_lab.models.dtypes import compute_dtype
+        from areal_lab.models.image_features import ImagePixels
+        from areal_lab.models.vision import IMAGE_FILES, read_vision_facts
 
     logging.disable_progress_bar()
     folder = Path(options.model_path)
@@ -99,13 +101,20 @@ def load_batcher(options: argparse.Namespace) -> Batcher:
     if version is None:
         manifest = read_manifest(folder)
         version = str(manifest["version"]) if manifest is not None else "0"
+    # A run's weight folders have neither a tokenizer nor the image processor's settings.
+    settings = Path(options.tokenizer_path or folder)
+    vision = None
+    if any((settings / name).is_file() for name in IMAGE_FILES):
+        vision = read_vision_facts(settings)
     return Batcher(
         load_model(folder, compute_dtype(options.dtype, options.device), options.device),
         version=version,
-        codec=_codec(Path(options.tokenizer_path or folder)),
+        codec=_codec(settings),
         max_running_requests=options.max_running_requests,
         context_length=options.context_length,
         kept_prefix_bytes=round(options.prefix_cache_gib * 2**30),
+        vision=vision,
+        pixels=None if vision is None else ImagePixels(settings),
     )
 
 
@@ -136,7 +145,11 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--model-path", required=True, help="Hugging Face model folder")
-    parser.add_argument("--tokenizer-path", help="default: the model folder, if it has a tokenizer")
+    parser.add_argument(
+        "--tokenizer-path",
+        help="folder of the tokenizer and the image processor's settings; default: the model "
+        "folder, if it has them",
+    )
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=30000, help="0 uses a free port")
     parser.add_argument(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from areal_lab.data.images import EncodedImage, EncodedPrompt, image_of_bytes, place_images
 from areal_lab.engines.embedded.batcher import Refused, Sample
-from areal_lab.engines.protocol import GenerateRequest, SamplingParams
+from areal_lab.engines.protocol import NEVER, GenerateRequest, SamplingParams
+from areal_lab.models.vision import VisionFacts
 
 
 class Sampling(BaseModel):
@@ -28,6 +31,8 @@ class Sampling(BaseModel):
     stop_token_ids: list[int] | None = None
     ignore_eos: bool = False
     sampling_seed: int = 0
+    logit_bias: dict[str, float] | None = None
+    """Tokens that are never sampled, with a bias of `NEVER` or less; no other bias is known."""
     stream_interval: int = Field(default=1, ge=1)
     """Tokens between two messages of a stream."""
 
@@ -40,12 +45,20 @@ class Generate(BaseModel):
     input_ids: list[int]
     rid: str | None = None
     sampling_params: Sampling | None = None
+    image_data: str | list[str] | None = None
+    """PNG files in base64, in the order of their placeholders, of which each has one."""
 
 
-def parse_generate(body: Mapping[str, Any]) -> tuple[list[GenerateRequest], bool, int | None]:
+def parse_generate(
+    body: Mapping[str, Any], vision: VisionFacts | None = None
+) -> tuple[list[GenerateRequest], bool, int | None]:
     """The requests of a /generate body, whether it was a batch, and the stream interval in tokens.
 
     The interval is `None` if the reply is not streamed.
+
+    Args:
+        body: as JSON.
+        vision: of the engine's model; None if it has no images.
 
     Raises:
         Refused, ValidationError: if the body is invalid.
@@ -53,16 +66,19 @@ def parse_generate(body: Mapping[str, Any]) -> tuple[list[GenerateRequest], bool
     prompts = body.get("input_ids")
     batch = isinstance(prompts, list) and bool(prompts) and isinstance(prompts[0], list)
     if isinstance(prompts, list) and batch:
-        ids, params = (_one_each(body, name, len(prompts)) for name in ("rid", "sampling_params"))
+        names = ("rid", "sampling_params", "image_data")
+        ids, params, images = (_one_each(body, name, len(prompts)) for name in names)
         rows = [
-            {"input_ids": prompt, "rid": rid, "sampling_params": values}
-            for prompt, rid, values in zip(prompts, ids, params, strict=True)
+            {"input_ids": prompt, "rid": rid, "sampling_params": values, "image_data": data}
+            for prompt, rid, values, data in zip(prompts, ids, params, images, strict=True)
         ]
     else:
         rows = [dict(body)]
     parsed = [Generate.model_validate(row) for row in rows]
     interval = min((one.sampling_params or Sampling()).stream_interval for one in parsed)
-    return [_request(one) for one in parsed], batch, interval if body.get("stream") else None
+    seen: dict[str, EncodedImage] = {}
+    requests = [_request(one, vision, seen) for one in parsed]
+    return requests, batch, interval if body.get("stream") else None
 
 
 def problem(errors: Sequence[Mapping[str, Any]]) -> str:
@@ -115,6 +131,8 @@ def reply(
             "e2e_latency": latency_s,
         },
     }
+    if sample.request.images and start == 0:
+        body["prompt_token_ids"] = list(sample.request.prompt_tokens)
     return body if index is None else {"index": index, **body}
 
 
@@ -130,13 +148,23 @@ def _finish_reason(sample: Sample) -> dict[str, Any] | None:
             return {"type": "abort", "message": "aborted", "status_code": None, "err_type": None}
 
 
-def _request(one: Generate) -> GenerateRequest:
+def _request(
+    one: Generate, vision: VisionFacts | None, seen: dict[str, EncodedImage]
+) -> GenerateRequest:
     sampling = one.sampling_params or Sampling()
     stop = sampling.stop or ()
+    bias = sampling.logit_bias or {}
     try:
+        if weak := next((token for token, value in bias.items() if value > NEVER), None):
+            raise ValueError(
+                f"logit_bias of token {weak} is {bias[weak]:g}, but must be {NEVER:g} or less: "
+                "tokens can only be left out"
+            )
+        prompt = _prompt(one, vision, seen)
         return GenerateRequest(
             request_id=uuid.uuid4().hex if one.rid is None else one.rid,
-            prompt_tokens=tuple(one.input_ids),
+            prompt_tokens=prompt.tokens,
+            images=prompt.images,
             sampling=SamplingParams(
                 max_new_tokens=sampling.max_new_tokens,
                 temperature=sampling.temperature,
@@ -145,11 +173,37 @@ def _request(one: Generate) -> GenerateRequest:
                 stop_token_ids=tuple(sampling.stop_token_ids or ()),
                 stop=(stop,) if isinstance(stop, str) else tuple(stop),
                 ignore_eos=sampling.ignore_eos,
+                never=tuple(int(token) for token in bias),
                 seed=sampling.sampling_seed,
             ),
         )
     except ValueError as error:
         raise Refused(str(error)) from error
+
+
+def _prompt(
+    one: Generate, vision: VisionFacts | None, seen: dict[str, EncodedImage]
+) -> EncodedPrompt:
+    """The prompt with all placeholders of its images.
+
+    Args:
+        one: a request.
+        vision: of the model.
+        seen: images of the same body by their base64 text: the samples of a group have the same.
+    """
+    data = one.image_data or []
+    texts = [data] if isinstance(data, str) else data
+    if vision is None:
+        if texts:
+            raise ValueError(
+                f"image_data has {len(texts)} image(s), but the engine's model has none, or its "
+                "folder lacks preprocessor_config.json"
+            )
+        return EncodedPrompt(tuple(one.input_ids))
+    for text in texts:
+        if text not in seen:
+            seen[text] = image_of_bytes(base64.b64decode(text, validate=True), what="image_data")
+    return place_images(one.input_ids, [seen[text] for text in texts], vision)
 
 
 def _one_each(body: Mapping[str, Any], name: str, count: int) -> Sequence[Any]:

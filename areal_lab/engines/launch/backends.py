@@ -66,6 +66,8 @@ class ServerOptions:
     conversations. The other backends keep as much as fits into their cache."""
     lora: LoraShape | None = None
     """Shape of the LoRA adapters it will get; None if it gets none."""
+    images: bool = False
+    """Whether its model may have images in its prompts; `fit_to_machine` sets it."""
     releases_memory: bool = False
     """Whether it will give its memory to the trainer of the same device and take it back."""
     extra: tuple[str, ...] = ()
@@ -121,6 +123,11 @@ class Backend:
     """Whether `GET /spans` reports the work of the engine over time."""
     tensor_parallel: bool
     """Whether one server can use several GPUs."""
+    images_refusal: str = ""
+    """Why it cannot serve vision-language models; empty if it can."""
+    images_as_text: bool = False
+    """Whether it turns the tokens of a prompt with images into text and back. A response that is
+    sent again, as part of a prompt, may then become other tokens."""
     reserved_tokens: int = 0
     """Of a model's context, which no request may use; a longer prompt is refused."""
     releases_memory: tuple[Build, ...] = ()
@@ -201,6 +208,9 @@ def _sglang_arguments(options: ServerOptions) -> list[str]:
         ]
         # The default backend has GPU kernels only.
         arguments += [] if options.build == "gpu" else ["--lora-backend", "torch_native"]
+    if options.images:
+        # Its warm-up would chat about an image, which needs a chat template.
+        arguments += ["--enable-multimodal", "--skip-server-warmup"]
     if options.releases_memory:
         arguments += ["--enable-memory-saver"]
     return [*arguments, *options.extra]
@@ -274,6 +284,9 @@ def _sglang_environment(options: ServerOptions) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         # By default /health generates a token, which hangs while the engine is paused.
         "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
+        # By default it keeps features of images, those of older weights too: neither an update nor
+        # a flush drops them.
+        "SGLANG_VLM_CACHE_SIZE_MB": "0",
     }
     if options.build == "gpu":
         return common
@@ -346,6 +359,7 @@ SGLANG: Final = Backend(
     releases_memory=("gpu",),
     releases_reason="its CPU build lacks torch_memory_saver, which frees memory of GPUs only",
     unguarded=("--grpc-port", "--grpc-mode", "--smg-grpc-mode"),
+    images_as_text=True,
     lora_targets=_SGLANG_LORA_TARGETS,
     lora_needs=_SGLANG_LORA_NEEDS,
     arguments=_sglang_arguments,
@@ -378,6 +392,7 @@ VLLM: Final = Backend(
     releases_reason=(
         "its sleep at level 2, which discards weights, has not been tried with new weights after it"
     ),
+    images_refusal="vllm has not been tried with one",
     lora_ranks=_VLLM_LORA_RANKS,
     arguments=_vllm_arguments,
     environment=_vllm_environment,

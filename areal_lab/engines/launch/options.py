@@ -23,6 +23,7 @@ from areal_lab.engines.launch.environments import environment
 from areal_lab.host.gpus import share_of, visible_gpus
 from areal_lab.models.dtypes import dtype_name, has_bfloat16
 from areal_lab.models.folder import cache_room
+from areal_lab.models.vision import is_vision_model
 
 HOST: Final = "127.0.0.1"
 _IN_ENGINE: Final = Path(__file__).parent / "in_engine.py"
@@ -74,6 +75,7 @@ def fit_to_machine(backend: Backend, options: ServerOptions) -> ServerOptions:
         cache_tokens=room.tokens,
         cache_bytes=room.bytes,
         build="gpu" if device == "cuda" else "cpu",
+        images=is_vision_model(options.model),
     )
 
 

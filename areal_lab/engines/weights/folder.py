@@ -16,7 +16,7 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from transformers import PreTrainedModel
 from areal_lab.control.events import Version
 from areal_lab.engines.protocol import WeightsFolder
 from areal_lab.engines.weights.root import in_memory
+from areal_lab.models.image_features import sees
 
 MANIFEST = "manifest.json"
 KEPT_FOLDERS = 2
@@ -58,7 +59,7 @@ def write_weights(
     Raises:
         OSError: in one line that names the folder, if there is no room.
     """
-    state = deduplicated_state(model) if tensors is None else tensors
+    state = stored_state(model) if tensors is None else tensors
     cast = {name: value.detach().to(dtype) for name, value in state.items()}
     return write_folder(
         root,
@@ -186,6 +187,30 @@ def deduplicated_state(model: torch.nn.Module) -> dict[str, Tensor]:
         seen.add(place)
         once[name] = tensor.detach()
     return once
+
+
+def stored_state(model: PreTrainedModel) -> dict[str, Tensor]:
+    """`deduplicated_state` by the names that tensors have in model folders."""
+    state = deduplicated_state(model)
+    names = stored_names(model, state)
+    return {names[name]: tensor for name, tensor in state.items()}
+
+
+def stored_names(model: torch.nn.Module, names: Iterable[str]) -> dict[str, str]:
+    """The names in model folders of parameters, by their names in the model.
+
+    They differ for some vision-language models, which transformers builds in another way than the
+    folders on the hub were written; SGLang reads the latter.
+    """
+    if not (isinstance(model, PreTrainedModel) and sees(model)):
+        return {name: name for name in names}
+    from transformers.core_model_loading import revert_weight_conversion
+
+    # By one tensor each, since the function renames the keys of tensors.
+    given = {name: torch.empty(0) for name in names}
+    stored = revert_weight_conversion(model, dict(given))
+    by_tensor = {id(tensor): name for name, tensor in stored.items()}
+    return {name: by_tensor[id(tensor)] for name, tensor in given.items()}
 
 
 def _write_model_folder(

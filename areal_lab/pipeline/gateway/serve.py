@@ -362,7 +362,7 @@ def _rollout(plan: GatewayPlan, conversations: Conversations, pool: ServerPool) 
         codec=conversations.codec,
         # Its workers are never started: clients set the rewards of their sessions.
         rewards=RewardService(config.reward.fn),
-        sampling=sampling_params(config.gconfig, conversations.codec),
+        sampling=sampling_params(config.gconfig, conversations.codec, plan.model),
         run_seed=plan.seed,
         running_samples=config.rollout.max_running_requests,
         context_tokens=context_tokens(config, plan.model),

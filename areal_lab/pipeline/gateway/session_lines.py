@@ -15,6 +15,7 @@ from typing import Final
 
 from areal_lab.agents.conversation import TreeConversation
 from areal_lab.agents.gateway.sessions import Session
+from areal_lab.data.images import PlacedImage
 from areal_lab.data.tokenize import TextCodec
 from areal_lab.data.trajectory import Observation, Segment
 from areal_lab.engines.protocol import SamplingParams
@@ -36,6 +37,7 @@ class SessionRow:
     rewards: Mapping[str, float]
     turn_returns: tuple[float | None, ...]
     sample: int = 0
+    images: tuple[PlacedImage, ...] = ()
 
     @property
     def response_tokens(self) -> tuple[int, ...]:

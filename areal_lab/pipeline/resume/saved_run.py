@@ -20,7 +20,8 @@ from pydantic import TypeAdapter, ValidationError
 from areal_lab.agents.workflow import Episode
 from areal_lab.control.events import GroupId
 from areal_lab.control.frontier import Frontier
-from areal_lab.data.problems import PromptSource
+from areal_lab.data.images import PlacedImage
+from areal_lab.data.problems import Problem, PromptSource
 from areal_lab.engines.client.resubmit import PartialSamples, token_count
 from areal_lab.engines.protocol import Generated
 from areal_lab.pipeline.rollout.scored import SampledTurn, ScoredGroup
@@ -110,6 +111,16 @@ class OpenTokens:
         return sum(token_count(one) for group in self.running.values() for one in group.values())
 
 
+@dataclass(frozen=True, slots=True)
+class _SavedImage:
+    """A placed image by its hash: the problem has it."""
+
+    digest: str
+    start: int
+    rows: int
+    columns: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Finished:
     """A scored group without its problem, which its number gives."""
@@ -122,6 +133,7 @@ class _Finished:
     generated_s: float
     scored_s: float
     turns: tuple[SampledTurn, ...]
+    images: tuple[_SavedImage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +157,10 @@ def open_tokens_to_bytes(tokens: OpenTokens) -> bytes:
                 generated_s=scored.generated_s,
                 scored_s=scored.scored_s,
                 turns=scored.turns,
+                images=tuple(
+                    _SavedImage(one.image.digest, one.start, one.rows, one.columns)
+                    for one in scored.images
+                ),
             )
             for group, scored in sorted(tokens.finished.items())
         ),
@@ -165,6 +181,7 @@ def read_open_tokens(checkpoint: Path, source: PromptSource) -> OpenTokens:
     try:
         value = json.loads(gzip.decompress(file.read_bytes()))
         content = TypeAdapter(_Content).validate_python(value)
+        images = {one.group: _placed(one.images, source[one.group]) for one in content.finished}
     except (OSError, EOFError, ValueError) as error:
         reason = str(error).split("\n", 1)[0]
         raise ValueError(f"{file} cannot be read: {reason}") from error
@@ -179,6 +196,7 @@ def read_open_tokens(checkpoint: Path, source: PromptSource) -> OpenTokens:
                 generated_s=one.generated_s,
                 scored_s=one.scored_s,
                 turns=one.turns,
+                images=images[one.group],
             )
             for one in content.finished
         },
@@ -187,3 +205,16 @@ def read_open_tokens(checkpoint: Path, source: PromptSource) -> OpenTokens:
             for group, samples in content.running.items()
         },
     )
+
+
+def _placed(saved: tuple[_SavedImage, ...], problem: Problem) -> tuple[PlacedImage, ...]:
+    """The images of a group, from those of its problem.
+
+    Raises:
+        ValueError: in one line: the problem does not have them.
+    """
+    there = {image.digest: image for image in problem.images}
+    for one in saved:
+        if one.digest not in there:
+            raise ValueError(f"problem {problem.key[:40]!r} has no image {one.digest[:12]}")
+    return tuple(PlacedImage(there[one.digest], one.start, one.rows, one.columns) for one in saved)

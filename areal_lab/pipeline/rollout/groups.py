@@ -26,6 +26,7 @@ from areal_lab.agents.workflow import Episode, Row, Workflow
 from areal_lab.config.schema import GenerationConfig, TrainConfig
 from areal_lab.control.events import EngineId, GroupId, StartGroup
 from areal_lab.control.routing import LeastLoaded
+from areal_lab.data.images import EncodedPrompt, encode_prompt
 from areal_lab.data.problems import Problem, PromptSource
 from areal_lab.data.seeds import sample_seed
 from areal_lab.data.tokenize import TextCodec
@@ -43,9 +44,16 @@ from areal_lab.engines.client.resubmit import (
 from areal_lab.engines.protocol import Generated, GenerateRequest, SamplingParams
 from areal_lab.host.processes import ChildDied
 from areal_lab.models.folder import read_model_facts
+from areal_lab.models.vision import VisionFacts, read_placeholder_tokens
 from areal_lab.pipeline.fleet import first_error
 from areal_lab.pipeline.rollout.scored import SampledTurn, ScoredGroup
-from areal_lab.pipeline.rollout.turns import OpenTurn, SampleEngine, TurnRouter, Unfinished
+from areal_lab.pipeline.rollout.turns import (
+    OpenTurn,
+    Question,
+    SampleEngine,
+    TurnRouter,
+    Unfinished,
+)
 from areal_lab.preflight.limits import usable_context
 from areal_lab.rewards.failure_rate import FailureRate, RewardError
 from areal_lab.rewards.service import RewardOutcome, RewardService
@@ -95,8 +103,14 @@ class RecomputeCounts:
     asked for them raised, or asks for others after a checkpoint."""
 
 
-def sampling_params(generation: GenerationConfig, codec: TextCodec) -> SamplingParams:
-    """How responses are sampled, by the settings; each sample gets its own seed later."""
+def sampling_params(generation: GenerationConfig, codec: TextCodec, model: Path) -> SamplingParams:
+    """How responses are sampled, by the settings; each sample gets its own seed later.
+
+    Args:
+        generation: the settings.
+        codec: the model's tokenizer.
+        model: its folder.
+    """
     stops = codec.stops(generation.stop)
     return SamplingParams(
         max_new_tokens=generation.max_new_tokens,
@@ -105,6 +119,7 @@ def sampling_params(generation: GenerationConfig, codec: TextCodec) -> SamplingP
         top_k=generation.top_k,
         stop_token_ids=stops.token_ids,
         stop=stops.strings,
+        never=read_placeholder_tokens(model),
     )
 
 
@@ -171,6 +186,8 @@ class Rollout:
     """Most tokens of a prompt and its response together, for workflows."""
     router: TurnRouter = field(default_factory=lambda: TurnRouter(LeastLoaded()))
     """Of the turns of workflows."""
+    vision: VisionFacts | None = None
+    """Of the model; None if its prompts have no images."""
     failures: FailureRate = field(default_factory=FailureRate)
     """Of workflows."""
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -213,11 +230,12 @@ class Rollout:
                 self.workflow, problem, stream=stream, group=group, samples=samples, kept=partial
             )
         started_s = time.time()
-        prompt_tokens = self.codec.encode(problem.prompt)
+        prompt = self._prompt(problem)
         requests = [
             GenerateRequest(
                 request_id=request_id(stream, group, index),
-                prompt_tokens=prompt_tokens,
+                prompt_tokens=prompt.tokens,
+                images=prompt.images,
                 sampling=self._sampling(stream, group, index),
             )
             for index in range(samples)
@@ -243,18 +261,22 @@ class Rollout:
             problem=problem,
             samples=tuple(
                 Episode(
-                    rows=(Row(prompt_tokens=prompt_tokens, parts=sample.segments),),
+                    rows=(Row(prompt_tokens=prompt.tokens, parts=sample.segments),),
                     outcome=outcome,
                     end=sample.finish_reason,
                 )
                 for sample, outcome in zip(generated, outcomes, strict=True)
             ),
             completions=tuple((text,) for text in completions),
-            prompt_tokens=prompt_tokens,
+            prompt_tokens=prompt.tokens,
             started_s=started_s,
             generated_s=generated_s,
             scored_s=time.time(),
+            images=prompt.images,
         )
+
+    def _prompt(self, problem: Problem) -> EncodedPrompt:
+        return encode_prompt(self.codec, self.vision, problem.prompt, problem.images)
 
     async def _episodes(
         self,
@@ -268,6 +290,7 @@ class Rollout:
     ) -> ScoredGroup:
         """Run the workflow of each sample, all at once."""
         started_s, name = time.time(), group_name(stream, group)
+        prompt = self._prompt(problem)
         turns: list[SampledTurn] = []
         self.open[name] = opened = {
             request: OpenTurn(None, {request: sample}) for request, sample in kept.items()
@@ -284,6 +307,7 @@ class Rollout:
                                 stream=stream,
                                 group=group,
                                 sample=index,
+                                question=Question(problem.prompt, prompt),
                                 kept=kept,
                                 opened=opened,
                                 asked=asked,
@@ -309,11 +333,12 @@ class Rollout:
             completions=tuple(
                 tuple(self._text(row.parts) for row in episode.rows) for episode in episodes
             ),
-            prompt_tokens=self.codec.encode(problem.prompt),
+            prompt_tokens=prompt.tokens,
             started_s=started_s,
             generated_s=max((turn.end_s for turn in turns), default=started_s),
             scored_s=scored_s,
             turns=tuple(turns),
+            images=prompt.images,
         )
 
     def sample_engine(
@@ -322,6 +347,7 @@ class Rollout:
         stream: str,
         group: GroupId,
         sample: int,
+        question: Question | None = None,
         kept: PartialSamples = NO_SAMPLES,
         opened: dict[str, OpenTurn] | None = None,
         asked: set[str] | None = None,
@@ -332,6 +358,7 @@ class Rollout:
             stream=stream,
             group=group,
             sample=sample,
+            question=question,
             run_seed=self.run_seed,
             sampling=self.sampling,
             context_tokens=self.context_tokens,

@@ -9,6 +9,7 @@ from areal_lab.config.schema import TrainConfig
 from areal_lab.control.routing import routing_named
 from areal_lab.data.tokenize import TextCodec
 from areal_lab.engines.protocol import PauseMode
+from areal_lab.models.vision import read_vision_facts
 from areal_lab.pipeline.progress import Display
 from areal_lab.pipeline.rollout.attended import opened_workflow
 from areal_lab.pipeline.rollout.groups import Rollout, context_tokens, sampling_params
@@ -50,7 +51,8 @@ async def opened_rollout(
         engines=engines,
         codec=codec,
         rewards=rewards,
-        sampling=sampling_params(config.gconfig, codec),
+        sampling=sampling_params(config.gconfig, codec, model),
+        vision=read_vision_facts(model),
         run_seed=config.seed,
         running_samples=config.rollout.max_running_requests,
         workflow=await stack.enter_async_context(

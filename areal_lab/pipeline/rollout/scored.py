@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from areal_lab.agents.workflow import Episode
 from areal_lab.control.events import EngineId, GroupId
+from areal_lab.data.images import PlacedImage
 from areal_lab.data.problems import Problem
 from areal_lab.data.trajectory import Trajectory
 
@@ -39,6 +40,8 @@ class ScoredGroup:
     """Seconds since the epoch."""
     turns: tuple[SampledTurn, ...] = ()
     """By their end; empty without a workflow of turns."""
+    images: tuple[PlacedImage, ...] = ()
+    """Of the prompt."""
 
     def trajectories(self, group: GroupId) -> tuple[Trajectory, ...]:
         """The samples as trajectories; requires that every outcome is ok."""
@@ -53,10 +56,16 @@ class ScoredGroup:
                 reward=sample.outcome.reward,
                 rewards=sample.outcome.rewards,
                 turn_returns=row.turn_returns,
+                images=self._images_of(row.prompt_tokens),
             )
             for index, sample in enumerate(self.samples)
             for number, row in enumerate(sample.rows)
         )
+
+    def _images_of(self, prompt_tokens: tuple[int, ...]) -> tuple[PlacedImage, ...]:
+        """The images of a row, whose prompt continues that of the group if it has them."""
+        continues = prompt_tokens[: len(self.prompt_tokens)] == self.prompt_tokens
+        return self.images if continues else ()
 
     @property
     def tokens(self) -> int:

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 from areal_lab.agents.control_text import control_text
 from areal_lab.control.events import EngineId, GroupId
 from areal_lab.control.routing import Router
+from areal_lab.data.images import EncodedPrompt, PlacedImage
 from areal_lab.data.seeds import sample_seed
 from areal_lab.data.tokenize import TextCodec
 from areal_lab.engines.client.resubmit import PartialSamples
@@ -79,6 +80,14 @@ Generate = Callable[[EngineId, GenerateRequest, PartialSamples], Awaitable[Gener
 """Generates a request on an engine, with what there is of it; raises `Unfinished` if it is lost."""
 
 
+@dataclass(frozen=True, slots=True)
+class Question:
+    """The prompt of a problem, which the first turn of a sample begins with."""
+
+    text: str
+    prompt: EncodedPrompt
+
+
 @dataclass(slots=True, kw_only=True)
 class SampleEngine:
     """What the workflow of one sample is given (`agents.workflow.WorkflowEngine`)."""
@@ -104,6 +113,8 @@ class SampleEngine:
     """Gets the names of all requests."""
     turns: list[SampledTurn]
     """Gets the turns that ended."""
+    question: Question | None = None
+    """None of samples without a problem."""
     _times: Counter[str] = field(default_factory=Counter)
     """How often each question was asked."""
     _running: dict[str, asyncio.Task[tuple[Generated, EngineId]]] = field(default_factory=dict)
@@ -128,9 +139,11 @@ class SampleEngine:
         request = GenerateRequest(
             request_id=name,
             prompt_tokens=prompt,
+            images=self._images_of(prompt),
             sampling=replace(
                 sampling,
                 max_new_tokens=min(room, sampling.max_new_tokens),
+                never=self.sampling.never,
                 seed=sample_seed(self.run_seed, self.stream, self.group, self.sample, name),
             ),
         )
@@ -201,8 +214,18 @@ class SampleEngine:
         return name
 
     def encode(self, text: str, *, begins: bool = False) -> tuple[int, ...]:
-        """See `WorkflowEngine.encode`."""
+        """See `WorkflowEngine.encode`. The problem's prompt gets placeholders of its images."""
+        question = self.question
+        if begins and question is not None and question.prompt.images and text == question.text:
+            return question.prompt.tokens
         return control_text(self.codec).encode(text, begins=begins)
+
+    def _images_of(self, prompt: tuple[int, ...]) -> tuple[PlacedImage, ...]:
+        """The images of a turn: those of the problem, if it continues the problem's prompt."""
+        if self.question is None:
+            return ()
+        tokens, images = self.question.prompt
+        return images if prompt[: len(tokens)] == tokens else ()
 
     def plain(self, text: str, *, within: str = "") -> str:
         """See `WorkflowEngine.plain`."""

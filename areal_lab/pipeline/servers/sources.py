@@ -22,6 +22,7 @@ from areal_lab.engines.protocol import LoraShape
 from areal_lab.engines.weights.records import Transfer
 from areal_lab.engines.weights.root import ROOM_FACTOR, choose_weights_root
 from areal_lab.models.folder import read_model_facts
+from areal_lab.models.vision import is_vision_model
 from areal_lab.pipeline.servers.attach import attach, load_base_model
 from areal_lab.pipeline.servers.pool import EngineSource
 from areal_lab.preflight.allocation import engine_plan
@@ -201,7 +202,7 @@ def _launched(
             device=device,
             max_running_requests=rollout.max_running_requests,
             tensor_parallel=plan.tensor_parallel,
-            tokenizer=model_path if finds_strings else None,
+            tokenizer=model_path if finds_strings or is_vision_model(model_path) else None,
             keeps_prefixes=conversations,
             lora=model.lora,
             releases_memory=plan.shared,

@@ -18,6 +18,7 @@ from areal_lab.engines.protocol import PauseMode, WeightsFolder
 from areal_lab.pipeline.fleet import Fleet
 from areal_lab.pipeline.progress import Display
 from areal_lab.pipeline.servers.health import HealthLimits
+from areal_lab.pipeline.servers.on_hosts import open_hosts
 from areal_lab.pipeline.servers.pool import ServerPool
 from areal_lab.pipeline.servers.push import PreparePush, PushTo, Weights
 from areal_lab.pipeline.servers.sources import LaunchModel, count_engines, engine_sources
@@ -35,7 +36,8 @@ async def start_standing(
     conversations: bool | None = None,
     prepare_push: PreparePush | None = None,
 ) -> ServerPool:
-    """Start the servers of a configuration, or attach to its addresses; `fleet` stops them.
+    """Start the servers of a configuration, here or on its hosts, or attach to its addresses;
+    `fleet` stops them.
 
     Args:
         config: whose `rollout` counts.
@@ -50,7 +52,17 @@ async def start_standing(
     Raises:
         ExceptionGroup: with the first error.
     """
+    hosts = await open_hosts(
+        config,
+        model,
+        fleet=fleet,
+        display=display,
+        log_folder=folder.path / "logs",
+        trains=False,
+    )
+    there = None if hosts is None else hosts.threads()
     rollout, servers = config.rollout, count_engines(config)
+    here = max(1, len(os.sched_getaffinity(0)) // servers)
     addresses = ", ".join(rollout.addresses)
     plural = "s" * (servers > 1)
     display.phase(
@@ -67,8 +79,9 @@ async def start_standing(
             first,
             model_path=model,
             codec=TextCodec.load(model),
-            threads=rollout.threads or max(1, len(os.sched_getaffinity(0)) // servers),
+            threads=rollout.threads or (here if there is None else there.engine),
             conversations=conversations,
+            launch=None if hosts is None else hosts.launch_engine,
         ),
         health=HealthLimits(
             interval_s=rollout.health_interval_s,

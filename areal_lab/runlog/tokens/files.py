@@ -46,6 +46,9 @@ class Sample:
     prompt: str
     completion: str
     prompt_tokens: tuple[int, ...]
+    images: tuple[Mapping[str, Any], ...] = ()
+    """Of the prompt: `sha256`, which names its file in the folder `images`, `start` (its first
+    placeholder among the prompt's tokens), `rows` and `columns` of placeholders."""
     reward: float
     rewards: Mapping[str, float]
     finish_reason: str
@@ -226,6 +229,7 @@ def _sample(group: Mapping[str, Any], sample: Mapping[str, Any], columns: _Colum
         prompt=sample.get("prompt", group["prompt"]),
         completion=sample["completion"],
         prompt_tokens=tuple(sample.get("prompt_tokens", group["prompt_tokens"])),
+        images=tuple((sample if "prompt_tokens" in sample else group).get("images", ())),
         reward=sample["reward"],
         rewards=sample["rewards"],
         finish_reason=sample["finish_reason"],

@@ -43,6 +43,7 @@ def shard_policy(
         fully_shard(layer, mesh=shards, reshard_after_forward=True, offload_policy=kept)
     if tensor is not None:
         divide_ends(policy, tensor)
+    policy.always_sees = True
     # The rest too lets go after a pass: one without gradient would leave parameters that the
     # optimizer then does not reach.
     fully_shard(policy, mesh=shards, reshard_after_forward=True, offload_policy=kept)

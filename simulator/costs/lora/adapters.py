@@ -130,9 +130,10 @@ def sent_weights(config: SimulationConfig) -> Sent:
     adapters = adapters_of(config.trainer)
     if adapters is not None and not config.weights.merge_adapters:
         return adapters
-    if config.weights.quantize_before_sending:
-        return EngineNumbers(weights=config.rollout.weight_precision)
-    return BF16
+    precision = config.rollout.weight_precision
+    if precision == "fp8" and not config.weights.quantize_before_sending:
+        return BF16
+    return EngineNumbers(weights=precision)
 
 
 def check_adapters(config: SimulationConfig) -> None:

@@ -20,7 +20,7 @@ from typing import Final
 from simulator.catalogue.gpu import GPU
 from simulator.catalogue.transformer import ModelShape
 from simulator.costs.coefficients import DATA, KernelCoefficients, fitted_coefficients, read_table
-from simulator.costs.precision.numbers import BF16, EngineNumbers
+from simulator.costs.precision.numbers import EngineNumbers
 from simulator.costs.typical_coefficients import RELATIVES, kernel_coefficients
 
 NOT_MEASURED: Final = 0.3
@@ -169,7 +169,7 @@ def precise_coefficients(
         fp8: custom ones; None uses the GPU's.
     """
     known = coefficients or kernel_coefficients(gpu)
-    if numbers == BF16:
+    if "fp8" not in (numbers.weights, numbers.cache):
         return known, None
     kernels = fp8 or fp8_kernels(gpu)
     if numbers.weights == "fp8":

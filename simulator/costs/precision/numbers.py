@@ -1,5 +1,6 @@
-"""Bytes of an engine's weights and cache, in bf16 or fp8.
+"""Bytes of an engine's weights and cache: as published, in bf16, or in fp8.
 
+    auto           bf16, and 4.25 bits per number of experts that are published in MXFP4
     fp8 weights    1 byte per number of the layers, and an fp32 scale per block of 128 x 128;
                    the embedding and the head stay in bf16
     fp8 cache      1 byte per number of keys and values
@@ -20,6 +21,7 @@ from simulator.catalogue.transformer import ModelShape
 from simulator.config.schema import SimulationConfig
 
 Precision = Literal["bf16", "fp8"]
+WeightPrecision = Literal["auto", "bf16", "fp8"]
 
 FP8_WEIGHT_BYTES: Final = 1 + 4 / 128**2
 """Per number of a layer's matrices, with the scale of its block."""
@@ -30,13 +32,15 @@ _BF16_BYTES: Final = 2
 class EngineNumbers:
     """Precision of what an engine holds."""
 
-    weights: Precision = "bf16"
+    weights: WeightPrecision = "bf16"
     cache: Precision = "bf16"
 
     def weight_bytes(self, model: ModelShape) -> float:
         """Memory of all weights."""
         if self.weights == "bf16":
             return model.weight_bytes()
+        if self.weights == "auto":
+            return model.checkpoint_bytes()
         tables = 1 if model.tied_embeddings else 2
         tables_held = tables * model.embedding_parameters
         return FP8_WEIGHT_BYTES * (model.parameters - tables_held) + _BF16_BYTES * tables_held
@@ -45,6 +49,8 @@ class EngineNumbers:
         """Weights that a step of `sequences` tokens reads."""
         if self.weights == "bf16":
             return model.decode_weight_bytes(sequences=sequences)
+        if self.weights == "auto":
+            return model.decode_checkpoint_bytes(sequences=sequences)
         layers = model.decode_weight_bytes(1, sequences=sequences) - model.embedding_parameters
         return FP8_WEIGHT_BYTES * layers + _BF16_BYTES * model.embedding_parameters
 
@@ -75,7 +81,7 @@ def check_precision(config: SimulationConfig, gpu: GPU) -> None:
 
     Raises:
         ValueError: in one line: fp8 weights on a GPU without fp8 units, or weights that are
-            quantized before they are sent to an engine that holds bf16.
+            quantized before they are sent to an engine that does not hold fp8.
     """
     rollout = config.rollout
     if rollout.weight_precision == "fp8" and not gpu.fp8_flops_per_s:
@@ -84,9 +90,9 @@ def check_precision(config: SimulationConfig, gpu: GPU) -> None:
             f"rollout.weight_precision is fp8, but {gpu.name} has no fp8 matrix units; use bf16, "
             "or a GPU with fp8_flops_per_s above 0 (H100, H200, B200, ...)",
         )
-    if config.weights.quantize_before_sending and rollout.weight_precision == "bf16":
+    if config.weights.quantize_before_sending and rollout.weight_precision != "fp8":
         raise refusal(
             "weights.quantize_before_sending",
-            "weights.quantize_before_sending is true, but engines hold bf16; set "
-            "rollout.weight_precision=fp8, or leave it out",
+            "weights.quantize_before_sending is true, but rollout.weight_precision is "
+            f"{rollout.weight_precision}; set it to fp8, or leave the first out",
         )

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from areal_lab.data.arrays.jagged import Jagged, concat_rows, row_count, slice_rows
 from areal_lab.data.arrays.samples import pack_samples, unpack_samples
+from areal_lab.data.images import PlacedImage, image_of_picture
 from areal_lab.data.trajectory import Observation, SampleEnd, Segment, Trajectory
 
 LOGPROBS = st.floats(-80, 0, width=32)
@@ -27,8 +29,20 @@ OBSERVATIONS = st.builds(Observation, st.lists(st.integers(0, 200_000), max_size
 PARTS = st.lists(SEGMENTS | OBSERVATIONS, max_size=5).flatmap(
     lambda parts: SEGMENTS.map(lambda segment: (*parts, segment))
 )
+IMAGES = [
+    image_of_picture(Image.new("RGB", (28, 14 * (number + 1)), (number, 0, 0)))
+    for number in range(3)
+]
 ENDS = st.sampled_from(["stop", "length", "abort", "context", "turns"])
 REWARDS = st.floats(allow_nan=False, allow_infinity=False)
+
+
+@st.composite
+def placed(draw: st.DrawFn) -> tuple[PlacedImage, ...]:
+    """No image, mostly; else one in the place of the first token."""
+    if draw(st.integers(0, 3)):
+        return ()
+    return (PlacedImage(draw(st.sampled_from(IMAGES)), 0, 1, 1),)
 
 
 @st.composite
@@ -49,6 +63,7 @@ def batches(draw: st.DrawFn) -> list[Trajectory]:
                 finish_reason=end,
                 reward=reward,
                 rewards=components,
+                images=draw(placed()),
             )
             turns = len(one.turns)
             if draw(st.booleans()):

@@ -10,9 +10,11 @@ import pytest
 from simulator.catalogue.hybrid_models import HYBRIDS
 from simulator.catalogue.linear_attention import LinearAttention, SlidingWindow
 from simulator.catalogue.models import MODELS, ModelShape, find_model, from_config
+from simulator.catalogue.transformer import MXFP4_BYTES
 
 GPT_OSS_20B: dict[str, Any] = {
     "model_type": "gpt_oss",
+    "quantization_config": {"quant_method": "mxfp4"},
     "head_dim": 64,
     "hidden_size": 2880,
     "intermediate_size": 2880,
@@ -125,6 +127,37 @@ def test_published_parameters(name: str, total_b: float, active_b: float) -> Non
     assert shape.parameters / 1e9 == pytest.approx(total_b, rel=2e-3)
     without = shape.active_parameters - shape.embedding_parameters
     assert without / 1e9 == pytest.approx(active_b, rel=5e-3)
+
+
+# OpenAI's model card (arXiv:2508.10925), table 1: GiB of the checkpoint.
+@pytest.mark.parametrize(("name", "gib"), [("gpt-oss-20b", 12.8), ("gpt-oss-120b", 60.8)])
+def test_published_checkpoints_have_experts_in_mxfp4(name: str, gib: float) -> None:
+    """Biases are not counted: 0.07 GiB of the larger one."""
+    shape = find_model(name)
+    assert shape.checkpoint_bytes() / 2**30 == pytest.approx(gib, rel=2e-3)
+    assert shape.weight_bytes() > 2.9 * shape.checkpoint_bytes()
+    assert MXFP4_BYTES == 4.25 / 8
+
+
+def test_a_step_reads_experts_in_mxfp4_and_the_rest_in_bf16() -> None:
+    shape = find_model("gpt-oss-120b")
+    rest = 2 * (shape.decode_parameters - 36 * 128 * shape.expert_parameters)
+    expert = 36 * MXFP4_BYTES * shape.expert_parameters
+    assert shape.decode_checkpoint_bytes() == pytest.approx(rest + 128 * expert)
+    assert shape.decode_checkpoint_bytes(sequences=1) == pytest.approx(rest + 4 * expert)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_other_checkpoints_count_as_bf16(name: str) -> None:
+    shape = MODELS[name]
+    assert (shape.checkpoint_bytes() == shape.weight_bytes()) == (not name.startswith("gpt-oss"))
+
+
+def test_other_quantizations_count_as_bf16_with_a_warning() -> None:
+    for quantized in ({"quant_method": "awq"}, "awq"):
+        shape = from_config({**GPT_OSS_20B, "quantization_config": quantized}, "it")
+        assert shape.checkpoint_bytes() == shape.weight_bytes()
+        assert shape.caveats == ("its weights are quantized, but sizes are computed for bf16",)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from simulator.catalogue.models import find_model
 from simulator.config.load import load_simulation
 from simulator.costs.decode import DecodeCost, decode_cost
 from simulator.costs.engine_cpu import EAGER_ERROR, EAGER_LAYER_S, ENGINE_S, ENGINES, EngineCPU
+from simulator.costs.precision.numbers import EngineNumbers
 from simulator.report.provenance import Part, cost_parts
 
 
@@ -27,7 +28,8 @@ def cpu_s(engine: EngineCPU, sequences: int) -> float:
 def test_the_default_is_unchanged() -> None:
     assert cpu_s(ENGINES["default"], 1) == cpu_s(ENGINES["default"], 256) == ENGINE_S == 1.5e-3
     usual = decode("Qwen2.5-0.5B", "H100")
-    plain = decode_cost(find_model("Qwen2.5-0.5B"), find_gpu("H100"))
+    auto = EngineNumbers(weights="auto")
+    plain = decode_cost(find_model("Qwen2.5-0.5B"), find_gpu("H100"), numbers=auto)
     assert usual == plain
     assert usual.step_s(1, 10) == ENGINE_S
 

@@ -191,7 +191,7 @@ def test_updates_send_half_if_quantized_before_sending() -> None:
     ("changes", "message"),
     [
         (["gpu=A100-80", "rollout.weight_precision=fp8"], "A100-80 has no fp8 matrix units"),
-        (["weights.quantize_before_sending=true"], "engines hold bf16"),
+        (["weights.quantize_before_sending=true"], "rollout.weight_precision is auto; set it"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_one_line(changes: list[str], message: str) -> None:

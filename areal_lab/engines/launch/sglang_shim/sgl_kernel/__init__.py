@@ -41,6 +41,20 @@ def __getattr__(name: str) -> Any:
     return missing
 
 
+_FUSED = (
+    "fused_sigmoid_mul_cpu",
+    "fused_qk_gemma_rmsnorm_cpu",
+    "fused_qk_gemma_rmsnorm_with_gate_cpu",
+    "fused_qkvzba_split_reshape_cat_contiguous_cpu",
+)
+"""Operators that models look up when they are imported: without them SGLang has no processor for
+images of any Qwen, since it imports those of all at once. Declared, not implemented: the models
+that call them (Qwen3.5) do not run on a CPU without AMX."""
+_library = torch.library.Library("sgl_kernel", "FRAGMENT")
+for _name in _FUSED:
+    _library.define(f"{_name}(Tensor x) -> Tensor")
+
+
 class _NoCudaRuntime:
     """Successful no-ops for CUDA runtime calls that SGLang makes even on a CPU (routed experts)."""
 
