@@ -115,7 +115,7 @@ $(CLUSTER)/.ready: pyproject.toml constraints.txt $(READY)
 	@touch $@
 
 test-cluster: slurm $(CLUSTER)/.ready
-	@echo "Testing on clusters of emulated nodes (about four minutes)."
+	@echo "Testing on clusters of emulated nodes (about eight minutes)."
 	@$(CLUSTER)/bin/python -m pytest -m cluster tests/cluster $(ARGS)
 
 test-deploy: $(READY)

@@ -41,6 +41,7 @@ WARM = (
     "areal_lab.training.process.worker",
     "areal_lab.engines.embedded.server",
     "areal_lab.offline.worker",
+    "tests.fault_lab.hosts.machine",
 )
 """Modules to fork; every other command is started normally."""
 
@@ -64,11 +65,18 @@ _MOVED = 512
 
 
 @contextmanager
-def children_from_a_warm_interpreter(modules: Sequence[str] = WARM) -> Iterator[None]:
-    """Let `asyncio.create_subprocess_exec` fork commands that run one of these modules."""
+def children_from_a_warm_interpreter(
+    modules: Sequence[str] = WARM, *, of_this_one: bool = False
+) -> Iterator[None]:
+    """Let `asyncio.create_subprocess_exec` fork commands that run one of these modules.
+
+    Args:
+        modules: are run by `python -m`.
+        of_this_one: make the warm interpreter by a fork of this process, which has one thread.
+    """
     start_cold = asyncio.create_subprocess_exec
     search_path = os.environ.get("PYTHONPATH")  # the warm interpreter uses this one
-    warm = _Warm()
+    warm = _Warm.forked() if of_this_one else _Warm()
 
     async def start(*command: str, **options: Any) -> Any:
         runs_one = command[:2] == (sys.executable, "-m") and command[2] in modules
@@ -121,6 +129,19 @@ class _Warm:
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
 
+    @classmethod
+    def forked(cls) -> _Warm:
+        """One that is a child of this process and has what this one has loaded."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        if os.fork() == 0:
+            ours.close()
+            _serve(theirs)
+            os._exit(0)
+        theirs.close()
+        warm = cls()
+        warm._socket = ours
+        return warm
+
     def fork(
         self,
         module: str,
@@ -165,8 +186,9 @@ class _Warm:
         return ours
 
     def end(self) -> None:
-        if self._socket is not None and self._process is not None:
+        if self._socket is not None:
             self._socket.close()
+        if self._process is not None:
             self._process.wait()
 
 

@@ -12,6 +12,7 @@ import asyncio
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import xxhash
@@ -21,6 +22,7 @@ from areal_lab.cluster.agent.files import seen_folder
 from areal_lab.cluster.host import Host, HostLost, HostRefused
 from areal_lab.cluster.records import FetchFolder
 from areal_lab.cluster.shards.connections import Agent, Connections
+from areal_lab.cluster.shards.errors import DataPlaneError
 from areal_lab.cluster.shards.local import Host as PlaneHost
 from areal_lab.cluster.shards.mirror import folder_url, mirror_async
 from areal_lab.cluster.shards.server import DataPlane
@@ -111,16 +113,27 @@ class RunFiles:
 
         Raises:
             HostRefused: the host does not serve it.
+            HostLost: the host is lost before all has arrived.
             DataPlaneError: it did not arrive whole.
         """
+        agent = _agent(host)
+        drop = partial(self._connections.drop, agent.address)
         name = f"{path.name}-{xxhash.xxh3_64_hexdigest(str(path).encode())}"
         await host.serve(name, path)
-        await mirror_async(
-            folder_url(_agent(host), name),
-            destination,
-            self._connections,
-            incarnation=host.facts.incarnation,
-        )
+        host.on_lost.append(drop)
+        try:
+            await mirror_async(
+                folder_url(agent, name),
+                destination,
+                self._connections,
+                incarnation=agent.incarnation,
+            )
+        except DataPlaneError:
+            if host.lost.is_set():
+                raise host.error from None
+            raise
+        finally:
+            host.on_lost.remove(drop)
 
     async def read_weights(
         self, host: Host, weights: WeightsFolder, owner: Host | None

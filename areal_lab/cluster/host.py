@@ -70,6 +70,8 @@ class Host:
     """Called once, when the host is lost."""
     processes: dict[int, RemoteProcess] = field(default_factory=dict)
     """Those that are not known to have ended."""
+    _replied: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set by the next reply to a heartbeat."""
     _http: httpx2.AsyncClient = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -103,9 +105,17 @@ class Host:
             self.liveness.silent(str(error) or type(error).__name__)
             return
         self.liveness.replied(health.incarnation)
+        self._replied.set()
         for number in health.ended:
             if (process := self.processes.get(number)) is not None:
                 process.ended_event.set()
+
+    async def is_there(self) -> bool:
+        """Wait until heartbeats tell: it replies to the next one, or it is lost. A host to which
+        connections break may be either."""
+        self._replied.clear()
+        await _first(self._replied, self.lost)
+        return not self.lost.is_set()
 
     def mark_lost(self) -> None:
         """Fail every call, and tell those that asked. Idempotent."""
@@ -274,16 +284,7 @@ class RemoteProcess:
 
     async def ended(self) -> None:
         """Wait until it has ended, or its host is lost."""
-        waiting: list[asyncio.Task[Any]] = [
-            asyncio.create_task(self.ended_event.wait()),
-            asyncio.create_task(self.host.lost.wait()),
-        ]
-        try:
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in waiting:
-                task.cancel()
-            await asyncio.gather(*waiting, return_exceptions=True)
+        await _first(self.ended_event, self.host.lost)
 
     async def died(self) -> ChildDied:
         """Wait until it has ended, and say how; if its host is lost, say that."""
@@ -325,3 +326,14 @@ class RemoteProcess:
             await self.host.call("POST", path, timeout_s=_STOP_S)
         except (HostRefused, HostLost):
             pass  # it is gone, or its agent ends it when the lease is over
+
+
+async def _first(*events: asyncio.Event) -> None:
+    """Wait until one of them is set."""
+    waiting = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)

@@ -171,34 +171,43 @@ class RunHosts:
 
         Raises:
             HostRefused: as the agent reports it.
-            HostLost: the host is lost before the engine is ready.
+            HostLost: the host that has the weights is lost.
             TooFewHosts: no host takes the seat in time.
         """
         del log_path  # on the host
         seat = self.placement.engines[index]
-        host = await self.hosts.host_in(seat)
-        model, tokenizer = options.model, options.tokenizer
-        options = replace(
-            options,
-            host=host.facts.address,
-            port=0,
-            model=await self.files.on(host, model, self._owner(model)),
-            tokenizer=None if tokenizer is None else await self.files.on(host, tokenizer),
-        )
-        process, started = await host.start_engine(
-            StartEngine(
+        while True:
+            host = await self.hosts.host_in(seat)
+            request = StartEngine(
                 backend=backend,
-                options=options,
+                options=replace(options, host=host.facts.address, port=0),
                 index=index,
                 place=self._engine_numbers[seat].index(index),
                 ready_timeout_s=ready_timeout_s,
                 request_timeout_s=request_timeout_s,
             )
+            try:
+                return await self._launch_on(host, request)
+            except (HostLost, HostRefused):
+                # One whose connections break may have died a moment ago. Otherwise it refuses, or
+                # the host that has the weights is lost.
+                if await host.is_there():
+                    raise
+
+    async def _launch_on(self, host: Host, request: StartEngine) -> EngineProcess:
+        """Start an engine on a host, which gets the model first."""
+        options, backend = request.options, request.backend
+        model, tokenizer = options.model, options.tokenizer
+        there = replace(
+            options,
+            model=await self.files.on(host, model, self._owner(model)),
+            tokenizer=None if tokenizer is None else await self.files.on(host, tokenizer),
         )
+        process, started = await host.start_engine(replace(request, options=there))
         client = EngineClient(
             started.base_url,
             api=dialect_of(BACKENDS[backend], started.build),
-            request_timeout_s=request_timeout_s,
+            request_timeout_s=request.request_timeout_s,
             key=started.key,
             read_folder=partial(self._read_weights, host),
         )

@@ -163,11 +163,12 @@ def why_not() -> str:
 
 
 @contextmanager
-def network_of_hosts(folder: Path) -> Iterator[Network]:
-    """Three machines until the end of the block.
+def network_of_hosts(folder: Path, count: int = COUNT) -> Iterator[Network]:
+    """Machines until the end of the block.
 
     Args:
         folder: for a folder of each.
+        count: of machines.
     """
     mark = secrets.token_hex(3)  # tests may run side by side
     subnet = f"198.18.{secrets.randbelow(256)}"  # a range for tests of networks, RFC 2544
@@ -180,7 +181,7 @@ def network_of_hosts(folder: Path) -> Iterator[Network]:
         _ip("link", "set", network.bridge, "address", f"02:{mark[:2]}:{mark[2:4]}:{mark[4:]}:00:fe")
         _ip("addr", "add", f"{network.address}/24", "dev", network.bridge)
         _ip("link", "set", network.bridge, "up")
-        for number in range(1, COUNT + 1):
+        for number in range(1, count + 1):
             host = NetworkHost(
                 name=f"h{number}",
                 address=f"{subnet}.{number}",

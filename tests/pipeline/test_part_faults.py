@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.fault_lab.page import COUNTED, PAGE, PARTS_HEAD, counts_text
+from tests.fault_lab.hosts.faults import HOST_FAULTS, Blow
+from tests.fault_lab.page import COUNTED, HOSTS_HEAD, PAGE, PARTS_HEAD, counts_text
 from tests.fault_lab.part_runs import (
     Counted,
     agent_hung_while_idle,
@@ -72,3 +73,11 @@ def test_the_page_has_every_fault_of_a_part() -> None:
     parts = [tuple(row[:3]) for row in rows if len(row) == len(PARTS_HEAD) and row[0] in PARTS]
     assert parts == [(fault.part, fault.what, fault.outcome) for fault in PART_FAULTS]
     assert not [row for row in rows if len(row) == len(PARTS_HEAD) and row[3] == "not run"]
+
+
+def test_the_page_has_every_fault_of_a_host() -> None:
+    rows = [line.strip("| \n").split(" | ") for line in PAGE.read_text().splitlines()]
+    hosts = [row for row in rows if len(row) == len(HOSTS_HEAD) and row[1] in set(Blow)]
+    wanted = [(fault.part, fault.blow, fault.moment, fault.outcome) for fault in HOST_FAULTS]
+    assert [tuple(row[:4]) for row in hosts] == wanted
+    assert not [row for row in hosts if "not run" in row]

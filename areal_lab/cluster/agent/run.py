@@ -32,6 +32,7 @@ from areal_lab.host.owned_folders import (
     remove_abandoned_folders,
     remove_owned_folder,
 )
+from areal_lab.host.shared_memory import SHARED_MEMORY
 
 JOIN_S: Final = 300.0
 """Longest wait for the run."""
@@ -78,7 +79,8 @@ async def run_agent(joining: Joining, say: Callable[[str], None]) -> None:
         ) from error
     for variable, value in group_environment(address).items():
         os.environ.setdefault(variable, value)
-    remove_abandoned_folders(Path(tempfile.gettempdir()))
+    for parent in (Path(tempfile.gettempdir()), SHARED_MEMORY):
+        remove_abandoned_folders(parent)  # of an agent that was killed
     folder = make_owned_folder(Path(tempfile.gettempdir()), mode=0o700)
     agent = HostAgent(
         joining.name or socket.gethostname(),
@@ -125,12 +127,14 @@ async def _join(
     async with httpx2.AsyncClient(
         base_url=f"http://{joining.run}",
         headers=authorization(joining.token),
-        timeout=_REPLY_S,
         trust_env=False,
     ) as http:
         while True:
             try:
-                reply = await http.post("/join", content=to_json(facts))
+                left_s = max(_RETRY_S, until_s - time.monotonic())
+                reply = await http.post(
+                    "/join", content=to_json(facts), timeout=min(_REPLY_S, left_s)
+                )
             except httpx2.TransportError as error:
                 last = str(error) or type(error).__name__
             else:

@@ -10,12 +10,13 @@ collect a body first. Idle connections are used again. Blocks; safe in several t
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from itertools import pairwise
@@ -146,9 +147,20 @@ class Connections:
         self._pool = ThreadPoolExecutor(streams, thread_name_prefix="fetch")
         self._lock = threading.Lock()
         self._idle: dict[str, list[tuple[float, HTTPConnection]]] = defaultdict(list)
+        self._used: dict[HTTPConnection, tuple[str, socket.socket]] = {}
+        """Of running requests, with the address of the agent."""
+        self._closed = False
+
+    def drop(self, address: str) -> None:
+        """End the running requests to an agent, which is lost: they would wait for its silence."""
+        with self._lock:
+            self._drop([one for one, (agent, _) in self._used.items() if agent == address])
 
     def close(self) -> None:
-        """Close idle connections and end the threads."""
+        """End running requests, close idle connections, and end the threads."""
+        with self._lock:
+            self._closed = True
+            self._drop(list(self._used))
         self._pool.shutdown(cancel_futures=True)
         with self._lock:
             for idle in self._idle.values():
@@ -242,6 +254,7 @@ class Connections:
             yield reply
             if reply.isclosed() and not reply.will_close:
                 with self._lock:
+                    self._used.pop(connection, None)
                     self._idle[call.agent.address].append((time.monotonic(), connection))
                 connection = None
         except TimeoutError as error:
@@ -257,7 +270,7 @@ class Connections:
             ) from error
         finally:
             if connection is not None:
-                connection.close()
+                self._end(connection)
 
     def _sent(self, call: Call) -> tuple[HTTPConnection, HTTPResponse]:
         """Send a request, once more if an idle connection turns out to be closed."""
@@ -274,12 +287,10 @@ class Connections:
                 body = None if call.body is None else _pieces(call.body)
                 connection.request(call.method, call.path, body, headers)
                 return connection, connection.getresponse()
-            except TimeoutError:
-                connection.close()
-                raise
-            except (ConnectionError, HTTPException):
-                connection.close()
-                if not used:
+            except BaseException as error:
+                dropped = not self._end(connection)
+                broken = isinstance(error, ConnectionError | HTTPException)
+                if dropped or not (broken and used):
                     raise
 
     def _connection(self, address: str) -> tuple[HTTPConnection, bool]:
@@ -290,13 +301,33 @@ class Connections:
             while idle:
                 since_s, connection = idle.pop()
                 if now_s - since_s < _KEEP_ALIVE_S:
+                    self._used[connection] = address, connection.sock
                     return connection, True
                 connection.close()
         parts = urlsplit(f"//{address}")
         assert parts.hostname is not None
         connection = HTTPConnection(parts.hostname, parts.port, timeout=self._connect_s)
         connection.connect()
+        with self._lock:
+            if self._closed:
+                connection.close()
+                raise ConnectionAbortedError("connections to hosts were closed")
+            self._used[connection] = address, connection.sock
         return connection, False
+
+    def _end(self, connection: HTTPConnection) -> bool:
+        """Close a connection; returns whether it was not dropped."""
+        with self._lock:
+            ours = self._used.pop(connection, None) is not None
+        connection.close()
+        return ours
+
+    def _drop(self, connections: Sequence[HTTPConnection]) -> None:
+        """End the reads of other threads."""
+        for one in connections:
+            _, opened = self._used.pop(one)
+            with suppress(OSError):  # it has ended
+                opened.shutdown(socket.SHUT_RDWR)
 
     def _check_incarnation(self, call: Call, reply: HTTPResponse) -> None:
         replied = reply.headers.get(INCARNATION)

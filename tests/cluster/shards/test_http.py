@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from areal_lab.cluster.shards import connections as connections_module
 from areal_lab.cluster.shards.client import HttpStore
-from areal_lab.cluster.shards.connections import Agent, Connections, Fence
+from areal_lab.cluster.shards.connections import Agent, Call, Connections, Fence
 from areal_lab.cluster.shards.errors import (
     Damaged,
     NotHeld,
@@ -43,6 +43,7 @@ from tests.cluster.shards.proxy import altered
 
 FIRST_BYTES = 1 << 16
 """Of the first request, with the header and the lengths."""
+DEADLINE_S = 60.0
 SMALL = {"a": np.arange(3), "b": Jagged.of_rows([[1], [], [2, 3]], "int32")}
 
 
@@ -463,3 +464,19 @@ def test_ranges_are_those_of_the_standard(
 def test_an_address_is_a_host_and_a_port(address: str) -> None:
     with pytest.raises(ValueError, match="but is HOST:PORT"):
         Agent(address)
+
+
+@pytest.mark.parametrize("end", [Connections.close, lambda one: one.drop(one.silent)])
+def test_a_read_ends_when_its_agent_is_lost_or_the_connections_are_closed(end: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as thread:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        made: Any = Connections(KEY, silence_s=3600.0)
+        made.silent = address
+        reading = thread.submit(made.call, Call(Agent(address), "GET", "/", "nothing"))
+        silent, _ = listener.accept()
+        with silent:
+            assert silent.recv(1), "it has asked, and waits"
+            end(made)
+            with pytest.raises(Unreachable):
+                reading.result(DEADLINE_S)
+        made.close()
