@@ -36,6 +36,7 @@ from areal_lab.control.events import (
     EngineId,
     EngineJoined,
     EngineLost,
+    EngineRetired,
     EtaRequested,
     Event,
     Finish,
@@ -166,6 +167,8 @@ class Coordinator:
                 self._run_started(event)
             case EngineLost():
                 return self._engine_lost(event)
+            case EngineRetired(engine):
+                return self._engine_lost(EngineLost(engine, tokens_kept=True))
             case EngineJoined():
                 self._engine_joined(event)
             case StopRequested() | PauseRequested() | ResumeRequested() | EtaRequested():
@@ -256,6 +259,23 @@ class Coordinator:
     def engine_loads(self) -> dict[int, int]:
         """Running groups of each engine, but for hybrid engines while their devices train."""
         return self._router.loads()
+
+    @property
+    def trainer_waits(self) -> bool:
+        """Whether the trainer has nothing to do, because too few groups have finished."""
+        works = self._training or self._copying or self._save_due
+        over = self._ending is not None or self._trained >= self._last_version
+        return self._running and not (works or self._held or over)
+
+    @property
+    def held_back(self) -> bool:
+        """Whether eq. 3 alone keeps the engines from starting groups."""
+        return (
+            self._running
+            and len(self._in_flight) < self._max_in_flight
+            and self._started >= self._start_limit
+            and self._started < self._last_version * self.limits.batch_groups
+        )
 
     def waiting_for(self) -> str:
         """What the run is waiting for, in a few words for a progress display."""
