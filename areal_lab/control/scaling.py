@@ -10,29 +10,36 @@ With n engines, a window of some training steps has
     d  groups by which those that wait for training became fewer, over the groups trained on
     L  mean tokens of a group: the work
 
-and the rule, within [min, max], with a tolerance e (5 %):
+and, with u the share that more engines did not change (0 until they were tried) and x = w - u, the
+rule is, within [min, max] and with a tolerance e (5 %):
 
-    grow     w > e                         to ceil(n / (1 - w)), at least n + 1, at most 2 n
-    shrink   w <= e / 2, h >= 1/2, d <= e  by a quarter, or half of the way to a number that was
-                                           too few
+    go back  more came since the last window, and w fell by less than a quarter of what they
+             promised: u becomes w
+    grow     x > e                              to ceil(n / (1 - x)), from n + 1 to 2 n
+    shrink   x <= e / 2, d <= e, h >= 1/2 or    by a quarter, or half of the way to a number that
+             u > 0                              was too few
     else     n
 
-**Why n / (1 - w).** The trainer worked for (1 - w) of the time, so groups have to come 1 / (1 - w)
+**Why n / (1 - x).** The trainer worked for 1 - w of the time, so groups have to come 1 / (1 - w)
 times as fast. The tokens per second of n engines with a fixed number of groups in flight are
 concave in n, since an engine with a smaller batch is slower, so this never asks for more than are
 needed: it comes near from below.
+
+**Why u.** Where few groups may run at once, the trainer waits for the longest response, and engines
+with fewer responses each are hardly faster. What they promised is known, so one attempt tells.
 
 **Why a quarter.** If eq. 3 holds engines back, w is 0 whether one engine or half of them could
 leave: how much slower fewer engines are is not known before it is tried. A number that turned out
 to be too few is remembered, and the next attempts halve the distance to it.
 
-**Why it comes to rest.** A number that made the trainer wait is never tried again while L stays
-within a tenth of what it was then. Each growth raises that number, and between two growths the
-engines only become fewer, so that there are finitely many changes, whatever the windows say.
+**Why it comes to rest.** While L stays within a tenth of what it was, a number that made the trainer
+wait is not tried again, each growth that helps raises this number, each one that does not raises u
+by 3/4 e at least, and between two growths the engines only become fewer: there are finitely many
+changes, whatever the windows say.
 
-**Time.** What engines do in the first steps of a run, and in `cooldown_steps` after a change, is not
-measured: the groups in flight began under another number of engines. Nothing is decided while an
-engine is starting, and none is started that would come after the end of the run (`startup_s`).
+**Time.** The first steps of a run are not measured, nor are those after a change in which the
+groups in flight end that began under another number of engines, and `cooldown_steps` more. Nothing is decided while an engine is starting, and
+none is started that would come after the end of the run (`startup_s`).
 
 Times are arguments; the same rule is used by the pipeline and by the simulator. The proportional
 step is that of autoscalers of services (Kubernetes: desired = ceil(current * metric / target)).
@@ -41,7 +48,7 @@ step is that of autoscalers of services (Kubernetes: desired = ceil(current * me
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from areal_lab.control.coordinator import Counts
@@ -51,6 +58,12 @@ _HELD_BACK: Final = 0.5
 """Share of a window in which eq. 3 holds engines back, from which on there may be too many."""
 _LARGEST_GROWTH: Final = 2
 """Times as many engines as there are: a window in which nothing was trained on says no number."""
+_LEAST_GAIN: Final = 0.25
+"""Share of what a growth promises that it has to bring."""
+_ALL_BUT_NOTHING: Final = 0.999
+_CLOSE: Final = 8
+"""Engines, one of so many, that stay if fewer by as many are too few: the next attempt would cost
+more than it saves."""
 _FIRST_SHRINK: Final = 4
 """One of so many engines leaves while no number is known to be too few."""
 _OTHER_WORK: Final = 0.1
@@ -65,8 +78,9 @@ class ScalingRule:
     max_engines: int
     window_steps: int = 4
     """Training steps that one decision looks at."""
-    cooldown_steps: int = 2
-    """Training steps after a change that are not measured."""
+    cooldown_steps: int = 1
+    """Training steps that are not measured after a change, once the groups have ended that were in
+    flight."""
     tolerance: float = 0.05
     """Share of the time that the trainer may wait for groups."""
     startup_s: float = 0.0
@@ -106,48 +120,98 @@ class Window:
     """Until the end of the run, at the speed of the window."""
 
 
-@dataclass(frozen=True, slots=True)
-class TooFew:
-    """The largest number of engines that made the trainer wait, and the work at that time."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learned:
+    """What earlier windows showed, for groups of about `group_tokens`."""
 
-    engines: int = 0
+    too_few: int = 0
+    """Largest number of engines that made the trainer wait; 0 if none did."""
+    unavoidable: float = 0.0
+    """u."""
     group_tokens: float = 0.0
+    fell: bool = False
+    """Whether engines left last: then groups that waited for training hide for a while that there
+    are too few, and a first window is no measure of what more of them bring."""
+    tried: Growth | None = None
+    """The growth that the next window is to show the effect of."""
 
-    def under(self, group_tokens: float) -> TooFew:
-        """What is still known of it for groups of so many tokens."""
+    def under(self, group_tokens: float) -> Learned:
+        """What is still known for groups of so many tokens."""
         change = abs(group_tokens - self.group_tokens)
-        return self if change <= _OTHER_WORK * self.group_tokens else TooFew()
+        if change <= _OTHER_WORK * self.group_tokens:
+            return self
+        return Learned(group_tokens=group_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """More engines, as they were decided."""
+
+    before: int
+    waiting: float
+    """w before."""
+    excess: float
+    """x before."""
+    too_few: int
+    """`Learned.too_few` before."""
+
+    def promised(self, engines: int) -> float:
+        """By how much the trainer waits less if groups come in proportion to the engines."""
+        faster = min(engines / self.before, 1 / (1 - min(self.excess, _ALL_BUT_NOTHING)))
+        return (1 - self.waiting) * (faster - 1)
 
 
 def engines_wanted(
-    rule: ScalingRule, engines: int, window: Window, too_few: TooFew
-) -> tuple[int, TooFew]:
-    """Engines that the run should have after this window, and what is too few from now on.
+    rule: ScalingRule, engines: int, window: Window, learned: Learned
+) -> tuple[int, Learned]:
+    """Engines that the run should have after this window, and what is known from now on.
 
     Args:
         rule: its constants.
         engines: there were during the window.
         window: what they and the trainer did.
-        too_few: as an earlier call returned it; `TooFew()` at first.
+        learned: as an earlier call returned it; `Learned()` at first.
     """
-    too_few = too_few.under(window.group_tokens)
-    if window.waiting > rule.tolerance:
-        known = TooFew(max(engines, too_few.engines), window.group_tokens)
+    learned = learned.under(window.group_tokens)
+    growth, learned = learned.tried, replace(learned, tried=None)
+    if growth is not None and engines > growth.before:
+        if growth.waiting - window.waiting < _LEAST_GAIN * growth.promised(engines):
+            unavoidable = max(learned.unavoidable, window.waiting)
+            return _within(rule, growth.before), replace(
+                learned, too_few=growth.too_few, unavoidable=unavoidable, fell=True
+            )
+    excess = window.waiting - learned.unavoidable
+    if excess > rule.tolerance:
         if window.remaining_s <= rule.startup_s:
-            return engines, known
-        needed = math.ceil(engines / max(1 - window.waiting, 1 / _LARGEST_GROWTH))
-        return _within(rule, max(needed, engines + 1)), known
+            return engines, learned
+        return _grown(rule, engines, window.waiting, learned)
     too_many = (
-        window.waiting <= rule.tolerance / 2
-        and window.held_back >= _HELD_BACK
+        excess <= rule.tolerance / 2
         and window.drained <= rule.tolerance
+        and (window.held_back >= _HELD_BACK or learned.unavoidable > 0)
     )
-    if not too_many or engines <= too_few.engines + 1:
-        return _within(rule, engines), too_few
+    if not too_many or engines - learned.too_few <= max(1, engines // _CLOSE):
+        return _within(rule, engines), learned
     fewer = engines - max(1, engines // _FIRST_SHRINK)
-    if too_few.engines:
-        fewer = (engines + too_few.engines) // 2
-    return _within(rule, fewer), too_few
+    if learned.too_few:
+        fewer = (engines + learned.too_few) // 2
+    fewer = _within(rule, fewer)
+    return fewer, replace(learned, fell=learned.fell or fewer < engines)
+
+
+def _grown(
+    rule: ScalingRule, engines: int, waiting: float, learned: Learned
+) -> tuple[int, Learned]:
+    excess = waiting - learned.unavoidable
+    needed = math.ceil(engines / max(1 - excess, 1 / _LARGEST_GROWTH))
+    wanted = _within(rule, max(needed, engines + 1))
+    steady = wanted > engines and not learned.fell
+    return wanted, replace(
+        learned,
+        too_few=max(engines, learned.too_few),
+        fell=False,
+        tried=Growth(engines, waiting, excess, learned.too_few) if steady else None,
+    )
 
 
 def _within(rule: ScalingRule, engines: int) -> int:
@@ -187,7 +251,7 @@ class ScalingWatch:
         ahead = coordinator.limits.schedule.eta
         # At first the engines generate what eq. 3 lets them generate ahead, all at once.
         self._skipped = rule.cooldown_steps + 1 + (math.ceil(ahead) if math.isfinite(ahead) else 0)
-        self._too_few = TooFew()
+        self._learned = Learned()
         self._at_s = 0.0
         self._measures = False
         self._steps = 0
@@ -213,8 +277,7 @@ class ScalingWatch:
             tokens: generated so far, of groups that have ended.
         """
         if changing:
-            self._measures, self._skipped = False, self.rule.cooldown_steps
-            return engines
+            return self._changed(engines)
         if engines < self.rule.min_engines:  # some were lost
             return self._changed(self.rule.min_engines)
         if not self._measures:
@@ -226,14 +289,16 @@ class ScalingWatch:
         if self._steps < self.rule.window_steps:
             return engines
         window = self._window(now_s, tokens)
-        wanted, self._too_few = engines_wanted(self.rule, engines, window, self._too_few)
+        wanted, self._learned = engines_wanted(self.rule, engines, window, self._learned)
         if wanted != engines:
             return self._changed(wanted)
         self._begin(now_s, tokens)
         return engines
 
     def _changed(self, wanted: int) -> int:
-        self._measures, self._skipped = False, self.rule.cooldown_steps
+        """Measure again once the groups that are in flight now have ended."""
+        in_flight_steps = math.ceil(self._run.counts.in_flight / self._run.limits.batch_groups)
+        self._measures, self._skipped = False, self.rule.cooldown_steps + in_flight_steps
         return wanted
 
     def _begin(self, now_s: float, tokens: int) -> None:

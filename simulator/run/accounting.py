@@ -22,7 +22,6 @@ from areal_lab.control.events import (
     WeightsPushed,
 )
 from areal_lab.runlog.activity import (
-    LOST,
     NOTHING_ADMITTED,
     NOTHING_LEFT,
     PAUSED,
@@ -141,7 +140,7 @@ class Accounting:
     def __init__(self, system: System, slots: Sequence[Slot]) -> None:
         self._system = system
         self._slots = slots
-        self._clocks = [Clock(NOTHING_ADMITTED) for _ in slots]
+        self._clocks = [Clock(slot.away if slot.dead else NOTHING_ADMITTED) for slot in slots]
         self._scoring = [0] * len(slots)
         self.trainer_clock = Clock(WAIT_BATCH)
         # The state of the run, as `areal_lab.runlog.activity` reads it from a log.
@@ -163,6 +162,9 @@ class Accounting:
         self._export_s = 0.0
         self._outside_s = 0.0
         self._generate_s = 0.0
+        self._there_s = 0.0
+        self.engines: list[float] = []
+        """Mean number of engines in each step, where it changes."""
         self.token_lags: Counter[int] = Counter()
         self.head_lags: Counter[int] = Counter()
         self.tail_lags: Counter[int] = Counter()
@@ -250,7 +252,7 @@ class Accounting:
 
     def _state(self, slot: Slot) -> str:  # noqa: PLR0911 - one per state
         if slot.dead:
-            return LOST
+            return slot.away
         if loading := self._loading[slot.number]:
             return loading
         if slot.trains:
@@ -309,6 +311,11 @@ class Accounting:
         row["update_s"], self._update_s = self._update_s, 0.0
         generate_s = sum(clock.of(now_s, GENERATE) for clock in self._clocks) / len(self._clocks)
         row["generate_s"], self._generate_s = generate_s - self._generate_s, generate_s
+        if self._system.scaling is not None:
+            there_s = sum(sum(clock.read(now_s).values()) for clock in self._clocks)
+            engines, self._there_s = (there_s - self._there_s) / row["step_s"], there_s
+            row["generate_s"] *= len(self._clocks) / engines
+            self.engines.append(engines)
         for name, column in self.columns.items():
             column.append(row[name])
         row["train_s"] = row["micro_batches"] = row["train_flops"] = 0.0

@@ -10,6 +10,7 @@
     push              WeightsPushed                 PushWeights             time
     node              EngineLost, EngineJoined      a failure               time
     requests          PauseRequested, ...           their time              time
+    scaling           EngineJoined, EngineRetired   a decision              time, groups that end
 
 Each engine has one timer, set to the next change of its batch: one simpy event per change, none per
 token or sample. Engines notice new weights `delay_s` after `PushWeights` and generate until then,
@@ -65,6 +66,7 @@ from simulator.run.pools import LOAD
 from simulator.run.recorder import Recorder, Write
 from simulator.run.responses import Responses
 from simulator.run.reward_queue import RewardQueue
+from simulator.run.scaling import Scaling
 from simulator.run.system import Done, Engine, Process, RevisableEngine, System
 from simulator.run.trainer import Trainer
 
@@ -90,7 +92,9 @@ class EventLoop:
         self.responses = Draws(system, seed) if responses is None else responses
         self.recorder = None if write is None else Recorder(system, write, self.responses.mode)
         self.coordinator = Coordinator(system.limits)
-        self.slots = [self._make_slot(number) for number in range(system.engines)]
+        self.slots = [self._make_slot(number) for number in range(system.most_engines)]
+        rule = system.scaling
+        self.scaling = None if rule is None else Scaling(self, rule)
         self.accounting = Accounting(system, self.slots)
         self.trainer = Trainer(self)
         self.rewards = RewardQueue(system.reward_workers)
@@ -148,6 +152,8 @@ class EventLoop:
             recorder.write(EventRecord(now_s, event))
         if not isinstance(event, GroupFinished):
             self.accounting.event(now_s, event)
+        if self.scaling is not None:
+            self.scaling.note(now_s)
         actions = self.coordinator.handle(event)
         if self.responses.revised:
             self._begin([action for action in actions if isinstance(action, StartGroup)])
@@ -181,6 +187,8 @@ class EventLoop:
             self._pause(now_s)
         if self._last_start is not None and self.coordinator.counts.started >= self._last_start:
             self.accounting.nothing_left(now_s)
+        if self.scaling is not None and isinstance(event, TrainStepDone):
+            self.scaling.step_done(now_s)
         if self._dirty:
             for slot in self._dirty:
                 self._set_timer(slot)
@@ -224,7 +232,9 @@ class EventLoop:
 
     def _start(self, now_s: float, start: StartGroup) -> None:
         slot, group = self.slots[start.engine], start.group
-        before = self.flights.get(group)  # set if its engine was lost
+        before = self.flights.get(group)  # set if its engine was lost or leaves
+        if before is not None and before.slot.retires:
+            return  # its tokens are there
         known = before is not None and not self.responses.revised
         draws = before.draws if before is not None and known else self.responses.of(group)
         flight = self.flights[group] = Flight(group, slot, now_s, draws)
@@ -277,14 +287,22 @@ class EventLoop:
         latencies_s = flight.draws.rewards_s
         if latencies_s is None:
             if not slot.flights:
-                self.accounting.engine_changed(now_s, slot)
+                self._has_no_group(now_s, slot)
             self._scored(flight)
             return
         self.accounting.scoring(now_s, slot, +1)
+        if not slot.flights:
+            self._has_no_group(now_s, slot)
         scored_s = self.rewards.scored_s(now_s, latencies_s)
         timer = self.env.timeout(scored_s - now_s, flight)
         assert timer.callbacks is not None
         timer.callbacks.append(self._on_scored)
+
+    def _has_no_group(self, now_s: float, slot: Slot) -> None:
+        """An engine has lost a group, perhaps its last one: it may leave."""
+        if self.scaling is not None and slot.retires and not slot.flights:
+            self.scaling.leave(slot)
+        self.accounting.engine_changed(now_s, slot)
 
     def _on_scored(self, timer: simpy.Event) -> None:
         flight = timer.value
@@ -308,6 +326,8 @@ class EventLoop:
                 self.tell(GroupFiltered(group, why))
                 return
         self.kept[group] = flight
+        if self.scaling is not None:
+            self.scaling.tokens += sum(flight.draws.lengths)
         flight.decoded = decoded = done.decoded
         self.tell(GroupFinished(group, *first_and_last(decoded)))
 
@@ -324,8 +344,8 @@ class EventLoop:
                 self._advance(now_s, slot)  # It may end at this moment.
             if slot.flights.pop(group, None) is not None:
                 self.accounting.dropped_tokens += slot.engine.drop(now_s, group)
-                self.accounting.engine_changed(now_s, slot)
                 self._dirty[slot] = None
+                self._has_no_group(now_s, slot)
         self.flights.pop(group, None)
         self.kept.pop(group, None)
 

@@ -26,6 +26,7 @@ from areal_lab.control.events import (
     Version,
 )
 from areal_lab.control.limits import Limits
+from areal_lab.control.scaling import ScalingRule
 from areal_lab.runlog.records import Segments
 from simulator.catalogue.gpu import GPU
 from simulator.costs.training_timing import Sizes
@@ -289,6 +290,9 @@ class System:
     max_tokens: int | None = None
     """Longest response, for the log's finish reasons."""
     engines: int
+    """At first."""
+    scaling: ScalingRule | None = None
+    """By which engines join and leave; None keeps them."""
     make_engine: MakeEngine
     gpus_per_engine: int = 1
     training: Training
@@ -371,6 +375,7 @@ class System:
                 f"({self.minibatches})"
             )
         self._check_hybrid()
+        self._check_scaling()
         if self.colocated and not generates_or_trains(self.limits):
             raise ValueError(
                 f"schedule {self.limits.schedule.name!r} generates while it trains, but colocated "
@@ -395,6 +400,20 @@ class System:
                 "are not simulated; set failures to None"
             )
 
+    def _check_scaling(self) -> None:
+        if (rule := self.scaling) is None:
+            return
+        if not rule.min_engines <= self.engines <= rule.max_engines:
+            raise ValueError(
+                f"engines is {self.engines}, but scaling keeps {rule.min_engines} to "
+                f"{rule.max_engines} of them"
+            )
+        if self.switch is not None or self.failures is not None:
+            raise ValueError(
+                "engines that join and leave are simulated on GPUs that only generate and do not "
+                "fail; set switch and failures to None, or scaling"
+            )
+
     def _check_requests(self) -> None:
         times_s = [0.0, *(at_s for at_s, _ in self.requests)]
         if times_s != sorted(times_s):
@@ -412,6 +431,11 @@ class System:
         """Tokens that tools add to each sample of a group; one of few tokens has few turns."""
         turns = self.turns if draws.turns is None else draws.turns
         return self.tool_tokens * (np.minimum(turns, draws.tokens) - 1)
+
+    @property
+    def most_engines(self) -> int:
+        """Engines at any time."""
+        return self.engines if self.scaling is None else self.scaling.max_engines
 
     @property
     def colocated(self) -> bool:
