@@ -310,7 +310,9 @@ class ScalingWatch:
         before, counts, limits = self._began, self._run.counts, self._run.limits
         seconds = max(now_s - self._began_s, 1e-9)
         ended = _ended(counts) - _ended(before)
-        left = math.inf if limits.train_steps is None else limits.train_steps - counts.trained_version
+        left = (
+            math.inf if limits.train_steps is None else limits.train_steps - counts.trained_version
+        )
         return Window(
             waiting=self._waiting_s / seconds,
             held_back=self._held_back_s / seconds,

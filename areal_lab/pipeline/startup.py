@@ -150,6 +150,8 @@ async def start_run(context: RunContext) -> RunPerformer:
         threads=threads.engine,
         launch=None if hosts is None else hosts.launch_engine,
     )
+    later = {number: sources.pop(number) for number in list(sources)[count_engines(config) :]}
+    began_s = time.monotonic()
     trainer, rewards, sources = await _start_processes(context, settings, first, sources, hosts)
     context.inputs.trainer = trainer
     start_folder, weights = trainer.ready.weights, trainer.ready.exported
@@ -165,6 +167,8 @@ async def start_run(context: RunContext) -> RunPerformer:
     prepare_push = prepare_push_from(trainer, ranks=ranks, pushed=on_push)
     context.inputs.servers = servers = ServerPool(
         sources=sources,
+        later=later,
+        scales=config.rollout.scaling.max_engines > 0,
         health=HealthLimits(
             interval_s=config.rollout.health_interval_s,
             timeout_s=config.rollout.health_timeout_s,
@@ -181,6 +185,7 @@ async def start_run(context: RunContext) -> RunPerformer:
     )
     fleet.stack.push_async_callback(servers.close)
     await servers.start()
+    servers.startup_s = time.monotonic() - began_s
     if isinstance(weights, WeightsInMemory):  # else the engines read this folder, or the model's
         await trainer.remove(start_folder)
 

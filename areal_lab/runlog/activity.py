@@ -22,6 +22,7 @@ says that it is paused does not say why: between `PauseRequested` and `ResumeReq
               waiting for weights                  no group on it, TrainStepDone .. WeightsPushed
               nothing admitted (staleness bound)   no group on it, otherwise
               lost                                 EngineLost .. EngineJoined
+              retired                              EngineRetired .. EngineJoined
               not yet joined                       .. EngineJoined, for an engine added later
     rewards   nothing to judge                     no group is between generation and its end
     pipeline  waiting for events                   always
@@ -48,6 +49,7 @@ from areal_lab.control.events import (
     Drop,
     EngineJoined,
     EngineLost,
+    EngineRetired,
     Event,
     Finish,
     GroupFiltered,
@@ -92,6 +94,7 @@ TRAIN_ON_ITS_WAY = "request on its way"
 NOTHING_LEFT = "nothing left to do"
 LOST = "lost"
 NOT_JOINED = "not yet joined"
+RETIRED = "retired"
 NOTHING_TO_SCORE = "nothing to judge"
 WAIT_EVENTS = "waiting for events"
 BEFORE = "before training"
@@ -275,6 +278,7 @@ class _Background:
         self._scoring: dict[int, set[GroupId]] = {}
         self._scored_now = 0
         self._lost: set[int] = set()
+        self._retired: set[int] = set()
         self._engine_of: dict[GroupId, int] = {}
         self._paused = self._training = self._saving = self._pushing = self._behind = False
         self._held = False
@@ -347,8 +351,13 @@ class _Background:
                 for group in [g for g, at in self._engine_of.items() if at == event.engine]:
                     self._forget(group)
                 self._lost.add(event.engine)
+            case EngineRetired(engine):
+                for group in [g for g, at in self._engine_of.items() if at == engine]:
+                    self._forget(group)
+                self._retired.add(engine)
             case EngineJoined():
                 self._lost.discard(event.engine)
+                self._retired.discard(event.engine)
                 self._generating.setdefault(event.engine, set())
                 self._scoring.setdefault(event.engine, set())
             case _:
@@ -361,6 +370,7 @@ class _Background:
         self._scored_now = 0
         self._paused = self._training = self._saving = self._pushing = self._behind = False
         self._held = False
+        self._retired.clear()
         self._lost = set(self._generating) - set(event.engines)
         for engine in {*self._generating, *event.engines}:
             self._generating[engine], self._scoring[engine] = set(), set()
@@ -438,6 +448,8 @@ class _Background:
 
     def _engine(self, engine: int, t_s: float) -> tuple[str, bool]:
         recorded = engine_process(engine) in self._recorded
+        if engine in self._retired:
+            return (RETIRED, False)
         if engine in self._lost:
             return (LOST, False)
         if self._held:
