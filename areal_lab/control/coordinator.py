@@ -165,10 +165,8 @@ class Coordinator:
                 self._checkpoint_progressed(event)
             case RunStarted():
                 self._run_started(event)
-            case EngineLost():
+            case EngineLost() | EngineRetired():
                 return self._engine_lost(event)
-            case EngineRetired(engine):
-                return self._engine_lost(EngineLost(engine, tokens_kept=True))
             case EngineJoined():
                 self._engine_joined(event)
             case StopRequested() | PauseRequested() | ResumeRequested() | EtaRequested():
@@ -471,7 +469,9 @@ class Coordinator:
         self._copying = False
         self._saving = not done
 
-    def _engine_lost(self, event: EngineLost) -> tuple[Action, ...]:
+    def _engine_lost(self, event: EngineLost | EngineRetired) -> tuple[Action, ...]:
+        if isinstance(event, EngineRetired):
+            event = EngineLost(event.engine, tokens_kept=True)
         if event.engine in self._router or event.engine in self._away:
             self._orphan_groups_of(event)
         elif event.returns or event.engine not in self._awaited:

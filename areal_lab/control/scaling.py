@@ -1,6 +1,6 @@
 r"""How many engines a run should have: a rule on how generation and training wait for each other.
 
-    event --note--> ScalingWatch --each step--> Window --engines_wanted--> number, and what it learned
+    event --note--> ScalingWatch --some steps--> Window --engines_wanted--> number, what was learned
 
 With n engines, a window of some training steps has
 
@@ -32,14 +32,15 @@ with fewer responses each are hardly faster. What they promised is known, so one
 leave: how much slower fewer engines are is not known before it is tried. A number that turned out
 to be too few is remembered, and the next attempts halve the distance to it.
 
-**Why it comes to rest.** While L stays within a tenth of what it was, a number that made the trainer
-wait is not tried again, each growth that helps raises this number, each one that does not raises u
-by 3/4 e at least, and between two growths the engines only become fewer: there are finitely many
-changes, whatever the windows say.
+**Why it comes to rest.** While L stays within a tenth of what it was, a number that made the
+trainer wait is not tried again, each growth that helps raises this number, each one that does not
+raises u by 3/4 e at least, and between two growths the engines only become fewer: there are
+finitely many changes, whatever the windows say.
 
 **Time.** The first steps of a run are not measured, nor are those after a change in which the
-groups in flight end that began under another number of engines, and `cooldown_steps` more. Nothing is decided while an engine is starting, and
-none is started that would come after the end of the run (`startup_s`).
+groups in flight end that began under another number of engines, and `cooldown_steps` more. Nothing
+is decided while an engine is starting, and none is started that would come after the end of the run
+(`startup_s`).
 
 Times are arguments; the same rule is used by the pipeline and by the simulator. The proportional
 step is that of autoscalers of services (Kubernetes: desired = ceil(current * metric / target)).
@@ -155,10 +156,14 @@ class Growth:
     too_few: int
     """`Learned.too_few` before."""
 
-    def promised(self, engines: int) -> float:
-        """By how much the trainer waits less if groups come in proportion to the engines."""
+    def was_useless(self, engines: int, waiting: float) -> bool:
+        """Whether the trainer waits hardly less with the engines that there are now.
+
+        The growth promised that groups come in proportion to the engines.
+        """
         faster = min(engines / self.before, 1 / (1 - min(self.excess, _ALL_BUT_NOTHING)))
-        return (1 - self.waiting) * (faster - 1)
+        promised = (1 - self.waiting) * (faster - 1)
+        return engines > self.before and self.waiting - waiting < _LEAST_GAIN * promised
 
 
 def engines_wanted(
@@ -174,12 +179,11 @@ def engines_wanted(
     """
     learned = learned.under(window.group_tokens)
     growth, learned = learned.tried, replace(learned, tried=None)
-    if growth is not None and engines > growth.before:
-        if growth.waiting - window.waiting < _LEAST_GAIN * growth.promised(engines):
-            unavoidable = max(learned.unavoidable, window.waiting)
-            return _within(rule, growth.before), replace(
-                learned, too_few=growth.too_few, unavoidable=unavoidable, fell=True
-            )
+    if growth is not None and growth.was_useless(engines, window.waiting):
+        unavoidable = max(learned.unavoidable, window.waiting)
+        return _within(rule, growth.before), replace(
+            learned, too_few=growth.too_few, unavoidable=unavoidable, fell=True
+        )
     excess = window.waiting - learned.unavoidable
     if excess > rule.tolerance:
         if window.remaining_s <= rule.startup_s:
@@ -310,15 +314,13 @@ class ScalingWatch:
         before, counts, limits = self._began, self._run.counts, self._run.limits
         seconds = max(now_s - self._began_s, 1e-9)
         ended = _ended(counts) - _ended(before)
-        left = (
-            math.inf if limits.train_steps is None else limits.train_steps - counts.trained_version
-        )
+        steps = math.inf if limits.train_steps is None else limits.train_steps
         return Window(
             waiting=self._waiting_s / seconds,
             held_back=self._held_back_s / seconds,
             drained=(before.finished - counts.finished) / (self._steps * limits.batch_groups),
             group_tokens=(tokens - self._began_tokens) / max(1, ended),
-            remaining_s=left * seconds / self._steps,
+            remaining_s=(steps - counts.trained_version) * seconds / self._steps,
         )
 
 

@@ -168,6 +168,7 @@ async def start_run(context: RunContext) -> RunPerformer:
     context.inputs.servers = servers = ServerPool(
         sources=sources,
         later=later,
+        startup_s=time.monotonic() - began_s,
         scales=config.rollout.scaling.max_engines > 0,
         health=HealthLimits(
             interval_s=config.rollout.health_interval_s,
@@ -185,7 +186,6 @@ async def start_run(context: RunContext) -> RunPerformer:
     )
     fleet.stack.push_async_callback(servers.close)
     await servers.start()
-    servers.startup_s = time.monotonic() - began_s
     if isinstance(weights, WeightsInMemory):  # else the engines read this folder, or the model's
         await trainer.remove(start_folder)
 

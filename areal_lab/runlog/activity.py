@@ -277,8 +277,7 @@ class _Background:
         self._generating: dict[int, set[GroupId]] = {}
         self._scoring: dict[int, set[GroupId]] = {}
         self._scored_now = 0
-        self._lost: set[int] = set()
-        self._retired: set[int] = set()
+        self._gone: dict[int, str] = {}  # engines, with the cause
         self._engine_of: dict[GroupId, int] = {}
         self._paused = self._training = self._saving = self._pushing = self._behind = False
         self._held = False
@@ -347,17 +346,12 @@ class _Background:
                 self._held = True
             case ResumeRequested() | StopRequested():
                 self._held = False
-            case EngineLost():
+            case EngineLost() | EngineRetired():
                 for group in [g for g, at in self._engine_of.items() if at == event.engine]:
                     self._forget(group)
-                self._lost.add(event.engine)
-            case EngineRetired(engine):
-                for group in [g for g, at in self._engine_of.items() if at == engine]:
-                    self._forget(group)
-                self._retired.add(engine)
+                self._gone[event.engine] = LOST if isinstance(event, EngineLost) else RETIRED
             case EngineJoined():
-                self._lost.discard(event.engine)
-                self._retired.discard(event.engine)
+                self._gone.pop(event.engine, None)
                 self._generating.setdefault(event.engine, set())
                 self._scoring.setdefault(event.engine, set())
             case _:
@@ -370,8 +364,7 @@ class _Background:
         self._scored_now = 0
         self._paused = self._training = self._saving = self._pushing = self._behind = False
         self._held = False
-        self._retired.clear()
-        self._lost = set(self._generating) - set(event.engines)
+        self._gone = dict.fromkeys(set(self._generating) - set(event.engines), LOST)
         for engine in {*self._generating, *event.engines}:
             self._generating[engine], self._scoring[engine] = set(), set()
 
@@ -448,10 +441,8 @@ class _Background:
 
     def _engine(self, engine: int, t_s: float) -> tuple[str, bool]:
         recorded = engine_process(engine) in self._recorded
-        if engine in self._retired:
-            return (RETIRED, False)
-        if engine in self._lost:
-            return (LOST, False)
+        if engine in self._gone:
+            return (self._gone[engine], False)
         if self._held:
             return (PAUSED_BY_HAND, False)
         if self._paused:

@@ -32,6 +32,7 @@ from areal_lab.control.events import (
     EngineId,
     EngineJoined,
     EngineLost,
+    EngineRetired,
     EtaRequested,
     Event,
     Finish,
@@ -242,6 +243,8 @@ class Shell:
             lost, kept = random.choice(sorted(self.engines)), random.random() < 0.5
             returns = len(self.engines) == 1 or random.random() < 0.5
             choices.append(lambda: EngineLost(lost, tokens_kept=kept, returns=returns))
+            if len(self.engines) > 1:
+                choices.append(lambda: EngineRetired(lost))
         if self.awaited and self.engines:
             choices.append(lambda: EngineLost(random.choice(sorted(self.awaited))))
         # Generated before its engine was lost, and scored afterwards.
@@ -271,6 +274,8 @@ class Shell:
                 self.copying = False
             case CheckpointDone():
                 self.saving, self.copying = None, False
+            case EngineRetired(engine):
+                self._note(EngineLost(engine, tokens_kept=True))
             case EngineLost(engine, tokens_kept, returns):
                 assert engine in self.engines | self.awaited
                 self.engines.discard(engine)
