@@ -363,6 +363,8 @@ class EventLoop:
     def _pause_engine(self, now_s: float, slot: Slot) -> None:
         if slot.engine.next_s() <= now_s:
             self._advance(now_s, slot)
+            if slot.dead:
+                return  # it was to leave after this group
         slot.engine.pause(now_s)
         slot.paused = True
         self._dirty[slot] = None

@@ -275,25 +275,29 @@ class Shell:
             case CheckpointDone():
                 self.saving, self.copying = None, False
             case EngineRetired(engine):
-                self._note(EngineLost(engine, tokens_kept=True))
-            case EngineLost(engine, tokens_kept, returns):
-                assert engine in self.engines | self.awaited
-                self.engines.discard(engine)
-                self.away.discard(engine)
-                lost = {group for group, (home, _) in self.running.items() if home == engine}
-                for group in lost:
-                    began = self.running.pop(group)[1]
-                    self.homeless[group] = began if tokens_kept else None
-                (self.awaited.add if returns else self.awaited.discard)(engine)
-                if not self.engines and not self.awaited:
-                    self.pushing, self.paused, self.stopping = None, False, True
-                    self.held = False
+                self._note_lost(EngineLost(engine, tokens_kept=True))
+            case EngineLost():
+                self._note_lost(event)
             case EngineJoined(engine):
                 self._note_joined(engine)
             case RunStarted():
                 pass
             case _:
                 self._note_request(event)
+
+    def _note_lost(self, event: EngineLost) -> None:
+        engine = event.engine
+        assert engine in self.engines | self.awaited
+        self.engines.discard(engine)
+        self.away.discard(engine)
+        lost = {group for group, (home, _) in self.running.items() if home == engine}
+        for group in lost:
+            began = self.running.pop(group)[1]
+            self.homeless[group] = began if event.tokens_kept else None
+        (self.awaited.add if event.returns else self.awaited.discard)(engine)
+        if not self.engines and not self.awaited:
+            self.pushing, self.paused, self.stopping = None, False, True
+            self.held = False
 
     def _note_joined(self, engine: EngineId) -> None:
         self.awaited.discard(engine)

