@@ -115,6 +115,14 @@ class Hosts:
             if (host := self.seats.pop(name, None)) is not None:
                 self.spares.append(host)
 
+    def seat_spare(self) -> str | None:
+        """Give a spare host a seat of its own, which is returned; None if there is no spare."""
+        if not self.spares:
+            return None
+        host = self.spares.pop(0)
+        self.seats[host.name] = host
+        return host.name
+
     async def host_in(self, seat: str) -> Host:
         """The host in a seat; waits for another one while it is vacant.
 

@@ -29,7 +29,7 @@ from areal_lab.cluster.records import TOKEN_VARIABLE, StartEngine
 from areal_lab.cluster.scheduler import Scheduler
 from areal_lab.cluster.slurm.scheduler import SlurmScheduler
 from areal_lab.config.cluster import ClusterConfig, SchedulerConfig
-from areal_lab.control.placement import Demand, HostSlots, Placement, place
+from areal_lab.control.placement import Demand, HostSlots, Placement, place, seat_of_another
 from areal_lab.engines.client.engine_client import EngineClient
 from areal_lab.engines.launch.backends import BACKENDS, ServerOptions
 from areal_lab.engines.launch.detect import dialect_of
@@ -98,6 +98,7 @@ class RunHosts:
 
     hosts: Hosts
     placement: Placement
+    demand: Demand
     listener: PipeListener
     files: RunFiles
     log_folder: Path
@@ -113,6 +114,27 @@ class RunHosts:
     def __post_init__(self) -> None:
         for number, seat in enumerate(self.placement.engines):
             self._engine_numbers.setdefault(seat, []).append(number)
+
+    def seat_of(self, number: int) -> str:
+        """The seat of an engine; one with a new number goes to a spare host, or where there is
+        room, and has that seat from then on.
+
+        Raises:
+            Unplaceable: there is none.
+        """
+        for seat, numbers in self._engine_numbers.items():
+            if number in numbers:
+                return seat
+        spare = self.hosts.seat_spare()
+        if spare is None:
+            spare = seat_of_another(
+                self.placement,
+                {seat: len(numbers) for seat, numbers in self._engine_numbers.items()},
+                {seat: len(host.facts.gpus) for seat, host in self.hosts.seats.items() if host},
+                self.demand,
+            )
+        self._engine_numbers.setdefault(spare, []).append(number)
+        return spare
 
     def threads(self) -> HostThreads | None:
         """Threads that leave no core of any host idle or shared; None where hosts are processes of
@@ -175,7 +197,7 @@ class RunHosts:
             TooFewHosts: no host takes the seat in time.
         """
         del log_path  # on the host
-        seat = self.placement.engines[index]
+        seat = self.seat_of(index)
         while True:
             host = await self.hosts.host_in(seat)
             request = StartEngine(
@@ -311,6 +333,7 @@ async def opened(
         run_hosts = RunHosts(
             hosts=hosts,
             placement=placement,
+            demand=demand,
             listener=listener,
             files=files,
             log_folder=log_folder,

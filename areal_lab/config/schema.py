@@ -16,6 +16,7 @@ from areal_lab.config.cluster import ClusterConfig, SchedulerConfig
 from areal_lab.config.mappings import named
 from areal_lab.config.record import About, Count, NonNegative, Positive, Record, Share, Whole
 from areal_lab.config.sampling import DynamicSamplingConfig
+from areal_lab.config.scaling import ScalingConfig
 from areal_lab.config.watching import AlarmsConfig, SinkName, StatsLoggerConfig
 from areal_lab.control.order import OrderName
 from areal_lab.control.routing import RoutingName
@@ -179,7 +180,8 @@ class RolloutConfig(Record):
     transfer_timeout_s: Positive = 30.0
     """Timeout of each phase of a transfer (`http_tensor`, `distributed`)."""
     engines: Count = 1
-    """Engine processes."""
+    """Engine processes; with `scaling`, those at first."""
+    scaling: ScalingConfig = Field(default_factory=ScalingConfig)
     threads: Whole = 0
     """CPU threads per engine; 0 shares the cores between engines and trainer."""
     dtype: DType = "auto"

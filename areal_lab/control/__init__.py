@@ -6,6 +6,7 @@ admission    how many groups may start (eq. 3)
 order        which finished groups form a batch; backlog: its data structures
 routing      which engine takes a group
 sampling     which groups are replaced, because their rewards are all equal
+scaling      how many engines a run should have
 limits       the constants of a run
 frontier     what a checkpoint must know of the groups, and how a run continues from it
 coordinator  all of these: events in, actions out

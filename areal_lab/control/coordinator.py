@@ -36,6 +36,7 @@ from areal_lab.control.events import (
     EngineId,
     EngineJoined,
     EngineLost,
+    EngineRetired,
     EtaRequested,
     Event,
     Finish,
@@ -164,7 +165,7 @@ class Coordinator:
                 self._checkpoint_progressed(event)
             case RunStarted():
                 self._run_started(event)
-            case EngineLost():
+            case EngineLost() | EngineRetired():
                 return self._engine_lost(event)
             case EngineJoined():
                 self._engine_joined(event)
@@ -256,6 +257,23 @@ class Coordinator:
     def engine_loads(self) -> dict[int, int]:
         """Running groups of each engine, but for hybrid engines while their devices train."""
         return self._router.loads()
+
+    @property
+    def trainer_waits(self) -> bool:
+        """Whether the trainer has nothing to do, because too few groups have finished."""
+        works = self._training or self._copying or self._save_due
+        over = self._ending is not None or self._trained >= self._last_version
+        return self._running and not (works or self._held or over)
+
+    @property
+    def held_back(self) -> bool:
+        """Whether eq. 3 alone keeps the engines from starting groups."""
+        return (
+            self._running
+            and len(self._in_flight) < self._max_in_flight
+            and self._started >= self._start_limit
+            and self._started < self._last_version * self.limits.batch_groups
+        )
 
     def waiting_for(self) -> str:
         """What the run is waiting for, in a few words for a progress display."""
@@ -451,7 +469,9 @@ class Coordinator:
         self._copying = False
         self._saving = not done
 
-    def _engine_lost(self, event: EngineLost) -> tuple[Action, ...]:
+    def _engine_lost(self, event: EngineLost | EngineRetired) -> tuple[Action, ...]:
+        if isinstance(event, EngineRetired):
+            event = EngineLost(event.engine, tokens_kept=True)
         if event.engine in self._router or event.engine in self._away:
             self._orphan_groups_of(event)
         elif event.returns or event.engine not in self._awaited:

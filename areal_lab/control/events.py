@@ -83,6 +83,14 @@ class EngineLost:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineRetired:
+    """The engine leaves the run, because it is not needed: its groups continue elsewhere with their
+    tokens, and no other starts on it."""
+
+    engine: EngineId
+
+
+@dataclass(frozen=True, slots=True)
 class EngineJoined:
     """A new or restarted engine holds the pushed version and accepts work."""
 
@@ -163,6 +171,7 @@ Event: TypeAlias = (
     | GroupFinished
     | GroupFiltered
     | EngineLost
+    | EngineRetired
     | EngineJoined
     | TrainPartDone
     | TrainStepDone

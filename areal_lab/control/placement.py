@@ -8,7 +8,7 @@ there, too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 
@@ -79,6 +79,37 @@ def place(hosts: Sequence[HostSlots], demand: Demand) -> Placement:
         trainer=trainer,
         spares=tuple(host.name for host in hosts[len(used) :]),
     )
+
+
+def seat_of_another(
+    placement: Placement, engines: Mapping[str, int], gpus: Mapping[str, int], demand: Demand
+) -> str:
+    """The host of an engine that joins later: of those with room, the one with the fewest engines.
+
+    Args:
+        placement: of the others.
+        engines: number of engines of each host that has some, those that have joined included.
+        gpus: of each host that is there.
+        demand: what was placed.
+
+    Raises:
+        Unplaceable: in one sentence; no host has room.
+    """
+
+    def free(name: str) -> int:
+        trains = 0 if demand.shared else placement.trainer.count(name) * demand.gpus_per_rank
+        return gpus.get(name, 0) - trains - engines.get(name, 0) * demand.gpus_per_engine
+
+    names = [name for name in gpus if name in engines or name not in placement.trainer]
+    if demand.gpus_per_engine:
+        names = [name for name in gpus if free(name) >= demand.gpus_per_engine]
+    if not names:
+        needs = _count(demand.gpus_per_engine, "GPU")
+        raise Unplaceable(
+            f"another engine needs {needs}, but no host has as many left, and none is spare; lower "
+            "rollout.scaling.max_engines, or raise cluster.n_nodes"
+        )
+    return min(names, key=lambda name: engines.get(name, 0))
 
 
 def _training_hosts(hosts: Sequence[HostSlots], demand: Demand) -> int:

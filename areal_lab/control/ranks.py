@@ -26,6 +26,7 @@ from areal_lab.control.events import (
     EngineId,
     EngineJoined,
     EngineLost,
+    EngineRetired,
     EtaRequested,
     Event,
     Finish,
@@ -107,6 +108,7 @@ class RankedCoordinator:
             case (
                 EngineLost()
                 | EngineJoined()
+                | EngineRetired()
                 | TrainPartDone()
                 | PauseRequested()
                 | ResumeRequested()

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from areal_lab.control.events import EngineJoined, EngineLost
+from areal_lab.control.events import EngineJoined, EngineLost, EngineRetired
 from areal_lab.runlog.activity import idle_by_cause, label, training_window
 from areal_lab.runlog.by_hand import in_words, requests
 from areal_lab.runlog.chrome_trace import chrome_trace
@@ -190,6 +190,8 @@ def _incidents(run: RecordedRun) -> list[str]:
             case EngineLost(engine=engine, returns=returns):
                 after = "restarting" if returns else "for good"
                 lines.append(f"  {record.t_s:8.1f} s  engine {engine} was lost ({after})")
+            case EngineRetired(engine):
+                lines.append(f"  {record.t_s:8.1f} s  engine {engine} was not needed any more")
             case EngineJoined(engine=engine):
                 lines.append(f"  {record.t_s:8.1f} s  engine {engine} joined")
             case _:

@@ -24,8 +24,9 @@ from areal_lab.config.schema import TrainConfig
 from areal_lab.control.coordinator import NO_ENGINE_LEFT, TOO_FEW_GROUPS, Coordinator
 from areal_lab.control.evaluation import to_measure_again
 from areal_lab.control.events import Event, Finish, GroupId, RunStarted, StopRequested, Version
+from areal_lab.control.scaling import ScalingWatch
 from areal_lab.data.problems import ProblemSet
-from areal_lab.pipeline.drive import Asked, drive
+from areal_lab.pipeline.drive import Asked, Observer, drive
 from areal_lab.pipeline.evaluate import HeldOutReward, announced, measure
 from areal_lab.pipeline.fleet import Fleet, first_error
 from areal_lab.pipeline.outcome import SummaryInputs, summary_so_far, write_failure
@@ -35,11 +36,12 @@ from areal_lab.pipeline.report import write_report
 from areal_lab.pipeline.requests import Desk, reachable
 from areal_lab.pipeline.resume.recovery import Recovery, check_data, check_given
 from areal_lab.pipeline.resume.retention import measurements, saved_checkpoints
+from areal_lab.pipeline.scaling import ScaledRun
 from areal_lab.pipeline.startup import RunContext, start_run
 from areal_lab.pipeline.state import RunState, StopSignal
 from areal_lab.pipeline.step_report import StepReport
 from areal_lab.preflight import check as preflight
-from areal_lab.preflight.limits import limits_of
+from areal_lab.preflight.limits import limits_of, scaling_of
 from areal_lab.rewards.service import RewardFunction
 from areal_lab.runlog.file import read_log_file
 from areal_lab.runlog.folder import RunFolder
@@ -332,6 +334,20 @@ async def _settle_best(context: RunContext, performer: RunPerformer) -> None:
         context.display.note(f"best checkpoint: step {best}, {measurements(folder)[best]}")
 
 
+def _observer(context: RunContext, performer: RunPerformer) -> Observer:
+    """The log; and the rule for the number of engines, if it is on."""
+    servers = performer.servers
+    rule = scaling_of(context.config, startup_s=servers.startup_s)
+    if rule is None:
+        return performer.log
+    return ScaledRun(
+        log=performer.log,
+        watch=ScalingWatch(rule, context.desk.coordinator),
+        pool=servers,
+        generated_tokens=lambda: performer.tally.generated_tokens,
+    )
+
+
 async def _drive(context: RunContext, coordinator: Coordinator, performer: RunPerformer) -> Finish:
     """Drive the run; a stop request becomes an event."""
     events: asyncio.Queue[Event | Asked] = asyncio.Queue()
@@ -352,7 +368,7 @@ async def _drive(context: RunContext, coordinator: Coordinator, performer: RunPe
     started = RunStarted(engines) if recovery is None else recovery.started(engines)
     context.desk.begin(events)
     drive_task = asyncio.create_task(
-        drive(coordinator, performer, started, events, performer.log), name="drive"
+        drive(coordinator, performer, started, events, _observer(context, performer)), name="drive"
     )
     loss_task = asyncio.create_task(performer.servers.given_up.wait(), name="watch engines")
     evaluations = performer.evaluations

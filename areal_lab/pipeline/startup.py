@@ -151,6 +151,8 @@ async def start_run(context: RunContext) -> RunPerformer:
         threads=threads.engine,
         launch=None if hosts is None else hosts.launch_engine,
     )
+    later = {number: sources.pop(number) for number in list(sources)[count_engines(config) :]}
+    began_s = time.monotonic()
     trainer, rewards, sources = await _start_processes(context, settings, first, sources, hosts)
     context.inputs.trainer = trainer
     start_folder, weights = trainer.ready.weights, trainer.ready.exported
@@ -166,6 +168,9 @@ async def start_run(context: RunContext) -> RunPerformer:
     prepare_push = prepare_push_from(trainer, ranks=ranks, pushed=on_push)
     context.inputs.servers = servers = ServerPool(
         sources=sources,
+        later=later,
+        startup_s=time.monotonic() - began_s,
+        scales=config.rollout.scaling.max_engines > 0,
         health=HealthLimits(
             interval_s=config.rollout.health_interval_s,
             timeout_s=config.rollout.health_timeout_s,

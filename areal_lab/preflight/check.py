@@ -70,6 +70,7 @@ from areal_lab.preflight.placement import (
     place_engines,
     place_trainer,
 )
+from areal_lab.preflight.scaling import check_scaling
 from areal_lab.preflight.trainer import asks_for_values, models_of
 from areal_lab.preflight.vision import check_images, check_vision_model
 from areal_lab.sinks.start import check_sinks
@@ -156,6 +157,7 @@ def check_settings(config: TrainConfig) -> None:
             check_servers,
             check_ports,
             check_hosts,
+            check_scaling,
         ):
             found += one(config)
     _refuse([*found, *check_run_folder(config)])

@@ -10,6 +10,7 @@ from areal_lab.control.limits import Limits
 from areal_lab.control.order import order_named
 from areal_lab.control.routing import routing_named
 from areal_lab.control.sampling import DynamicSampling
+from areal_lab.control.scaling import ScalingRule
 from areal_lab.control.schedule import Schedule, schedule_named
 from areal_lab.engines.errors import EngineError
 from areal_lab.engines.launch.backends import BACKENDS
@@ -68,6 +69,25 @@ def sampling_of(config: TrainConfig) -> DynamicSampling | None:
         max_filtered=settings.max_batches * batch,
         smallest_batch=min(config.actor.ppo_n_minibatches, batch) if smaller else None,
         tolerance=settings.tolerance,
+    )
+
+
+def scaling_of(config: TrainConfig, *, startup_s: float = 0.0) -> ScalingRule | None:
+    """The rule by which engines join and leave; None if they stay.
+
+    Args:
+        startup_s: from a decision until a new engine works.
+    """
+    scaling = config.rollout.scaling
+    if not scaling.max_engines:
+        return None
+    return ScalingRule(
+        min_engines=scaling.min_engines,
+        max_engines=scaling.max_engines,
+        window_steps=scaling.window_steps,
+        cooldown_steps=scaling.cooldown_steps,
+        tolerance=scaling.tolerance,
+        startup_s=startup_s,
     )
 
 

@@ -22,6 +22,7 @@ says that it is paused does not say why: between `PauseRequested` and `ResumeReq
               waiting for weights                  no group on it, TrainStepDone .. WeightsPushed
               nothing admitted (staleness bound)   no group on it, otherwise
               lost                                 EngineLost .. EngineJoined
+              retired                              EngineRetired .. EngineJoined
               not yet joined                       .. EngineJoined, for an engine added later
     rewards   nothing to judge                     no group is between generation and its end
     pipeline  waiting for events                   always
@@ -48,6 +49,7 @@ from areal_lab.control.events import (
     Drop,
     EngineJoined,
     EngineLost,
+    EngineRetired,
     Event,
     Finish,
     GroupFiltered,
@@ -94,6 +96,7 @@ TRAIN_ON_ITS_WAY = "request on its way"
 NOTHING_LEFT = "nothing left to do"
 LOST = "lost"
 NOT_JOINED = "not yet joined"
+RETIRED = "retired"
 NOTHING_TO_SCORE = "nothing to judge"
 WAIT_EVENTS = "waiting for events"
 BEFORE = "before training"
@@ -276,7 +279,7 @@ class _Background:
         self._generating: dict[int, set[GroupId]] = {}
         self._scoring: dict[int, set[GroupId]] = {}
         self._scored_now = 0
-        self._lost: set[int] = set()
+        self._gone: dict[int, str] = {}  # engines, with the cause
         self._engine_of: dict[GroupId, int] = {}
         self._paused = self._training = self._saving = self._pushing = self._behind = False
         self._held = False
@@ -345,12 +348,12 @@ class _Background:
                 self._held = True
             case ResumeRequested() | StopRequested():
                 self._held = False
-            case EngineLost():
+            case EngineLost() | EngineRetired():
                 for group in [g for g, at in self._engine_of.items() if at == event.engine]:
                     self._forget(group)
-                self._lost.add(event.engine)
+                self._gone[event.engine] = LOST if isinstance(event, EngineLost) else RETIRED
             case EngineJoined():
-                self._lost.discard(event.engine)
+                self._gone.pop(event.engine, None)
                 self._generating.setdefault(event.engine, set())
                 self._scoring.setdefault(event.engine, set())
             case _:
@@ -363,7 +366,7 @@ class _Background:
         self._scored_now = 0
         self._paused = self._training = self._saving = self._pushing = self._behind = False
         self._held = False
-        self._lost = set(self._generating) - set(event.engines)
+        self._gone = dict.fromkeys(set(self._generating) - set(event.engines), LOST)
         for engine in {*self._generating, *event.engines}:
             self._generating[engine], self._scoring[engine] = set(), set()
 
@@ -440,8 +443,8 @@ class _Background:
 
     def _engine(self, engine: int, t_s: float) -> tuple[str, bool]:
         recorded = engine_process(engine) in self._recorded
-        if engine in self._lost:
-            return (LOST, False)
+        if engine in self._gone:
+            return (self._gone[engine], False)
         if self._held:
             return (PAUSED_BY_HAND, False)
         if self._paused:

@@ -22,6 +22,12 @@ class Incidents:
     """Servers that died, hung, or held other weights than they were given."""
     engine_restarts: int = 0
     """Servers that came back."""
+    engines_added: int = 0
+    """Servers that joined while the run continued (`rollout.scaling`)."""
+    engines_retired: int = 0
+    """Servers that left because they were not needed; their groups kept their tokens."""
+    engine_start_failures: int = 0
+    """Servers that were to join and did not start."""
     resubmitted_samples: int = 0
     """Samples that continued on another server, or started over, when their server was lost."""
     kept_tokens: int = 0

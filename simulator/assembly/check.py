@@ -72,6 +72,8 @@ def problems(config: SimulationConfig) -> list[Problem]:
         found = list(_costs(config, model, gpu, rollout_gpu))
     if not found:
         found = list(_at_once(config, model, rollout_gpu))
+    if not found and config.scaling.max_engines:
+        found = list(_scaling(config))
     if not found and config.faults.node_mtbf_h:
         found = list(_failures(config, model, gpu, rollout_gpu))
     return found
@@ -304,10 +306,43 @@ def _parts(config: SimulationConfig) -> Iterator[Problem]:
         )
 
 
+def _scaling(config: SimulationConfig) -> Iterator[Problem]:
+    """Engines that cannot join and leave."""
+    setting, scaling, cluster = "scaling.max_engines", config.scaling, config.cluster
+    engines = cluster.generating_gpus // config.rollout.tensor_parallel
+    if not scaling.min_engines <= engines <= scaling.max_engines:
+        yield _wrong(
+            setting,
+            f"is {scaling.max_engines}, and min_engines {scaling.min_engines}, but the engines at "
+            f"first ({engines}: cluster.rollout_gpus / rollout.tensor_parallel) must be from "
+            "min_engines to max_engines",
+        )
+    if cluster.switches or config.faults.node_mtbf_h:
+        yield _wrong(
+            setting,
+            f"is {scaling.max_engines}, but engines whose GPUs also train or fail are simulated "
+            "in a fixed number; use placement: disaggregated, cluster.hybrid_gpus 0 and "
+            "faults.node_mtbf_h 0, or scaling.max_engines 0",
+        )
+    if config.controller.kind == "spmd":
+        yield _wrong(
+            setting,
+            f"is {scaling.max_engines}, but ranks keep their engines (controller.kind=spmd); use "
+            "another controller.kind, or 0",
+        )
+    if config.schedule.versions_ahead < 1:
+        yield _wrong(
+            setting,
+            f"is {scaling.max_engines}, but with schedule.eta {config.schedule.versions_ahead:g} "
+            "the trainer waits for engines however many there are; use eta >= 1, or 0",
+        )
+
+
 def _at_once(config: SimulationConfig, model: ModelShape, rollout_gpu: GPU) -> Iterator[Problem]:
     """More responses in flight than are simulated in reasonable time."""
     workload, schedule = config.workload, config.schedule
     engines = config.cluster.generating_gpus // config.rollout.tensor_parallel
+    engines = max(engines, config.scaling.max_engines)
     slots = engines * running_sequences(config, model, rollout_gpu)
     by_engines = schedule.max_concurrent_prompts * workload.samples_per_prompt or slots
     batch = workload.prompts_per_batch * workload.samples_per_prompt

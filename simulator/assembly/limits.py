@@ -8,6 +8,7 @@ from areal_lab.control.limits import Limits
 from areal_lab.control.order import order_named
 from areal_lab.control.routing import routing_named
 from areal_lab.control.sampling import DynamicSampling
+from areal_lab.control.scaling import ScalingRule
 from areal_lab.control.schedule import Schedule, schedule_named
 from simulator.config.schema import ScheduleConfig, SimulationConfig
 from simulator.costs.controller.ways import spmd_ranks
@@ -46,4 +47,19 @@ def limits_of(config: SimulationConfig, *, room: int = 1) -> Limits:
         sampling=DynamicSampling(max_filtered=sys.maxsize)
         if workload.equal_rewards_share
         else None,
+    )
+
+
+def scaling_of(config: SimulationConfig) -> ScalingRule | None:
+    """The rule by which engines join and leave; None if they stay."""
+    scaling = config.scaling
+    if not scaling.max_engines:
+        return None
+    return ScalingRule(
+        min_engines=scaling.min_engines,
+        max_engines=scaling.max_engines,
+        window_steps=scaling.window_steps,
+        cooldown_steps=scaling.cooldown_steps,
+        tolerance=scaling.tolerance,
+        startup_s=scaling.startup_s,
     )

@@ -13,7 +13,7 @@ from pathlib import Path
 from areal_lab.runlog.records import Log, Record, encode, log_of
 from simulator.assembly.check import check_config
 from simulator.assembly.engines import make_engines, running_sequences
-from simulator.assembly.limits import limits_of
+from simulator.assembly.limits import limits_of, scaling_of
 from simulator.assembly.parts import part_outside, part_trainer
 from simulator.catalogue.find_gpu import find_gpu
 from simulator.catalogue.models import find_model
@@ -133,7 +133,8 @@ def build(config: SimulationConfig) -> System:
     colocated, training_gpus = cluster.colocated, cluster.training_gpus
     engines = cluster.generating_gpus // rollout.tensor_parallel
     running = running_sequences(config, model, rollout_gpu)
-    limits = limits_of(config, room=engines * running // workload.samples_per_prompt)
+    most = max(engines, config.scaling.max_engines)
+    limits = limits_of(config, room=most * running // workload.samples_per_prompt)
     training = training_cost(
         part_trainer(config.trainer, config.batch_parts), model, gpu, training_gpus
     )
@@ -146,7 +147,8 @@ def build(config: SimulationConfig) -> System:
         lengths=lengths_from(workload.answers),
         max_tokens=workload.answers.max_tokens,
         engines=engines,
-        make_engine=make_engines(config, model, rollout_gpu, engines),
+        scaling=scaling_of(config),
+        make_engine=make_engines(config, model, rollout_gpu, most),
         gpus_per_engine=rollout.tensor_parallel,
         training=training
         if limits.ranks == 1

@@ -19,6 +19,7 @@ from areal_lab.config.record import About, Count, NonNegative, Record, Share, Wh
 from areal_lab.control.order import OrderName
 from areal_lab.control.routing import RoutingName
 from areal_lab.control.schedule import ScheduleName, schedule_named
+from simulator.config.scaling import SimulatedScalingConfig
 
 YEAR_S: Final = 365 * 24 * 3600
 _YEAR = About(hint="at most a year")
@@ -513,6 +514,7 @@ class SimulationConfig(Record):
     controller: ControllerConfig = Field(default_factory=ControllerConfig)
     schedule: ScheduleConfig = Field(default_factory=ScheduleConfig)
     faults: FaultsConfig = Field(default_factory=FaultsConfig)
+    scaling: SimulatedScalingConfig = Field(default_factory=SimulatedScalingConfig)
     calibration: CalibrationConfig = Field(default_factory=CalibrationConfig)
     seeds: Annotated[int, Ge(1), Le(10_000), About(hint="3 to 10 give intervals")] = 5
     """Repetitions with different seeds, for confidence intervals."""

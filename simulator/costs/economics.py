@@ -22,7 +22,7 @@ class PoolUse:
 
     name: str
     gpu: GPU
-    gpus: int
+    gpus: float
     seconds: float
     """Duration of the run."""
     utilization: float

@@ -129,7 +129,7 @@ def changed_system(job: Job) -> System:
             cache_reading=known.cache_reading * job.memory_slowdown,
         )
         model = find_model(job.config.model)
-        make = make_engines(job.config, model, gpu, system.engines, coefficients=changed)
+        make = make_engines(job.config, model, gpu, system.most_engines, coefficients=changed)
         system = dataclasses.replace(system, make_engine=make)
     return system
 

@@ -9,6 +9,7 @@ from areal_lab.control.events import (
     EngineId,
     EngineJoined,
     EngineLost,
+    EngineRetired,
     RunStarted,
     StartGroup,
 )
@@ -65,7 +66,7 @@ def _excerpt(
             case EventRecord(event=RunStarted() as event):
                 engines = tuple(one for one in event.engines if one in kept)
                 yield dataclasses.replace(record, event=dataclasses.replace(event, engines=engines))
-            case EventRecord(event=EngineLost() | EngineJoined() as event):
+            case EventRecord(event=EngineLost() | EngineRetired() | EngineJoined() as event):
                 if event.engine in kept:
                     yield record
             case ActionRecord(action=StartGroup() as action):

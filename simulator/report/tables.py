@@ -44,6 +44,9 @@ def show_report(console: Console, told: Mapping[str, Any]) -> None:
     for note in (lag_note(told), limit_note(told)):
         if note:
             console.print(note, highlight=False)
+    if (engines := told.get("engines")) is not None:
+        console.print()
+        console.print(_engines_table(engines))
     for table in (_count_table(told), _sources_table(told["sources"])):
         console.print()
         console.print(table)
@@ -201,6 +204,19 @@ def _count_table(told: Mapping[str, Any]) -> Table:
     ):
         if passed := mean_of(told.get("controller", {}).get(name, {"mean": 0.0})):
             table.add_row(title, f"{number(passed / 1e9)} GB", "per step")
+    return table
+
+
+def _engines_table(told: Mapping[str, Any]) -> Table:
+    """Engines over time: the steps in which their number changes, and how many join and leave."""
+    table = empty_table("engines", "mean", "")
+    shown = None
+    for step, value in enumerate(told["by_step"], 1):
+        if (engines := round(mean_of(value))) != shown:
+            shown = engines
+            table.add_row(f"from step {step}", quantity(value), "")
+    table.add_row("joined", quantity(told["joined"]), "per run")
+    table.add_row("retired", quantity(told["retired"]), "per run; their groups end there")
     return table
 
 

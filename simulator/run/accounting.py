@@ -23,7 +23,6 @@ from areal_lab.control.events import (
     WeightsPushed,
 )
 from areal_lab.runlog.activity import (
-    LOST,
     NOTHING_ADMITTED,
     NOTHING_LEFT,
     PAUSED,
@@ -167,7 +166,7 @@ class Accounting:
         self._slots = slots
         self._controller = controller
         self._waited = waited
-        self._clocks = [Clock(NOTHING_ADMITTED) for _ in slots]
+        self._clocks = [Clock(slot.away if slot.dead else NOTHING_ADMITTED) for slot in slots]
         self._scoring = [0] * len(slots)
         self._reading = [0] * len(slots)
         self._at_barrier: Collection[int] = frozenset()
@@ -194,6 +193,9 @@ class Accounting:
         self._export_s = 0.0
         self._outside_s = 0.0
         self._generate_s = 0.0
+        self._there_s = 0.0
+        self.engines: list[float] = []
+        """Mean number of engines in each step, where it changes."""
         self.token_lags: Counter[int] = Counter()
         self.head_lags: Counter[int] = Counter()
         self.tail_lags: Counter[int] = Counter()
@@ -312,7 +314,7 @@ class Accounting:
 
     def _state(self, slot: Slot) -> str:  # noqa: PLR0911 - one per state
         if slot.dead:
-            return LOST
+            return slot.away
         if loading := self._loading[slot.number]:
             return loading
         if slot.trains:
@@ -377,6 +379,11 @@ class Accounting:
         row["generate_s"], self._generate_s = generate_s - self._generate_s, generate_s
         if self._controller is not None:
             row |= self._since_step_before(self._controller, now_s)
+        if self._system.scaling is not None:
+            there_s = sum(sum(clock.read(now_s).values()) for clock in self._clocks)
+            engines, self._there_s = (there_s - self._there_s) / row["step_s"], there_s
+            row["generate_s"] *= len(self._clocks) / engines
+            self.engines.append(engines)
         for name, column in self.columns.items():
             column.append(row[name])
         row["train_s"] = row["micro_batches"] = row["train_flops"] = 0.0

@@ -11,6 +11,7 @@
     node              EngineLost, EngineJoined      a failure               time
     requests          PauseRequested, ...           their time              time
     reply             GroupFinished, GroupFiltered  the controller          time, earlier replies
+    scaling           EngineJoined, EngineRetired   a decision              time, groups that end
 
 Each engine has one timer, set to the next change of its batch: one simpy event per change, none per
 token or sample. Engines notice new weights `delay_s` after `PushWeights` and generate until then,
@@ -22,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import assert_never
+from typing import assert_never, cast
 
 import simpy
 
@@ -67,6 +68,7 @@ from simulator.run.pools import LOAD
 from simulator.run.recorder import Recorder, Write
 from simulator.run.responses import Responses
 from simulator.run.reward_queue import RewardQueue
+from simulator.run.scaling import Run, Scaling
 from simulator.run.system import Done, Engine, Process, RevisableEngine, System
 from simulator.run.trainer import Trainer
 
@@ -92,12 +94,14 @@ class EventLoop:
         self.responses = Draws(system, seed) if responses is None else responses
         self.recorder = None if write is None else Recorder(system, write, self.responses.mode)
         self.coordinator = coordinator_of(system.limits)
-        self.slots = [self._make_slot(number) for number in range(system.engines)]
+        self.slots = [self._make_slot(number) for number in range(system.most_engines)]
         self.controller = (
             None
             if system.controller is None
-            else ControllerQueue(self.env, system.controller, system.engines)
+            else ControllerQueue(self.env, system.controller, system.most_engines)
         )
+        rule = system.scaling
+        self.scaling = None if rule is None else Scaling(cast(Run, self), rule)
         self.accounting = Accounting(system, self.slots, self.controller, self._waited)
         self.trainer = Trainer(self)
         self.rewards = RewardQueue(system.reward_workers)
@@ -155,6 +159,8 @@ class EventLoop:
             recorder.write(EventRecord(now_s, event))
         if not isinstance(event, GroupFinished):
             self.accounting.event(now_s, event)
+        if self.scaling is not None:
+            self.scaling.note(now_s)
         actions = self.coordinator.handle(event)
         if isinstance(self.coordinator, RankedCoordinator):
             self.accounting.at_barrier(now_s, self.coordinator.waiting)
@@ -190,6 +196,8 @@ class EventLoop:
             self._pause(now_s)
         if self._last_start is not None and self.coordinator.counts.started >= self._last_start:
             self.accounting.nothing_left(now_s)
+        if self.scaling is not None and isinstance(event, TrainStepDone):
+            self.scaling.step_done(now_s)
         if self._dirty:
             for slot in self._dirty:
                 self._set_timer(slot)
@@ -233,7 +241,9 @@ class EventLoop:
 
     def _start(self, now_s: float, start: StartGroup) -> None:
         slot, group = self.slots[start.engine], start.group
-        before = self.flights.get(group)  # set if its engine was lost
+        before = self.flights.get(group)  # set if its engine was lost or leaves
+        if before is not None and before.slot.retires:
+            return  # its tokens are there
         known = before is not None and not self.responses.revised
         draws = before.draws if before is not None and known else self.responses.of(group)
         flight = self.flights[group] = Flight(group, slot, now_s, draws)
@@ -303,14 +313,22 @@ class EventLoop:
         latencies_s = flight.draws.rewards_s
         if latencies_s is None:
             if not slot.flights:
-                self.accounting.engine_changed(now_s, slot)
+                self._has_no_group(now_s, slot)
             self._scored(flight)
             return
         self.accounting.scoring(now_s, slot, +1)
+        if not slot.flights:
+            self._has_no_group(now_s, slot)
         scored_s = self.rewards.scored_s(now_s, latencies_s)
         timer = self.env.timeout(scored_s - now_s, flight)
         assert timer.callbacks is not None
         timer.callbacks.append(self._on_scored)
+
+    def _has_no_group(self, now_s: float, slot: Slot) -> None:
+        """An engine has lost a group, perhaps its last one: it may leave."""
+        if self.scaling is not None and slot.retires and not slot.flights:
+            self.scaling.leave(slot)
+        self.accounting.engine_changed(now_s, slot)
 
     def _on_scored(self, timer: simpy.Event) -> None:
         flight = timer.value
@@ -334,6 +352,8 @@ class EventLoop:
                 self.tell(GroupFiltered(group, why))
                 return
         self.kept[group] = flight
+        if self.scaling is not None:
+            self.scaling.tokens += sum(flight.draws.lengths)
         flight.decoded = decoded = done.decoded
         self.tell(GroupFinished(group, *first_and_last(decoded)))
 
@@ -350,8 +370,8 @@ class EventLoop:
                 self._advance(now_s, slot)  # It may end at this moment.
             if slot.flights.pop(group, None) is not None:
                 self.accounting.dropped_tokens += slot.engine.drop(now_s, group)
-                self.accounting.engine_changed(now_s, slot)
                 self._dirty[slot] = None
+                self._has_no_group(now_s, slot)
         self.flights.pop(group, None)
         self.kept.pop(group, None)
 
@@ -369,6 +389,8 @@ class EventLoop:
     def _pause_engine(self, now_s: float, slot: Slot) -> None:
         if slot.engine.next_s() <= now_s:
             self._advance(now_s, slot)
+            if slot.dead:
+                return  # it was to leave after this group
         slot.engine.pause(now_s)
         slot.paused = True
         self._dirty[slot] = None

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 
 from areal_lab.control.events import EngineId, GroupId
+from areal_lab.runlog.activity import LOST
 from simulator.engine.versions import Decoded
 from simulator.run.responses import GroupDraws
 from simulator.run.system import Done, Engine
@@ -33,7 +34,10 @@ class Flight:
 class Slot:
     """An engine, its timer, and the groups the coordinator runs on it."""
 
-    __slots__ = ("dead", "engine", "flights", "lent_s", "number", "paused", "trains", "wake_s")
+    __slots__ = (
+        *("away", "dead", "engine", "flights", "lent_s", "number", "paused", "retires", "trains"),
+        "wake_s",
+    )
 
     def __init__(self, number: EngineId, engine: Engine) -> None:
         self.number = number
@@ -42,6 +46,10 @@ class Slot:
         self.flights: dict[GroupId, Flight] = {}  # not yet generated
         self.paused = False
         self.dead = False
+        self.away = LOST
+        """What it does while it is dead."""
+        self.retires = False
+        """It leaves when its groups have ended."""
         self.trains = False
         """Its GPUs train, or get ready to generate again."""
         self.lent_s = math.nan

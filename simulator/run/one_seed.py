@@ -33,6 +33,7 @@ from simulator.run.event_loop import EventLoop
 from simulator.run.pools import (
     CONTROLLER,
     GENERATE,
+    STARTING,
     WAIT_HYBRID,
     PoolShares,
     pool_shares,
@@ -47,8 +48,8 @@ from simulator.run.system import System
 IDLE_CAUSES: Final = frozenset(
     {
         *(LOST, NOTHING_ADMITTED, NOTHING_LEFT, ON_ITS_WAY, PAUSED, PAUSED_FOR_TRAINING),
-        *(PAUSED_BY_HAND, TRAINERS_TURN, WAIT_BATCH, WAIT_HYBRID, WAIT_REWARDS, WAIT_WEIGHTS),
-        *(NOTHING_TO_HANDLE, WAIT_CONTROLLER, WAIT_RANKS),
+        *(PAUSED_BY_HAND, STARTING, TRAINERS_TURN, WAIT_BATCH, WAIT_HYBRID, WAIT_REWARDS),
+        *(WAIT_WEIGHTS, NOTHING_TO_HANDLE, WAIT_CONTROLLER, WAIT_RANKS),
     }
 )
 
@@ -107,7 +108,8 @@ def run_system(
             engine_losses=accounting.engine_losses,
             trainer_restarts=accounting.trainer_restarts,
         ),
-        gpus=system.gpus,
+        gpus=system.gpus if loop.scaling is None else sum(pool.gpus for pool in pools.values()),
+        engines=None if loop.scaling is None else loop.scaling.changes(accounting.engines),
         cost=cost,
         energy=energy,
     )
@@ -138,7 +140,9 @@ def _pools(system: System, window: Moment) -> dict[str, PoolShares]:
         return {"all": pool_shares(system.gpus, seconds, both, IDLE_CAUSES)}
     if system.limits.hybrid_engines:
         return _pools_with_hybrid(system, window)
-    gpus = system.engines * system.gpus_per_engine
+    gpus: float = system.engines * system.gpus_per_engine
+    if system.scaling is not None:
+        gpus = sum(window.engines.values()) / seconds * system.gpus_per_engine
     return {
         "rollout": pool_shares(gpus, seconds, rollout, IDLE_CAUSES),
         "training": pool_shares(system.training_gpus, seconds, window.trainer, IDLE_CAUSES),

@@ -25,6 +25,8 @@ CONTROLLER = "controller"
 GENERATE = "generate"
 LOAD = "load weights"
 EXPORT = "export weights"
+STARTING = "starting"
+"""Of an engine that joins while the run continues."""
 WAIT_HYBRID = "waiting for hybrid GPUs"
 """GPUs that only train wait until those that also generate have switched."""
 MOVING_WEIGHTS = frozenset({LOAD, EXPORT, *TO_TRAINING, *TO_GENERATION})
@@ -35,7 +37,8 @@ MOVING_WEIGHTS = frozenset({LOAD, EXPORT, *TO_TRAINING, *TO_GENERATION})
 class PoolShares:
     """Shares of the time of a pool of GPUs; busy and idle sum to 1."""
 
-    gpus: int
+    gpus: float
+    """The mean, where engines join and leave."""
     seconds: float
     """Of each GPU."""
     busy: Mapping[str, float] = field(default_factory=dict)
@@ -61,7 +64,7 @@ class PoolShares:
 
 
 def pool_shares(
-    gpus: int, seconds: float, by_state: Mapping[str, float], idle_causes: Iterable[str]
+    gpus: float, seconds: float, by_state: Mapping[str, float], idle_causes: Iterable[str]
 ) -> PoolShares:
     """A pool's shares, from the summed seconds of its processes.
 

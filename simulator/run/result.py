@@ -61,6 +61,16 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EngineChanges:
+    """Engines that joined and left while the run continued."""
+
+    by_step: tuple[float, ...]
+    """Mean number in each step, warm-up included."""
+    joined: int
+    retired: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationResult:
     """One simulated run with one seed."""
 
@@ -78,7 +88,10 @@ class SimulationResult:
     tail_lags: Mapping[int, int]
     """Samples by the lag of their last token."""
     counts: Counts
-    gpus: int
+    gpus: float
+    """The mean, where engines join and leave."""
+    engines: EngineChanges | None = None
+    """None if the rule for their number is off."""
     cost: Cost
     """Of one training step, averaged over the steps after warm-up."""
     energy: Energy
@@ -213,7 +226,19 @@ class Replicated:
         if CONTROLLER in first.pools:
             names = {name: show(self.estimate(_column(name))) for name in CONTROLLER_COLUMNS}
             told["controller"] = names
+        if all(result.engines is not None for result in self.results):
+            told["engines"] = self._engines(show)
         return dict(finite_json(told))
+
+    def _engines(self, show: Show) -> dict[str, Any]:
+        changes = [result.engines for result in self.results if result.engines is not None]
+        return {
+            "joined": show(estimate([float(one.joined) for one in changes])),
+            "retired": show(estimate([float(one.retired) for one in changes])),
+            "by_step": [
+                show(estimate(step)) for step in zip(*(c.by_step for c in changes), strict=True)
+            ],
+        }
 
     def lag_shares(self, name: str) -> dict[int, Estimate]:
         """Share of each lag, ascending; `name` is `token`, `head` or `tail`."""

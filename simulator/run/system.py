@@ -26,6 +26,7 @@ from areal_lab.control.events import (
 )
 from areal_lab.control.limits import Limits
 from areal_lab.control.ranks import coordinator_of
+from areal_lab.control.scaling import ScalingRule
 from areal_lab.runlog.records import Segments
 from simulator.catalogue.gpu import GPU
 from simulator.costs.training_timing import Sizes
@@ -353,6 +354,9 @@ class System:
     max_tokens: int | None = None
     """Longest response, for the log's finish reasons."""
     engines: int
+    """At first."""
+    scaling: ScalingRule | None = None
+    """By which engines join and leave; None keeps them."""
     make_engine: MakeEngine
     gpus_per_engine: int = 1
     training: Training
@@ -442,6 +446,7 @@ class System:
                 f"limits.ranks is {self.limits.ranks}, but must divide engines ({self.engines}), "
                 "and failures of ranks are not simulated; set failures to None"
             )
+        self._check_scaling()
         if self.colocated and not generates_or_trains(self.limits):
             raise ValueError(
                 f"schedule {self.limits.schedule.name!r} generates while it trains, but colocated "
@@ -466,6 +471,25 @@ class System:
                 "are not simulated; set failures to None"
             )
 
+    def _check_scaling(self) -> None:
+        if (rule := self.scaling) is None:
+            return
+        if not rule.min_engines <= self.engines <= rule.max_engines:
+            raise ValueError(
+                f"engines is {self.engines}, but scaling keeps {rule.min_engines} to "
+                f"{rule.max_engines} of them"
+            )
+        if self.limits.ranks > 1:
+            raise ValueError(
+                f"limits.ranks is {self.limits.ranks}, but ranks keep their engines; set scaling "
+                "to None"
+            )
+        if self.switch is not None or self.failures is not None:
+            raise ValueError(
+                "engines that join and leave are simulated on GPUs that only generate and do not "
+                "fail; set switch and failures to None, or scaling"
+            )
+
     def _check_requests(self) -> None:
         times_s = [0.0, *(at_s for at_s, _ in self.requests)]
         if times_s != sorted(times_s):
@@ -483,6 +507,11 @@ class System:
         """Tokens that tools add to each sample of a group; one of few tokens has few turns."""
         turns = self.turns if draws.turns is None else draws.turns
         return self.tool_tokens * (np.minimum(turns, draws.tokens) - 1)
+
+    @property
+    def most_engines(self) -> int:
+        """Engines at any time."""
+        return self.engines if self.scaling is None else self.scaling.max_engines
 
     @property
     def colocated(self) -> bool:

@@ -15,7 +15,8 @@ from areal_lab.cluster.local import LocalScheduler
 from areal_lab.config.problem import ConfigError
 from areal_lab.control.events import Train
 from areal_lab.pipeline.run import prepare
-from areal_lab.pipeline.state import RunState
+from areal_lab.pipeline.state import RunState, StopSignal
+from areal_lab.pipeline.step_report import StepReport
 from areal_lab.pipeline.train import resume_run
 from areal_lab.runlog.file import read_log_file
 from tests.cluster.host_lab import gone
@@ -142,3 +143,40 @@ def test_what_hosts_cannot_hold_is_refused_before_they_are_asked_for(tmp_path: P
     ):
         with pytest.raises(ConfigError, match=said):
             prepare(tiny_config(tmp_path, *settings))
+
+
+@pytest.mark.slow
+def test_an_engine_that_joins_later_goes_to_a_spare_host(tmp_path: Path) -> None:
+    """Hosts 1 and 2 generate and train; host 3 has no work until an engine joins."""
+    state, stop, seats = RunState(), StopSignal(), set[str]()
+
+    def on_step(report: StepReport) -> None:
+        assert state.performer is not None
+        assert state.coordinator is not None
+        assert state.hosts is not None
+        if report.step == 1:
+            assert [host.name for host in state.hosts.hosts.spares] == ["h3"]
+            assert state.performer.servers.add_engine() == 1
+        if state.coordinator.engine_loads.get(1):
+            seats.add(state.hosts.seat_of(1))
+            stop.request()
+
+    result = do_run(
+        tiny_config(
+            tmp_path,
+            "eta=1",
+            "cluster.n_nodes=3",
+            "cluster.spare_nodes=1",
+            "rollout.scaling.max_engines=2",
+            "rollout.scaling.window_steps=1000",
+            "total_train_steps=2000",
+            "evaluation.max_problems=0",
+        ),
+        reward_fn=even_digits,
+        state=state,
+        stop=stop,
+        on_step=on_step,
+    )
+    assert seats == {"h3"}
+    assert result.summary["engines_added"] == 1
+    assert result.summary["engine_losses"] == result.summary["host_losses"] == 0

@@ -32,6 +32,7 @@ from areal_lab.control.events import (
     EngineId,
     EngineJoined,
     EngineLost,
+    EngineRetired,
     EtaRequested,
     Event,
     Finish,
@@ -242,6 +243,8 @@ class Shell:
             lost, kept = random.choice(sorted(self.engines)), random.random() < 0.5
             returns = len(self.engines) == 1 or random.random() < 0.5
             choices.append(lambda: EngineLost(lost, tokens_kept=kept, returns=returns))
+            if len(self.engines) > 1:
+                choices.append(lambda: EngineRetired(lost))
         if self.awaited and self.engines:
             choices.append(lambda: EngineLost(random.choice(sorted(self.awaited))))
         # Generated before its engine was lost, and scored afterwards.
@@ -271,24 +274,30 @@ class Shell:
                 self.copying = False
             case CheckpointDone():
                 self.saving, self.copying = None, False
-            case EngineLost(engine, tokens_kept, returns):
-                assert engine in self.engines | self.awaited
-                self.engines.discard(engine)
-                self.away.discard(engine)
-                lost = {group for group, (home, _) in self.running.items() if home == engine}
-                for group in lost:
-                    began = self.running.pop(group)[1]
-                    self.homeless[group] = began if tokens_kept else None
-                (self.awaited.add if returns else self.awaited.discard)(engine)
-                if not self.engines and not self.awaited:
-                    self.pushing, self.paused, self.stopping = None, False, True
-                    self.held = False
+            case EngineRetired(engine):
+                self._note_lost(EngineLost(engine, tokens_kept=True))
+            case EngineLost():
+                self._note_lost(event)
             case EngineJoined(engine):
                 self._note_joined(engine)
             case RunStarted():
                 pass
             case _:
                 self._note_request(event)
+
+    def _note_lost(self, event: EngineLost) -> None:
+        engine = event.engine
+        assert engine in self.engines | self.awaited
+        self.engines.discard(engine)
+        self.away.discard(engine)
+        lost = {group for group, (home, _) in self.running.items() if home == engine}
+        for group in lost:
+            began = self.running.pop(group)[1]
+            self.homeless[group] = began if event.tokens_kept else None
+        (self.awaited.add if event.returns else self.awaited.discard)(engine)
+        if not self.engines and not self.awaited:
+            self.pushing, self.paused, self.stopping = None, False, True
+            self.held = False
 
     def _note_joined(self, engine: EngineId) -> None:
         self.awaited.discard(engine)

@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_lab.control.placement import Demand, HostSlots, Placement, Unplaceable, place
+from areal_lab.control.placement import (
+    Demand,
+    HostSlots,
+    Placement,
+    Unplaceable,
+    place,
+    seat_of_another,
+)
 
 
 def hosts(*gpus: int) -> list[HostSlots]:
@@ -103,3 +110,26 @@ def test_no_device_is_used_twice_and_everything_is_placed(gpus: list[int], deman
     # The ranks of a host are neighbors: tensor parallel ones must be.
     changes = sum(a != b for a, b in zip(placed.trainer, placed.trainer[1:], strict=False))
     assert changes == len(set(placed.trainer)) - 1
+
+
+def test_an_engine_that_joins_later_goes_where_there_is_room() -> None:
+    demand = Demand(engines=2, gpus_per_engine=1, trainer_ranks=2, gpus_per_rank=1)
+    placed = place([HostSlots(name=name, gpus=3) for name in ("a", "b", "c")], demand)
+    assert placed == Placement(engines=("a", "a"), trainer=("c", "c"))
+    gpus = {"a": 3, "b": 3, "c": 3}
+    assert seat_of_another(placed, {"a": 2}, gpus, demand) == "b"
+    assert seat_of_another(placed, {"a": 2, "b": 2}, gpus, demand) == "c"
+    assert seat_of_another(placed, {"a": 2, "b": 2, "c": 1}, gpus, demand) == "a"
+    with pytest.raises(Unplaceable, match="another engine needs 1 GPU, but no host has as many"):
+        seat_of_another(placed, {"a": 3, "b": 3, "c": 1}, gpus, demand)
+    assert seat_of_another(placed, {"a": 3}, {"a": 3, "c": 3}, demand) == "c", "b is lost"
+
+
+def test_on_cpus_it_goes_to_the_host_with_the_fewest_engines_that_does_not_train() -> None:
+    demand = Demand(engines=3)
+    placed = place([HostSlots(name=name) for name in ("a", "b", "c")], demand)
+    gpus = dict.fromkeys("abc", 0)
+    assert placed.trainer == ("c",)
+    assert seat_of_another(placed, {"a": 2, "b": 1}, gpus, demand) == "b"
+    alone = place([HostSlots(name="a")], demand)
+    assert seat_of_another(alone, {"a": 3}, {"a": 0}, demand) == "a"

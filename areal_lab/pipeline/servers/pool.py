@@ -7,6 +7,8 @@
     watch (each)     EngineLost                       exit, silence or other weights of the server
     restart (each)   EngineJoined; EngineLost again,  a new process, or a reply from its address;
                      when it is given up              then the end of a running weight update
+    add (each)       EngineJoined                     the same
+    retire (each)    EngineRetired, at once           its last tokens, which the run keeps
 
 A server that comes back has the current weights, and has reported them, before it joins. Outside of
 training no events are sent, and evaluation uses the servers that are alive.
@@ -25,7 +27,14 @@ from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from areal_lab.control.events import EngineId, EngineJoined, EngineLost, Event, Version
+from areal_lab.control.events import (
+    EngineId,
+    EngineJoined,
+    EngineLost,
+    EngineRetired,
+    Event,
+    Version,
+)
 from areal_lab.engines.client.engine_client import (
     EngineClient,
     EngineError,
@@ -59,7 +68,13 @@ class ServerPool:
     """The engines of one run."""
 
     sources: dict[EngineId, EngineSource]
+    later: dict[EngineId, EngineSource] = field(default_factory=dict)
+    """Sources of engines that may join while the run continues, those that have left included."""
+    scales: bool = False
+    """Whether engines may join."""
     health: HealthLimits
+    startup_s: float = 0.0
+    """What the first engines took to start, the trainer's start included."""
     max_restarts: int
     """Restarts (reconnects, for attached servers) allowed per server."""
     pause_mode: PauseMode
@@ -82,7 +97,8 @@ class ServerPool:
     last_error: BaseException | None = None
     """Why `given_up` is set; before that, why a server was last lost."""
     counts: Counter[str] = field(default_factory=Counter)
-    """`engine_losses`, `engine_restarts`, `version_mismatches`."""
+    """`engine_losses`, `engine_restarts`, `version_mismatches`, `engines_added`,
+    `engines_retired`, `engine_start_failures`."""
     backend: str = ""
     """Engine type, as the first server reports it: the config need not name it for `addresses`."""
     engine_version: str = ""
@@ -93,6 +109,10 @@ class ServerPool:
     """Groups that another engine took because theirs was pinned."""
     _restarts: Counter[EngineId] = field(default_factory=Counter)
     _restarting: set[EngineId] = field(default_factory=set)
+    _starting: set[EngineId] = field(default_factory=set)
+    """Engines that are being added."""
+    _leaving: set[EngineId] = field(default_factory=set)
+    """Retired engines whose process still runs."""
     _announced_returns: set[EngineId] = field(default_factory=set)
     """Lost engines whose return was announced to the coordinator."""
     _send_event: Callable[[Event], None] | None = None
@@ -110,7 +130,7 @@ class ServerPool:
     @property
     def restarts_possible(self) -> bool:
         """Whether the weights that engines hold may be needed again."""
-        return self.max_restarts > 0
+        return self.max_restarts > 0 or self.scales
 
     async def start(self) -> None:
         """Open all sources concurrently; if one fails, the others are closed before the raise.
@@ -338,6 +358,49 @@ class ServerPool:
         self._emit(EngineLost(number, tokens_kept=True, returns=returns))
         self._spawn(self._after_loss(server, error), f"restart {server.name}")
 
+    # --- engines that join and leave -------------------------------------------------------------
+
+    @property
+    def changing(self) -> bool:
+        """Whether engines are starting or leaving."""
+        return bool(self._starting or self._restarting or self._leaving)
+
+    def add_engine(self) -> EngineId | None:
+        """Start another engine; returns its number, the lowest one that is free, or None.
+
+        It joins once it has the current weights. If it does not start, the run continues without
+        it.
+        """
+        busy = {*self.alive, *self._restarting, *self._starting, *self._leaving}
+        number = min({*self.sources, *self.later} - busy, default=None)
+        if number is None:
+            return None
+        if number in self.later:
+            self.sources[number] = self.later.pop(number)
+        self._restarts[number] = 0
+        self._starting.add(number)
+        self._spawn(self._add(number), f"add engine {number}")
+        return number
+
+    def retire_engine(self) -> EngineId | None:
+        """Let an engine leave, the one with the highest number; returns it, or None.
+
+        Its groups continue on the others with their tokens. The last engine stays, as does a
+        pinned one.
+        """
+        number = max(self.alive.keys() - {self.pinned}, default=None)
+        if number is None or len(self.alive) < 2:
+            return None
+        server = self.alive.pop(number)
+        self._leaving.add(number)
+        self.later[number] = self.sources.pop(number)
+        self.counts["engines_retired"] += 1
+        self._emit(EngineRetired(number))
+        if self.pinned in self.alive and len(self.alive) == 1:
+            self._spawn(self.unpin(), "unpin the last engine")
+        self._spawn(self._retire(server), f"retire {server.name}")
+        return number
+
     # --- internal --------------------------------------------------------------------------------
 
     async def _take_back(self, tag: MemoryTag) -> None:
@@ -420,13 +483,38 @@ class ServerPool:
         if returns:
             await self._restart(server.number)
 
+    async def _add(self, number: EngineId) -> None:
+        try:
+            await self._join(number, await self.sources[number](), "joined")
+            self.counts["engines_added"] += 1
+        except Exception as error:  # whatever it is, the run does without this engine
+            self.counts["engine_start_failures"] += 1
+            self.later[number] = self.sources.pop(number)
+            self.note(f"engine {number} did not start: {_first_line(error)}")
+        finally:
+            self._starting.discard(number)
+
+    async def _retire(self, server: Server) -> None:
+        try:
+            async with self._weights_lock:
+                with suppress(EngineError):  # its tokens are those that have arrived
+                    if not server.paused:  # nothing more is generated, and what was arrives
+                        await server.pause(self.pause_mode)
+                server.lost.set()
+            await server.disconnect()
+            await server.close()
+            self.note(f"{server.name} has left; {len(self.alive)} engines")
+        finally:
+            self._leaving.discard(server.number)
+
     async def _restart(self, number: EngineId) -> None:
         """Open the source again, at most `max_restarts` times; then join, or give up."""
         while self._restarts[number] < self.max_restarts:
             self._restarts[number] += 1
             try:
                 async with self._devices if self.takes_turns else nullcontext():
-                    await self._join(number, await self.sources[number]())
+                    await self._join(number, await self.sources[number](), "is back")
+                self.counts["engine_restarts"] += 1
                 return
             except Exception as error:  # any failure of a restart leads to the next attempt
                 self.last_error = error
@@ -440,7 +528,9 @@ class ServerPool:
             self._emit(EngineLost(number))
         await self._give_up_if_none_left()
 
-    async def _join(self, number: EngineId, opened: EngineProcess | EngineClient) -> None:
+    async def _join(
+        self, number: EngineId, opened: EngineProcess | EngineClient, what: str
+    ) -> None:
         server = self._server(number, opened)
         async with self._closed_on_error(server), self._weights_lock:
             # Checks the version and the checksum that the server then reports.
@@ -448,9 +538,8 @@ class ServerPool:
             self._restarting.discard(number)
             self._announced_returns.discard(number)
             self.alive[number] = server
-            self.counts["engine_restarts"] += 1
             self._emit(EngineJoined(number))
-        self.note(f"{server.name} is back with version {self.weights.version}")
+        self.note(f"{server.name} {what} with version {self.weights.version}")
         self._spawn(watch(server, self.health, self._check_weights), f"watch {server.name}")
         async with self._changed:
             self._changed.notify_all()

@@ -93,7 +93,7 @@ def engine_sources(
     conversations: bool | None = None,
     launch: LaunchEngine | None = None,
 ) -> dict[EngineId, EngineSource]:
-    """The sources of all engines; nothing is started yet.
+    """The sources of all engines, of those that may join later too; nothing is started yet.
 
     Args:
         first: what a server is launched with the first time; it waits for this.
@@ -121,7 +121,7 @@ def engine_sources(
             conversations=conversations,
             launch=launch or launch_engine,
         )
-        for index in range(count_engines(config))
+        for index in range(max(count_engines(config), config.rollout.scaling.max_engines))
     }
 
 
@@ -146,8 +146,8 @@ def make_weights_root(config: TrainConfig, folder: RunFolder, model_path: Path) 
         root = folder.path / "weights"
         root.mkdir(exist_ok=True)  # a run that was killed left it
         return root
-    # A restarted engine needs the weights that the others hold: one more set.
-    sets = ROOM_FACTOR + (rollout.max_engine_restarts > 0)
+    # An engine that is restarted or added needs the weights that the others hold: one more set.
+    sets = ROOM_FACTOR + (rollout.max_engine_restarts > 0 or rollout.scaling.max_engines > 0)
     size_bytes = version_bytes(config, model_path, read_model_facts(model_path).parameters)
     return choose_weights_root(folder.path, size_bytes, sets=sets)
 
@@ -185,7 +185,7 @@ def _launched(
     """
     rollout, plan = config.rollout, engine_plan(config)
     device = place_engines(config, machine_of(config)).device
-    restarts = False
+    restarts = index >= count_engines(config)  # it joins later, when that folder may be gone
 
     async def start() -> EngineProcess:
         nonlocal restarts

@@ -14,6 +14,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from areal_lab.control.events import EngineJoined, EngineRetired, Event
 from areal_lab.engines.client.addresses import CannotAttach
 from areal_lab.engines.client.engine_client import EngineClient, EngineError, EngineUnreachable
 from areal_lab.engines.client.vllm import VLLM
@@ -212,3 +213,43 @@ def test_a_server_without_a_requested_feature_is_refused(
     )
     with pytest.raises(CannotAttach, match=said):
         asyncio.run(attaching)
+
+
+def test_servers_join_and_leave_a_run_and_keep_their_numbers() -> None:
+    async def answer() -> httpx2.Response:
+        return httpx2.Response(200, json={"weight_version": "3", "version": "1.2"})
+
+    async def refuse() -> EngineClient:
+        raise EngineError("no room")
+
+    async def scenario() -> None:
+        pool = servers(answer, answer)
+        pool.later, events = {1: pool.sources[0], 2: refuse}, asyncio.Queue[Event]()
+        await pool.start()
+        assert await pool.begin(events.put_nowait) == (0,)
+        assert pool.retire_engine() is None, "the last one stays"
+        assert [pool.add_engine(), pool.add_engine(), pool.add_engine()] == [1, 2, None]
+        assert pool.changing
+        assert await events.get() == EngineJoined(1)
+        while pool.changing:
+            await asyncio.sleep(0)
+        assert list(pool.alive) == [0, 1]
+        leaving = pool.alive[1]
+        assert pool.retire_engine() == 1
+        assert await events.get() == EngineRetired(1)
+        with pytest.raises(EngineUnreachable, match="engine 1 is lost"):
+            pool.engine(1)
+        await leaving.lost.wait()
+        while pool.changing:
+            await asyncio.sleep(0)
+        assert pool.add_engine() == 1
+        assert await events.get() == EngineJoined(1)
+        await pool.close()
+        assert events.empty()
+        assert pool.counts == {
+            "engines_added": 2,
+            "engines_retired": 1,
+            "engine_start_failures": 1,
+        }
+
+    asyncio.run(asyncio.wait_for(scenario(), BOUND_S))
