@@ -103,3 +103,9 @@ def test_no_device_is_used_twice_and_everything_is_placed(gpus: list[int], deman
     # The ranks of a host are neighbors: tensor parallel ones must be.
     changes = sum(a != b for a, b in zip(placed.trainer, placed.trainer[1:], strict=False))
     assert changes == len(set(placed.trainer)) - 1
+
+
+def test_hosts_for_which_there_is_no_work_are_spares() -> None:
+    placed = place(hosts(0, 0, 0, 0, 0), Demand(engines=2, spare_hosts=1))
+    assert (placed.engines, placed.trainer) == (("h1", "h2"), ("h4",))
+    assert placed.spares == ("h3", "h5")
