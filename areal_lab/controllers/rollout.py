@@ -78,6 +78,8 @@ class AsyncRolloutController:
     `tensor_bytes`, `worker_losses`."""
     owner: str = field(default_factory=lambda: f"rollouts-{secrets.token_hex(4)}")
     _workers: list[_Worker] = field(default_factory=list)
+    _unsent: list[GroupId] = field(default_factory=list)
+    """Groups that wait for a worker, while there is none."""
     _store: AsyncStore = field(init=False)
     _connections: Connections = field(init=False)
     _backlog: Backlog = field(init=False)
@@ -94,6 +96,7 @@ class AsyncRolloutController:
     _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
     _error: BaseException | None = None
     _weights: WeightsFolder | None = None
+    """The newest, which a worker that starts later gets."""
     _weights_host: Host | None = None
     _closed_traffic: Traffic = field(default_factory=Traffic)
     """Of workers that are gone."""
@@ -115,9 +118,15 @@ class AsyncRolloutController:
             reward_fn: instead of `config.reward.fn`.
 
         Raises:
+            ValueError: the configuration starts no engines.
             CallFailed: a worker could not start.
             ChildDied: it ended, or its host is lost.
         """
+        if not pool.hosts.placement.engines:
+            raise ValueError(
+                "rollout.addresses names servers that run already, but rollout workers start "
+                "engines of their own; leave it out"
+            )
         reward = config.reward.fn
         if reward_fn is not None:
             file = pool.folder / "reward.pickle"
@@ -130,14 +139,18 @@ class AsyncRolloutController:
             reward=reward,
             limits=limits_of(config),
         )
+        seats = dict.fromkeys(pool.hosts.placement.engines)
+        tasks: list[asyncio.Task[_Worker]] = []
         try:
-            seats = dict.fromkeys(pool.hosts.placement.engines)
             async with asyncio.TaskGroup() as starting:
-                tasks = [starting.create_task(controller._start_worker(seat)) for seat in seats]
-            controller._workers = [task.result() for task in tasks]
+                tasks += [starting.create_task(controller._start_worker(seat)) for seat in seats]
         except BaseExceptionGroup as errors:
-            await controller.close()
             raise errors.exceptions[0] from errors
+        finally:
+            started = [task for task in tasks if not task.cancelled() and not task.exception()]
+            controller._workers = [task.result() for task in started]
+            if len(started) < len(seats):
+                await controller.close()
         for worker in controller._workers:
             controller._spawn(controller._watch(worker))
         return controller
@@ -294,7 +307,11 @@ class AsyncRolloutController:
             self._send(group)
 
     def _send(self, group: GroupId) -> None:
-        """Send a group to the worker with the fewest groups for its engines."""
+        """Send a group to the worker with the fewest groups for its engines; while there is none,
+        it waits for one."""
+        if not self._workers:
+            self._unsent.append(group)
+            return
         worker = min(self._workers, key=lambda one: len(one.running) / one.engines)
         worker.running.add(group)
         self._spawn(self._generate(worker, group))
@@ -366,7 +383,9 @@ class AsyncRolloutController:
         worker = _Worker(seat, host, Caller(pipe, process), engines)
         try:
             await worker.calls.ask(await self._setup(worker))
-            if self._weights is not None:
+            held = None
+            while held is not self._weights:  # there may be newer ones meanwhile
+                held = self._weights
                 await self._load(worker)
         except BaseException:
             await process.stop(at_once=True)
@@ -421,12 +440,8 @@ class AsyncRolloutController:
         self._closed_traffic.received_bytes += traffic.received_bytes
         await worker.calls.close()
         running, worker.running = sorted(worker.running), set()
-        replacing = asyncio.create_task(self._replace(worker, error))
-        self._tasks.add(replacing)
-        replacing.add_done_callback(self._ended)
-        if not self._workers:
-            await asyncio.wait({replacing})
-        for group in running if self._workers else ():
+        self._spawn(self._replace(worker, error))
+        for group in running:
             self.counts["lost_groups"] += 1
             self._backlog.restarted(group, self._began[group], self.version)
             self._began[group] = self.version
@@ -443,6 +458,9 @@ class AsyncRolloutController:
             return
         self._workers.append(fresh)
         self._spawn(self._watch(fresh))
+        unsent, self._unsent = self._unsent, []
+        for group in unsent:
+            self._send(group)
         self._fill()
 
     def _fail(self, error: BaseException) -> None:

@@ -90,6 +90,15 @@ def check_hosts(config: TrainConfig) -> Iterator[Problem]:
             "token_fields is true, but the trainer writes them on its own host; leave it out, or "
             "write cluster.n_nodes=1",
         )
+    cluster = config.cluster
+    if cluster.lease_s <= (found_s := cluster.heartbeat_s * (cluster.lost_after + 1)):
+        yield Problem(
+            Kind.SETTINGS,
+            "cluster.lease_s",
+            f"cluster.lease_s is {cluster.lease_s:g}, but must be above {found_s:g}, the time in "
+            "which a lost host is found (cluster.heartbeat_s times cluster.lost_after + 1): a host "
+            "that is not lost would end its processes; raise it",
+        )
     try:
         place(_promised(config), host_demand(config))
     except Unplaceable as error:
