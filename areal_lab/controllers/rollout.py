@@ -44,7 +44,9 @@ from areal_lab.data.problems import Problem, PromptSource
 from areal_lab.engines.protocol import WeightsFolder
 from areal_lab.host.pipes import KEY_VARIABLE
 from areal_lab.host.processes import ChildDied
+from areal_lab.preflight.allocation import engine_plan
 from areal_lab.preflight.limits import limits_of
+from areal_lab.preflight.placement import machine_of, place_engines
 from areal_lab.rewards.service import RewardFunction
 
 _WORKER: Final = "areal_lab.controllers.rollout_worker"
@@ -395,22 +397,12 @@ class AsyncRolloutController:
 
     async def _setup(self, worker: _Worker) -> StartWorker:
         host, reward = worker.host, self.reward
-        config = self.config
-        rollout = config.rollout.model_copy(
-            update={"engines": worker.engines, "backend": config.rollout.backend.split(":")[0]}
-        )
-        alone = {"n_nodes": 1}
-        update = {
-            "rollout": rollout,
-            "allocation_mode": "",
-            "cluster": config.cluster.model_copy(update=alone),
-            "scheduler": config.scheduler.model_copy(update={"type": "local"}),
-        }
+        config = of_worker(self.config, worker.engines)
         if reward.endswith(".pickle"):
             content = await asyncio.to_thread(Path(reward).read_bytes)
             reward = str(await host.put_file("reward.pickle", content))
         return StartWorker(
-            config=config.model_copy(update=update),
+            config=config,
             model=await self.pool.hosts.files.on(host, self.pool.model),
             reward=reward,
             agent=f"{host.facts.address}:{host.facts.port}",
@@ -476,6 +468,24 @@ class AsyncRolloutController:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._fail(error)
+
+
+def of_worker(config: TrainConfig, engines: int) -> TrainConfig:
+    """The configuration of a worker: this many of the run's engines, on its own host."""
+    plan = engine_plan(config)
+    tensor = plan.tensor_parallel
+    rollout = {
+        "engines": engines,
+        "backend": f"{plan.backend}:d{engines}t{tensor}" if tensor > 1 else plan.backend,
+        "device": place_engines(config, machine_of(config)).device,
+    }
+    update = {
+        "rollout": config.rollout.model_copy(update=rollout),
+        "allocation_mode": "",
+        "cluster": config.cluster.model_copy(update={"n_nodes": 1}),
+        "scheduler": config.scheduler.model_copy(update={"type": "local"}),
+    }
+    return config.model_copy(update=update)
 
 
 async def _first(connection: asyncio.Future[Any], ending: Any) -> Any:

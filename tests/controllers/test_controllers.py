@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,10 +27,12 @@ from areal_lab.controllers.fronts import (
     TrainController,
 )
 from areal_lab.controllers.host_pool import HostPool, host_pool
-from areal_lab.controllers.rollout import AsyncRolloutController
+from areal_lab.controllers.rollout import AsyncRolloutController, of_worker
 from areal_lab.controllers.train import AsyncTrainController
 from areal_lab.host.pipes import open_pipe, socket_pair
 from areal_lab.pipeline.run import prepare
+from areal_lab.preflight.allocation import engine_plan
+from areal_lab.preflight.placement import runs_on_hosts
 from areal_lab.training.protocol import BatchMissing
 from tests.asynchronous import in_loop
 from tests.cluster.host_lab import DEADLINE_S, until
@@ -162,6 +165,21 @@ async def test_what_is_lost_with_a_host_is_generated_again(tmp_path: Path) -> No
             for shard in HttpStore(agent, connections).list():
                 assert shard.owner == rollouts.owner  # of groups that are not trained yet
         connections.close()
+
+
+def test_a_worker_starts_the_engines_of_the_allocation(tmp_path: Path) -> None:
+    config = tiny_config(
+        tmp_path,
+        "cluster.n_nodes=3",
+        "cluster.n_gpus_per_node=4",
+        "allocation_mode=sglang:d4t2+fsdp:d1",
+        "actor.device=cuda",
+    )
+    plan, part = engine_plan(config), of_worker(config, 2)
+    assert (plan.backend, plan.servers, plan.tensor_parallel) == ("sglang", 4, 2)
+    assert engine_plan(part) == replace(plan, servers=2)
+    assert part.rollout.device == "cuda"
+    assert not runs_on_hosts(part)
 
 
 class _Living:
