@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -58,6 +59,10 @@ class HostRefused(RuntimeError):
     """A host did not do what it was asked; the message is the agent's."""
 
 
+class _NoReply(HostRefused):
+    """A host did not reply to a request."""
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Host:
     """One incarnation of a host. A host that joins again is another `Host`."""
@@ -71,7 +76,7 @@ class Host:
     processes: dict[int, RemoteProcess] = field(default_factory=dict)
     """Those that are not known to have ended."""
     _replied: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set by the next reply to a heartbeat."""
+    """Set by each heartbeat that it replies to."""
     _http: httpx2.AsyncClient = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -89,6 +94,11 @@ class Host:
     def name(self) -> str:
         """As messages call it."""
         return self.facts.name
+
+    @property
+    def replies(self) -> bool:
+        """Whether it replied to the last heartbeat, and not as another incarnation."""
+        return not (self.liveness.missed or self.liveness.lost)
 
     @property
     def error(self) -> HostLost:
@@ -209,11 +219,9 @@ class Host:
 
     async def dismiss(self) -> None:
         """Tell the agent that the run needs the host no longer; a lost one is not told."""
-        try:
-            if not self.lost.is_set():
-                await self.call("POST", "/dismiss", timeout_s=_CONNECT_S)
-        except (HostRefused, HostLost):
-            pass
+        if not self.lost.is_set():
+            with suppress(HostRefused):  # no heartbeat would tell whether it is lost
+                await self._ask("POST", "/dismiss", b"", _CONNECT_S)
         await self._http.aclose()
 
     async def call(
@@ -221,11 +229,13 @@ class Host:
     ) -> bytes:
         """Send a request; returns the content of the reply.
 
+        A broken connection may be the first sign of a loss: the next heartbeats tell.
+
         Raises:
             HostRefused: with the agent's sentence.
             HostLost: the host is lost before it replies.
         """
-        asking = asyncio.create_task(self._ask(method, path, content, timeout_s))
+        asking = asyncio.create_task(self._reply_or_verdict(method, path, content, timeout_s))
         losing = asyncio.create_task(self.lost.wait())
         try:
             await asyncio.wait({asking, losing}, return_when=asyncio.FIRST_COMPLETED)
@@ -237,13 +247,25 @@ class Host:
                 task.cancel()
             await asyncio.gather(asking, losing, return_exceptions=True)
 
+    async def _reply_or_verdict(
+        self, method: str, path: str, content: bytes, timeout_s: float
+    ) -> bytes:
+        """As `_ask`; without a reply, raises once a heartbeat has found the host alive."""
+        try:
+            return await self._ask(method, path, content, timeout_s)
+        except _NoReply:
+            self._replied.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._replied.wait(), _CONTROL_S)
+            raise
+
     async def _ask(self, method: str, path: str, content: bytes, timeout_s: float) -> bytes:
         timeout = httpx2.Timeout(timeout_s, connect=_CONNECT_S)
         try:
             reply = await self._http.request(method, path, content=content, timeout=timeout)
         except httpx2.TransportError as error:
             what = str(error) or type(error).__name__
-            raise HostRefused(f"host {self.name} did not reply to {path} ({what})") from error
+            raise _NoReply(f"host {self.name} did not reply to {path} ({what})") from error
         if reply.status_code == httpx2.codes.OK:
             return reply.content
         try:

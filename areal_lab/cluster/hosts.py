@@ -17,6 +17,7 @@ import socket
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
 from typing import Final
 
@@ -85,10 +86,9 @@ class Hosts:
 
         Raises:
             TooFewHosts: if they do not in time.
+            ValueError: this machine cannot listen for them.
         """
-        listener = socket.create_server(
-            (self.address, self.config.port), backlog=self.config.n_nodes + 16
-        )
+        listener = self._listener()
         self.port = listener.getsockname()[1]
         self._stack.callback(listener.close)
         routes = [Route("/join", self._join, methods=["POST"]), Mount("/", self._serve_data)]
@@ -103,6 +103,17 @@ class Hosts:
             self.seats[host.name] = host
         self.spares.clear()
         return self.working
+
+    def _listener(self) -> socket.socket:
+        where = (self.address, self.config.port)
+        try:
+            return socket.create_server(where, backlog=self.config.n_nodes + 16)
+        except OSError as error:
+            raise ValueError(
+                f"hosts cannot join at {self.address}:{self.config.port} ({error.strerror}); set "
+                "cluster.address to an IPv4 address of this machine, and cluster.port to a free "
+                "port, or 0"
+            ) from error
 
     @property
     def working(self) -> list[Host]:
@@ -129,6 +140,11 @@ class Hosts:
         Raises:
             TooFewHosts: if none comes in time.
         """
+        if self.seats[seat] is None:
+            self.say(
+                f"waiting for a host that takes the place of {seat}, at most "
+                f"{self.start_timeout_s:g} s ({await self._state()})"
+            )
         try:
             async with asyncio.timeout(self.start_timeout_s), self._changed:
                 await self._changed.wait_for(lambda: self.seats[seat] is not None)
@@ -156,26 +172,46 @@ class Hosts:
     # --- joining ---
 
     async def _join(self, request: Request) -> Response:
-        facts = from_json(HostFacts, await request.body())
-        refusal = self._refusal(facts)
-        if refusal:
-            self.refusals.append(refusal)
-            self.say(refusal)
-            return Response(to_json(Refused(reason=refusal)), _REFUSED)
+        try:
+            facts = from_json(HostFacts, await request.body())
+        except ValueError:
+            return self._refused(
+                "a host that joined tells of itself in a way that the run does not know; install "
+                f"areal_lab {version('areal_lab')} there, as here"
+            )
+        same_name = self._named(facts.name)
+        if same_name is not None and same_name.facts.incarnation != facts.incarnation:
+            await same_name.heartbeat(self.config.heartbeat_s)
+        if refusal := self._refusal(facts):
+            return self._refused(refusal)
+        earlier = self._named(facts.name)
+        if earlier is not None and earlier.facts.incarnation == facts.incarnation:
+            return self._welcome()  # it asks again, because the reply was late
         host = Host(
             facts=facts,
             liveness=HostLiveness(facts.incarnation, self.config.lost_after),
             token=self.token,
         )
-        for earlier in [*self.working, *self.spares]:
-            if earlier.name == host.name:  # its incarnation has ended, or it would not join
-                earlier.liveness.replied(facts.incarnation)
-                self._lose(earlier, replaced=True)
+        if earlier is not None:  # its incarnation has ended, or `_refusal` would say so
+            earlier.liveness.replied(facts.incarnation)
+            self._lose(earlier, replaced=True)
         self._take_seat(host)
         self._spawn(self._watch(host), f"watch host {host.name}")
         async with self._changed:
             self._changed.notify_all()
+        return self._welcome()
+
+    def _named(self, name: str) -> Host | None:
+        """The host of this name that is not lost."""
+        return next((h for h in (*self.working, *self.spares) if h.name == name), None)
+
+    def _welcome(self) -> Response:
         return Response(to_json(Welcome(lease_s=self.config.lease_s)))
+
+    def _refused(self, refusal: str) -> Response:
+        self.refusals.append(refusal)
+        self.say(refusal)
+        return Response(to_json(Refused(reason=refusal)), _REFUSED)
 
     async def _serve_data(self, scope: Scope, receive: Receive, send: Send) -> None:
         app = self.data_plane or PlainTextResponse("nothing is served here", 404)
@@ -195,6 +231,12 @@ class Hosts:
                     f"{where} has {what} {theirs}, but the run has {ours}: what they send each "
                     "other would not be understood; install the same on both"
                 )
+        other = self._named(facts.name)
+        if other is not None and other.facts.incarnation != facts.incarnation and other.replies:
+            return (
+                f"{where} has the name of another host of the run, which replies at "
+                f"{other.facts.address}:{other.facts.port}; start its agent with --name"
+            )
         if len(facts.gpus) < self.config.n_gpus_per_node:
             return (
                 f"{where} has {len(facts.gpus)} GPUs, but cluster.n_gpus_per_node is "
@@ -216,7 +258,8 @@ class Hosts:
         loop = asyncio.get_running_loop()
         until_s = loop.time() + self.start_timeout_s
         while len(self.spares) < wanted:
-            joined = f"{len(self.spares)} of {wanted} hosts have joined"
+            there = len(self.spares)
+            joined = f"{there} of {wanted} hosts have joined"
             try:
                 state = await self.scheduler.state()
             except NoHosts as error:
@@ -233,9 +276,12 @@ class Hosts:
                 )
             try:
                 async with asyncio.timeout(min(_SAY_EVERY_S, left_s)), self._changed:
-                    await self._changed.wait()
+                    await self._changed.wait_for(partial(self._differ_from, there))
             except TimeoutError:
                 continue
+
+    def _differ_from(self, spares: int) -> bool:
+        return len(self.spares) != spares
 
     async def _state(self) -> str:
         """What hosts wait for, or why none will come."""

@@ -143,10 +143,13 @@ class RunHosts:
             return None
         work = Counter([*self.placement.engines, *self.placement.trainer])
         cores = {seat: host.facts.cores for seat, host in self.hosts.seats.items() if host}
-        each = {seat: max(1, cores[seat] // count) for seat, count in work.items()}
+        each = {seat: max(1, cores[seat] // count) for seat, count in work.items() if seat in cores}
+
+        def fewest(seats: Sequence[str]) -> int:
+            return min((each[seat] for seat in seats if seat in each), default=1)
+
         return HostThreads(
-            engine=min((each[seat] for seat in self.placement.engines), default=1),
-            trainer=min((each[seat] for seat in self.placement.trainer), default=1),
+            engine=fewest(self.placement.engines), trainer=fewest(self.placement.trainer)
         )
 
     async def start_trainer(self, settings: TrainerSettings, *, run_folder: Path) -> TrainerProcess:

@@ -45,7 +45,7 @@ class ClusterConfig(Record):
     """Hosts, of which the last ones train (`trainer_nodes`) and the others generate. One host does
     both."""
     n_gpus_per_node: Whole = 0
-    """GPUs that each host must have; 0 takes what it has."""
+    """GPUs that each host must have; with 0 the run computes on CPUs."""
     trainer_nodes: Whole = 0
     """Hosts that train; 0 takes as few as hold the trainer's processes."""
     spare_nodes: Whole = 0

@@ -50,6 +50,7 @@ class Placement:
     engines: tuple[str, ...]
     trainer: tuple[str, ...]
     spares: tuple[str, ...] = ()
+    """Hosts without work, asked for or not."""
 
 
 def place(hosts: Sequence[HostSlots], demand: Demand) -> Placement:
@@ -74,10 +75,11 @@ def place(hosts: Sequence[HostSlots], demand: Demand) -> Placement:
         for name in trainer:
             if name in left:
                 left[name] -= demand.gpus_per_rank
+    engines = _place_engines(generating, left, demand)
     return Placement(
-        engines=_place_engines(generating, left, demand),
+        engines=engines,
         trainer=trainer,
-        spares=tuple(host.name for host in hosts[len(used) :]),
+        spares=tuple(host.name for host in hosts if host.name not in {*engines, *trainer}),
     )
 
 

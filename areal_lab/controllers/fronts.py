@@ -55,6 +55,7 @@ class Scheduler:
         self._settings = {"n_nodes": n_nodes, **settings}
         self._say = say or (lambda _: None)
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
         self._stack: AsyncExitStack | None = None
         self._pool: HostPool | None = None
         self._users = 0
@@ -69,9 +70,10 @@ class Scheduler:
         self._users += 1
         if self._pool is None:
             self._loop = asyncio.new_event_loop()
-            threading.Thread(
+            self._thread = threading.Thread(
                 target=self._loop.run_forever, name="areal_lab controllers", daemon=True
-            ).start()
+            )
+            self._thread.start()
             try:
                 self._pool = self.call(self._open(self.settings(config)))
             except BaseException:
@@ -92,9 +94,14 @@ class Scheduler:
         return config.with_settings(changes)
 
     def call(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run `work` in the event loop, and wait for it."""
+        """Run `work` in the event loop, and wait for it; an interrupt cancels it."""
         assert self._loop is not None, "opened before"
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        working = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return working.result()
+        except BaseException:
+            working.cancel()
+            raise
 
     def close(self) -> None:
         """Dismiss the hosts once every user has closed."""
@@ -108,6 +115,9 @@ class Scheduler:
         finally:
             self._stack = self._pool = None
             loop.call_soon_threadsafe(loop.stop)
+            if self._thread is not None:
+                self._thread.join()
+            loop.close()
 
     async def _open(self, config: TrainConfig) -> HostPool:
         self._stack = AsyncExitStack()

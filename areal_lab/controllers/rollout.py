@@ -44,7 +44,9 @@ from areal_lab.data.problems import Problem, PromptSource
 from areal_lab.engines.protocol import WeightsFolder
 from areal_lab.host.pipes import KEY_VARIABLE
 from areal_lab.host.processes import ChildDied
+from areal_lab.preflight.allocation import engine_plan
 from areal_lab.preflight.limits import limits_of
+from areal_lab.preflight.placement import machine_of, place_engines
 from areal_lab.rewards.service import RewardFunction
 
 _WORKER: Final = "areal_lab.controllers.rollout_worker"
@@ -78,6 +80,8 @@ class AsyncRolloutController:
     `tensor_bytes`, `worker_losses`."""
     owner: str = field(default_factory=lambda: f"rollouts-{secrets.token_hex(4)}")
     _workers: list[_Worker] = field(default_factory=list)
+    _unsent: list[GroupId] = field(default_factory=list)
+    """Groups that wait for a worker, while there is none."""
     _store: AsyncStore = field(init=False)
     _connections: Connections = field(init=False)
     _backlog: Backlog = field(init=False)
@@ -94,6 +98,7 @@ class AsyncRolloutController:
     _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
     _error: BaseException | None = None
     _weights: WeightsFolder | None = None
+    """The newest, which a worker that starts later gets."""
     _weights_host: Host | None = None
     _closed_traffic: Traffic = field(default_factory=Traffic)
     """Of workers that are gone."""
@@ -115,9 +120,15 @@ class AsyncRolloutController:
             reward_fn: instead of `config.reward.fn`.
 
         Raises:
+            ValueError: the configuration starts no engines.
             CallFailed: a worker could not start.
             ChildDied: it ended, or its host is lost.
         """
+        if not pool.hosts.placement.engines:
+            raise ValueError(
+                "rollout.addresses names servers that run already, but rollout workers start "
+                "engines of their own; leave it out"
+            )
         reward = config.reward.fn
         if reward_fn is not None:
             file = pool.folder / "reward.pickle"
@@ -130,14 +141,18 @@ class AsyncRolloutController:
             reward=reward,
             limits=limits_of(config),
         )
+        seats = dict.fromkeys(pool.hosts.placement.engines)
+        tasks: list[asyncio.Task[_Worker]] = []
         try:
-            seats = dict.fromkeys(pool.hosts.placement.engines)
             async with asyncio.TaskGroup() as starting:
-                tasks = [starting.create_task(controller._start_worker(seat)) for seat in seats]
-            controller._workers = [task.result() for task in tasks]
+                tasks += [starting.create_task(controller._start_worker(seat)) for seat in seats]
         except BaseExceptionGroup as errors:
-            await controller.close()
             raise errors.exceptions[0] from errors
+        finally:
+            started = [task for task in tasks if not task.cancelled() and not task.exception()]
+            controller._workers = [task.result() for task in started]
+            if len(started) < len(seats):
+                await controller.close()
         for worker in controller._workers:
             controller._spawn(controller._watch(worker))
         return controller
@@ -294,7 +309,11 @@ class AsyncRolloutController:
             self._send(group)
 
     def _send(self, group: GroupId) -> None:
-        """Send a group to the worker with the fewest groups for its engines."""
+        """Send a group to the worker with the fewest groups for its engines; while there is none,
+        it waits for one."""
+        if not self._workers:
+            self._unsent.append(group)
+            return
         worker = min(self._workers, key=lambda one: len(one.running) / one.engines)
         worker.running.add(group)
         self._spawn(self._generate(worker, group))
@@ -366,7 +385,9 @@ class AsyncRolloutController:
         worker = _Worker(seat, host, Caller(pipe, process), engines)
         try:
             await worker.calls.ask(await self._setup(worker))
-            if self._weights is not None:
+            held = None
+            while held is not self._weights:  # there may be newer ones meanwhile
+                held = self._weights
                 await self._load(worker)
         except BaseException:
             await process.stop(at_once=True)
@@ -376,22 +397,12 @@ class AsyncRolloutController:
 
     async def _setup(self, worker: _Worker) -> StartWorker:
         host, reward = worker.host, self.reward
-        config = self.config
-        rollout = config.rollout.model_copy(
-            update={"engines": worker.engines, "backend": config.rollout.backend.split(":")[0]}
-        )
-        alone = {"n_nodes": 1}
-        update = {
-            "rollout": rollout,
-            "allocation_mode": "",
-            "cluster": config.cluster.model_copy(update=alone),
-            "scheduler": config.scheduler.model_copy(update={"type": "local"}),
-        }
+        config = of_worker(self.config, worker.engines)
         if reward.endswith(".pickle"):
             content = await asyncio.to_thread(Path(reward).read_bytes)
             reward = str(await host.put_file("reward.pickle", content))
         return StartWorker(
-            config=config.model_copy(update=update),
+            config=config,
             model=await self.pool.hosts.files.on(host, self.pool.model),
             reward=reward,
             agent=f"{host.facts.address}:{host.facts.port}",
@@ -421,12 +432,8 @@ class AsyncRolloutController:
         self._closed_traffic.received_bytes += traffic.received_bytes
         await worker.calls.close()
         running, worker.running = sorted(worker.running), set()
-        replacing = asyncio.create_task(self._replace(worker, error))
-        self._tasks.add(replacing)
-        replacing.add_done_callback(self._ended)
-        if not self._workers:
-            await asyncio.wait({replacing})
-        for group in running if self._workers else ():
+        self._spawn(self._replace(worker, error))
+        for group in running:
             self.counts["lost_groups"] += 1
             self._backlog.restarted(group, self._began[group], self.version)
             self._began[group] = self.version
@@ -443,6 +450,9 @@ class AsyncRolloutController:
             return
         self._workers.append(fresh)
         self._spawn(self._watch(fresh))
+        unsent, self._unsent = self._unsent, []
+        for group in unsent:
+            self._send(group)
         self._fill()
 
     def _fail(self, error: BaseException) -> None:
@@ -458,6 +468,24 @@ class AsyncRolloutController:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._fail(error)
+
+
+def of_worker(config: TrainConfig, engines: int) -> TrainConfig:
+    """The configuration of a worker: this many of the run's engines, on its own host."""
+    plan = engine_plan(config)
+    tensor = plan.tensor_parallel
+    rollout = {
+        "engines": engines,
+        "backend": f"{plan.backend}:d{engines}t{tensor}" if tensor > 1 else plan.backend,
+        "device": place_engines(config, machine_of(config)).device,
+    }
+    update = {
+        "rollout": config.rollout.model_copy(update=rollout),
+        "allocation_mode": "",
+        "cluster": config.cluster.model_copy(update={"n_nodes": 1}),
+        "scheduler": config.scheduler.model_copy(update={"type": "local"}),
+    }
+    return config.model_copy(update=update)
 
 
 async def _first(connection: asyncio.Future[Any], ending: Any) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from areal_lab.config.problem import Kind, Problem
 from areal_lab.config.schema import TrainConfig
 from areal_lab.control.placement import Demand, HostSlots, Unplaceable, place
+from areal_lab.engines.weights.records import Transfer
 from areal_lab.preflight.allocation import engine_plan
 from areal_lab.preflight.placement import (
     check_placement,
@@ -83,12 +84,31 @@ def check_hosts(config: TrainConfig) -> Iterator[Problem]:
             "the devices of one machine only; write + instead of |, or cluster.n_nodes=1",
         )
         return
+    transfer = Transfer(config.rollout.transfer)
+    by_folder = transfer in (Transfer.FOLDER, Transfer.ADAPTER)
+    if config.rollout.addresses and by_folder and config.scheduler.type != "local":
+        yield Problem(
+            Kind.SETTINGS,
+            "rollout.transfer",
+            f"rollout.transfer is {transfer}, but the trainer writes weights on its own host, "
+            "where servers that the run did not start (rollout.addresses) do not find them; set it to "
+            f"{Transfer.HTTP_TENSOR} or {Transfer.DISTRIBUTED}",
+        )
     if config.token_fields:
         yield Problem(
             Kind.SETTINGS,
             "token_fields",
             "token_fields is true, but the trainer writes them on its own host; leave it out, or "
             "write cluster.n_nodes=1",
+        )
+    cluster = config.cluster
+    if cluster.lease_s <= (found_s := cluster.heartbeat_s * (cluster.lost_after + 1)):
+        yield Problem(
+            Kind.SETTINGS,
+            "cluster.lease_s",
+            f"cluster.lease_s is {cluster.lease_s:g}, but must be above {found_s:g}, the time in "
+            "which a lost host is found (cluster.heartbeat_s times cluster.lost_after + 1): a host "
+            "that is not lost would end its processes; raise it",
         )
     try:
         place(_promised(config), host_demand(config))

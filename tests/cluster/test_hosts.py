@@ -164,6 +164,57 @@ def test_process_groups_use_the_interface_of_the_hosts_address() -> None:
         assert group_environment(address)["GLOO_SOCKET_IFNAME"] == interface
 
 
+@in_loop
+async def test_a_call_to_a_host_that_was_killed_waits_until_it_is_lost(tmp_path: Path) -> None:
+    async with host_lab(tmp_path, 2, **QUICK) as lab:
+        before = lab.host("h1")
+        lab.signal_agent("h1", signal.SIGKILL)
+        await until(lambda: not lab.scheduler.agents["h1"].running, "it was killed")
+        with pytest.raises(HostLost):  # no sooner: another attempt would meet the same host
+            await before.free_port()
+        assert await (await lab.hosts.host_in("h1")).free_port() > 0
+
+
+@in_loop
+async def test_a_host_that_asks_again_is_welcome_and_its_namesake_is_refused(
+    tmp_path: Path,
+) -> None:
+    async with host_lab(tmp_path, 2, **QUICK) as lab:
+        host = lab.host("h1")
+        sleeper = await start_sleeper(host)
+        url, headers = f"http://127.0.0.1:{lab.hosts.port}", authorization(lab.hosts.token)
+        async with httpx2.AsyncClient(base_url=url, headers=headers) as http:
+            again = await http.post("/join", content=to_json(host.facts))
+            other = replace(host.facts, incarnation="other", port=1)
+            namesake = await http.post("/join", content=to_json(other))
+            unknown = await http.post("/join", content=b'{"name": "h9"}')
+        assert again.status_code == 200
+        assert namesake.status_code == unknown.status_code == 403
+        said = from_json(Refused, namesake.content).reason
+        assert f"replies at {host.facts.address}:{host.facts.port}; start its agent with" in said
+        assert "install areal_lab" in from_json(Refused, unknown.content).reason
+        assert lab.host("h1") is host
+        assert sleeper.running
+        assert lab.hosts.losses == 0
+
+
+@pytest.mark.parametrize("address", ["::1", "198.51.100.7"])
+@in_loop
+async def test_an_address_at_which_nothing_can_listen_is_told_in_one_sentence(
+    tmp_path: Path, address: str
+) -> None:
+    hosts = Hosts(
+        config=ClusterConfig(n_nodes=2),
+        scheduler=LocalScheduler(tmp_path),
+        address=address,
+        start_timeout_s=5.0,
+        say=lambda _: None,
+        waiting=lambda _: None,
+    )
+    with pytest.raises(ValueError, match=r"hosts cannot join at .*; set cluster.address"):
+        await hosts.start()
+
+
 def test_only_silence_in_a_row_is_a_loss() -> None:
     host = HostLiveness("a", lost_after=3)
     for _ in range(10):

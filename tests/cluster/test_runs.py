@@ -139,6 +139,11 @@ def test_what_hosts_cannot_hold_is_refused_before_they_are_asked_for(tmp_path: P
             ],
             "6 engines of 1 GPU each are asked for, but the hosts have h1: 4 GPUs",
         ),
+        (["cluster.n_nodes=2", "cluster.heartbeat_s=4"], "lease_s is 10, but must be above 16"),
+        (
+            ["scheduler.type=manual", "cluster.n_nodes=2", "rollout.addresses=[http://10.0.0.9:1]"],
+            "transfer is folder, but the trainer writes weights on its own host",
+        ),
         (["cluster.n_nodes=2", "token_fields=true"], "token_fields is true, but the trainer"),
     ):
         with pytest.raises(ConfigError, match=said):

@@ -115,7 +115,7 @@ def test_no_device_is_used_twice_and_everything_is_placed(gpus: list[int], deman
 def test_an_engine_that_joins_later_goes_where_there_is_room() -> None:
     demand = Demand(engines=2, gpus_per_engine=1, trainer_ranks=2, gpus_per_rank=1)
     placed = place([HostSlots(name=name, gpus=3) for name in ("a", "b", "c")], demand)
-    assert placed == Placement(engines=("a", "a"), trainer=("c", "c"))
+    assert placed == Placement(engines=("a", "b"), trainer=("c", "c"))
     gpus = {"a": 3, "b": 3, "c": 3}
     assert seat_of_another(placed, {"a": 2}, gpus, demand) == "b"
     assert seat_of_another(placed, {"a": 2, "b": 2}, gpus, demand) == "c"
@@ -133,3 +133,9 @@ def test_on_cpus_it_goes_to_the_host_with_the_fewest_engines_that_does_not_train
     assert seat_of_another(placed, {"a": 2, "b": 1}, gpus, demand) == "b"
     alone = place([HostSlots(name="a")], demand)
     assert seat_of_another(alone, {"a": 3}, {"a": 0}, demand) == "a"
+
+
+def test_hosts_for_which_there_is_no_work_are_spares() -> None:
+    placed = place(hosts(0, 0, 0, 0, 0), Demand(engines=2, spare_hosts=1))
+    assert (placed.engines, placed.trainer) == (("h1", "h2"), ("h4",))
+    assert placed.spares == ("h3", "h5")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,10 +27,12 @@ from areal_lab.controllers.fronts import (
     TrainController,
 )
 from areal_lab.controllers.host_pool import HostPool, host_pool
-from areal_lab.controllers.rollout import AsyncRolloutController
+from areal_lab.controllers.rollout import AsyncRolloutController, of_worker
 from areal_lab.controllers.train import AsyncTrainController
 from areal_lab.host.pipes import open_pipe, socket_pair
 from areal_lab.pipeline.run import prepare
+from areal_lab.preflight.allocation import engine_plan
+from areal_lab.preflight.placement import runs_on_hosts
 from areal_lab.training.protocol import BatchMissing
 from tests.asynchronous import in_loop
 from tests.cluster.host_lab import DEADLINE_S, until
@@ -91,6 +95,34 @@ async def controllers(
 
 @pytest.mark.slow
 @in_loop
+async def test_while_no_worker_is_left_groups_wait_for_one(tmp_path: Path) -> None:
+    config = tiny_config(
+        tmp_path,
+        "eta=1",
+        "evaluation.max_problems=0",
+        "total_train_steps=2",
+        "cluster.n_nodes=2",
+        "cluster.heartbeat_s=0.3",
+    )
+    async with controllers(tmp_path / "run", config) as (pool, rollouts, _):
+        agents = pool.hosts.hosts.scheduler
+        assert isinstance(agents, LocalAgents)
+        first = await rollouts.prepare_batch()
+        await until(lambda: rollouts._backlog.ready(0, 1), "a group is finished")
+        os.kill(agents.agents["h1"].pid, signal.SIGKILL)
+        await until(lambda: rollouts.counts["worker_losses"] == 1, "it was noticed")
+        assert not rollouts._workers
+        rollouts.take_back(first)
+        async with asyncio.timeout(DEADLINE_S):
+            batches = [await rollouts.prepare_batch() for _ in range(2)]
+        assert [len(batch) for batch in batches] == [12, 12]
+        shards = {(shard.incarnation, shard.shard_id) for b in batches for shard in b.shards}
+        assert len(shards) == 6
+        assert len({incarnation for incarnation, _ in shards}) == 1
+
+
+@pytest.mark.slow
+@in_loop
 async def test_what_is_lost_with_a_host_is_generated_again(tmp_path: Path) -> None:
     config = tiny_config(
         tmp_path,
@@ -135,6 +167,21 @@ async def test_what_is_lost_with_a_host_is_generated_again(tmp_path: Path) -> No
         connections.close()
 
 
+def test_a_worker_starts_the_engines_of_the_allocation(tmp_path: Path) -> None:
+    config = tiny_config(
+        tmp_path,
+        "cluster.n_nodes=3",
+        "cluster.n_gpus_per_node=4",
+        "allocation_mode=sglang:d4t2+fsdp:d1",
+        "actor.device=cuda",
+    )
+    plan, part = engine_plan(config), of_worker(config, 2)
+    assert (plan.backend, plan.servers, plan.tensor_parallel) == ("sglang", 4, 2)
+    assert engine_plan(part) == replace(plan, servers=2)
+    assert part.rollout.device == "cuda"
+    assert not runs_on_hosts(part)
+
+
 class _Living:
     """A process that does not end."""
 
@@ -173,3 +220,30 @@ async def test_calls_are_answered_in_any_order_and_errors_are_the_callers() -> N
         assert caller.traffic.sent_bytes > 0 < caller.traffic.received_bytes
         await caller.close()
         await serving
+
+
+@in_loop
+async def test_calls_of_many_workers_at_once_leave_threads_to_the_others() -> None:
+    async def handle(body: object) -> object:
+        return body
+
+    workers = min(32, (os.cpu_count() or 1) + 4) + 1  # threads of an event loop, and one more
+    callers: list[Caller] = []
+    echoes: list[threading.Thread] = []
+    for _ in range(workers):
+        ours, theirs = socket_pair()
+        other = open_pipe(f"fd:{os.dup(theirs.fileno())}")
+        theirs.close()
+        echo = threading.Thread(target=lambda pipe: asyncio.run(serve(pipe, handle)), args=[other])
+        echo.start()
+        echoes.append(echo)
+        callers.append(Caller(ours, _Living()))  # type: ignore[arg-type]
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            replies = await asyncio.gather(*(c.ask(n) for n, c in enumerate(callers)))
+    finally:
+        for caller in callers:
+            await caller.close()
+        for echo in echoes:
+            echo.join(DEADLINE_S)
+    assert replies == list(range(workers))

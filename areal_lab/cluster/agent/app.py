@@ -168,6 +168,7 @@ def _for_current(agent: HostAgent, act: Handler) -> Handler:
     """Refuse requests for another incarnation, and turn errors into refusals."""
 
     async def handler(request: Request) -> Response:
+        await request.body()  # which may come later: the check holds for what follows it
         asked = request.headers.get(INCARNATION, "")
         if not agent.incarnation or asked != agent.incarnation:
             reason = f"host {agent.name} has started again since: the request is late"

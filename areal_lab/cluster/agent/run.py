@@ -145,7 +145,7 @@ async def _join(
                         f"the run at {joining.run} has another token; start the agent with the "
                         "AREAL_LAB_CLUSTER_TOKEN of the run"
                     )
-                raise NotTaken(from_json(Refused, reply.content).reason)
+                raise NotTaken(_reason(joining, reply))
             if time.monotonic() > until_s:
                 raise NotTaken(
                     f"no run replied at {joining.run} for {wait_s:g} s ({last}); is it running, "
@@ -157,6 +157,16 @@ async def _join(
             with suppress(TimeoutError):
                 await asyncio.wait_for(dismissed.wait(), _RETRY_S)
                 return None
+
+
+def _reason(joining: Joining, reply: httpx2.Response) -> str:
+    try:
+        return from_json(Refused, reply.content).reason
+    except ValueError:
+        return (
+            f"what replied at {joining.run} (status {reply.status_code}) is no run of areal_lab "
+            "with several hosts"
+        )
 
 
 def address_towards(host: str, port: int) -> str:

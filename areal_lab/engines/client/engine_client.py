@@ -231,9 +231,13 @@ class EngineClient:
         that was aborted right after an end token counts as complete, and requests may have stop
         strings if the folder has a tokenizer."""
         self._held.shapes = folder_shapes(folder)
-        self._requests.end_tokens = end_token_ids(folder)
+        self.note_end_tokens(folder)
         if (folder / TOKENIZER_FILE).is_file():
             self.note_tokenizer(folder)
+
+    def note_end_tokens(self, folder: Path) -> None:
+        """Set the model folder that says which tokens end a response."""
+        self._requests.end_tokens = end_token_ids(folder)
 
     def note_tokenizer(self, folder: Path) -> None:
         """Set the folder of the model's tokenizer, with which stop strings are found."""

@@ -216,8 +216,9 @@ def _launched(
             ready_timeout_s=rollout.ready_timeout_s,
             request_timeout_s=rollout.request_timeout_s,
         )
-        # The folder of the trainer's first weights has no tokenizer.
+        # The folder of the trainer's first weights has no tokenizer, and may be on another host.
         engine.client.note_tokenizer(model_path)
+        engine.client.note_end_tokens(model_path)
         return engine
 
     return start
