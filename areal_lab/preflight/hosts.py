@@ -91,8 +91,8 @@ def check_hosts(config: TrainConfig) -> Iterator[Problem]:
             Kind.SETTINGS,
             "rollout.transfer",
             f"rollout.transfer is {transfer}, but the trainer writes weights on its own host, "
-            "where servers that the run did not start (rollout.addresses) do not find them; set it to "
-            f"{Transfer.HTTP_TENSOR} or {Transfer.DISTRIBUTED}",
+            "where servers that the run did not start (rollout.addresses) do not find them; set it "
+            f"to {Transfer.HTTP_TENSOR} or {Transfer.DISTRIBUTED}",
         )
     if config.token_fields:
         yield Problem(
