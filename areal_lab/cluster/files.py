@@ -75,7 +75,7 @@ class RunFiles:
             HostRefused: it cannot be fetched.
             HostLost: one of the hosts is lost.
         """
-        if owner is host or await self.sees(host, path, owner):
+        if owner is host or await self.sees(host, path, owner, version=bool(weights_bytes)):
             return path
         name = f"{path.name}-{xxhash.xxh3_64_hexdigest(str(path).encode())}"
         if owner is None:
@@ -94,12 +94,21 @@ class RunFiles:
             )
         )
 
-    async def sees(self, host: Host, path: Path, owner: Host | None = None) -> bool:
-        """Whether `host` finds the files of a folder of `owner` at the same path. What holds for
-        one folder holds for its neighbors."""
+    async def sees(
+        self, host: Host, path: Path, owner: Host | None = None, *, version: bool = False
+    ) -> bool:
+        """Whether `host` finds the files of a folder of `owner` at the same path.
+
+        Args:
+            version: whether it is a version of weights, of which all are asked about once.
+        """
         if not self.shared:
             return False
-        key = (host.facts.incarnation, owner.facts.incarnation if owner else "", path.parent)
+        key = (
+            host.facts.incarnation,
+            owner.facts.incarnation if owner else "",
+            path.parent if version else path,
+        )
         if key not in self._shares:
             theirs, ours = await asyncio.gather(
                 host.seen(path),

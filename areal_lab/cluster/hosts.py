@@ -192,6 +192,16 @@ class Hosts:
             liveness=HostLiveness(facts.incarnation, self.config.lost_after),
             token=self.token,
         )
+        for _ in range(self.config.lost_after):
+            await host.heartbeat(self.config.heartbeat_s)
+            if not host.liveness.missed:
+                break
+        else:
+            await host.dismiss()
+            return self._refused(
+                f"host {facts.name} has joined, but the run does not reach it at {facts.address}:"
+                f"{facts.port}; give it --address, as the run reaches it, and open its ports"
+            )
         if earlier is not None:  # its incarnation has ended, or `_refusal` would say so
             earlier.liveness.replied(facts.incarnation)
             self._lose(earlier, replaced=True)

@@ -11,7 +11,6 @@ import pickle
 import traceback
 import zlib
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
@@ -20,6 +19,7 @@ from typing import Any, Final
 
 from areal_lab.host.pipes import shut
 from areal_lab.host.processes import ChildDied, RunningProcess
+from areal_lab.host.threads import in_own_thread
 
 _LEVEL: Final = 1
 """Of compression: the fastest, which halves a message."""
@@ -72,8 +72,6 @@ class Caller:
     _waiting: dict[int, asyncio.Future[Any]] = field(default_factory=dict)
     _numbers: count[int] = field(default_factory=count)
     _lost: ChildDied | None = None
-    _reader: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "calls"))
-    """Waits for replies all the time: the event loop's own threads would soon all do so."""
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -105,17 +103,15 @@ class Caller:
     async def close(self) -> None:
         """Ask nothing any more."""
         shut(self.pipe)
-        self._reader.shutdown(wait=False)
         tasks, self._tasks = self._tasks, set()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _read(self) -> None:
-        loop = asyncio.get_running_loop()
         while True:
             try:
-                data = await loop.run_in_executor(self._reader, self.pipe.recv_bytes)
+                data = await in_own_thread(self.pipe.recv_bytes)
             except (EOFError, OSError):
                 return
             self.traffic.received_bytes += len(data)
@@ -160,7 +156,7 @@ async def serve(pipe: Connection, handle: Callable[[Any], Awaitable[object]]) ->
     try:
         while True:
             try:
-                data = await asyncio.to_thread(pipe.recv_bytes)
+                data = await in_own_thread(pipe.recv_bytes)
             except (EOFError, OSError):
                 return
             request = _unpacked(data)

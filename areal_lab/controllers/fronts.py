@@ -284,6 +284,14 @@ class RolloutController(_Controller):
         if batch is self._last:
             self._last = None
 
+    def pause(self) -> None:
+        """Stop decoding on all hosts, until `resume`."""
+        self._scheduler.call(self._started().pause())
+
+    def resume(self) -> None:
+        """Decode again."""
+        self._scheduler.call(self._started().resume())
+
     @property
     def counts(self) -> Mapping[str, int]:
         """What was generated, filtered and lost so far."""
@@ -291,12 +299,14 @@ class RolloutController(_Controller):
 
     def destroy(self) -> None:
         """End the workers, and dismiss the hosts if nothing else uses them. Idempotent."""
-        if self._core is not None:
-            self._scheduler.call(self._core.close())
-            self._core = None
-        if self._opened:
-            self._opened = False
-            self._scheduler.close()
+        core, self._core = self._core, None
+        try:
+            if core is not None:
+                self._scheduler.call(core.close())
+        finally:
+            if self._opened:
+                self._opened = False
+                self._scheduler.close()
 
     def _started(self) -> AsyncRolloutController:
         if self._core is None:
@@ -372,8 +382,10 @@ class TrainController(_Controller):
         """End the processes, and dismiss the hosts if nothing else uses them. Idempotent."""
         if self._core is not None:
             core, self._core = self._core, None
-            self._scheduler.call(core.close())
-            self._scheduler.close()
+            try:
+                self._scheduler.call(core.close())
+            finally:
+                self._scheduler.close()
 
 
 def _part_of_update(name: str, batch: DistributedBatch) -> ConfigError:

@@ -24,6 +24,7 @@ from areal_lab.cluster.host import Host
 from areal_lab.cluster.records import TOKEN_VARIABLE
 from areal_lab.cluster.shards.client import HttpStore
 from areal_lab.cluster.shards.connections import Agent, Connections, Fence
+from areal_lab.cluster.shards.errors import DataPlaneError
 from areal_lab.cluster.shards.metadata import BatchMetadata, DistributedBatch
 from areal_lab.cluster.shards.protocol import AsyncStore
 from areal_lab.config.functions import pickle_function
@@ -38,6 +39,8 @@ from areal_lab.controllers.wire import (
     GenerateGroup,
     GroupDone,
     LoadWeights,
+    Pause,
+    Resume,
     StartWorker,
 )
 from areal_lab.data.problems import Problem, PromptSource
@@ -96,6 +99,8 @@ class AsyncRolloutController:
     """Groups that `prepare_batch` gave away."""
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
+    _restarts: Counter[str] = field(default_factory=Counter)
+    """Of workers whose hosts were there, by seat."""
     _error: BaseException | None = None
     _weights: WeightsFolder | None = None
     """The newest, which a worker that starts later gets."""
@@ -257,6 +262,14 @@ class AsyncRolloutController:
         self.version = weights.version
         self._fill()
 
+    async def pause(self) -> None:
+        """Stop decoding on all hosts, until `resume`."""
+        await asyncio.gather(*(worker.calls.ask(Pause()) for worker in self._workers))
+
+    async def resume(self) -> None:
+        """Decode again."""
+        await asyncio.gather(*(worker.calls.ask(Resume()) for worker in self._workers))
+
     async def free(self, batch: DistributedBatch) -> None:
         """Free the tensors of a batch that was trained on; those of lost hosts are gone."""
         self._given.pop(batch.metadata.batch_id, None)
@@ -268,11 +281,19 @@ class AsyncRolloutController:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for worker in self._workers:
-            with suppress(ChildDied):
-                await worker.calls.process.stop()
-            await worker.calls.close()
+        await asyncio.gather(*map(self._end, self._workers))
         await asyncio.to_thread(self._connections.close)
+
+    async def _end(self, worker: _Worker) -> None:
+        """End a worker, and free what its host holds for this controller."""
+        with suppress(ChildDied):
+            await worker.calls.process.stop()
+        await worker.calls.close()
+        if not worker.host.lost.is_set():
+            facts = worker.host.facts
+            home = Agent(f"{facts.address}:{facts.port}", facts.incarnation)
+            with suppress(DataPlaneError):  # it is gone, with what it held
+                await AsyncStore(HttpStore(home, self._connections)).free(owner=self.owner)
 
     def _check_not_over(self, wanted: int) -> None:
         """Refuse to wait for groups that never come."""
@@ -353,6 +374,8 @@ class AsyncRolloutController:
         """Generate a group whose tensors were lost with their host."""
         self.counts["lost_groups"] += 1
         self.counts["discarded_tokens"] += done.tokens
+        assert done.shard is not None, "it could be trained on"
+        self._spawn(self._store.free([done.shard]))  # only its worker may be lost
         self._began[group] = self.version
         self._backlog.started(group, self.version)
         self._send(group)
@@ -440,7 +463,14 @@ class AsyncRolloutController:
             self._send(group)
 
     async def _replace(self, worker: _Worker, error: BaseException) -> None:
-        """Start a worker on the host that takes the seat of a lost one's."""
+        """Start a worker on the host that takes the seat of a lost one's; on the same host at most
+        `rollout.max_engine_restarts` times."""
+        if not worker.host.lost.is_set():
+            self._restarts[worker.seat] += 1
+            if self._restarts[worker.seat] > self.config.rollout.max_engine_restarts:
+                if not self._workers:
+                    self._fail(error)
+                return
         try:
             fresh = await self._start_worker(worker.seat)
         except Exception as failed:

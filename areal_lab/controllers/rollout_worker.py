@@ -28,14 +28,12 @@ from areal_lab.cluster.shards.protocol import AsyncStore
 from areal_lab.config.functions import unpickle_function
 from areal_lab.controllers.calls import serve
 from areal_lab.controllers.wire import (
-    Counts,
     GenerateGroup,
     GroupDone,
     LoadWeights,
     Pause,
     Resume,
     StartWorker,
-    WorkerCounts,
 )
 from areal_lab.data.arrays.jagged import field_bytes
 from areal_lab.data.arrays.samples import pack_samples
@@ -86,17 +84,15 @@ class Worker:
             case Resume():
                 await self.pool.resume()
                 return None
-            case Counts():
-                return WorkerCounts(
-                    engines=len(self.pool.alive),
-                    engine_losses=self.pool.counts["engine_losses"],
-                    rewards=self.rewards.counts,
-                    discarded_tokens=self.rollout.recomputed.discarded_tokens,
-                )
         raise TypeError(f"a rollout worker got a {type(request).__name__}, which is no request")
 
     async def _generate(self, request: GenerateGroup) -> GroupDone:
-        scored = await self._scored(request)
+        try:
+            scored = await self._scored(request)
+        except Exception:
+            if self.pool.given_up.is_set():
+                await asyncio.Event().wait()  # this process ends, and another host generates it
+            raise
         rewards = tuple(sample.outcome.reward for sample in scored.samples)
         if scored.failure is not None:
             return GroupDone(
@@ -197,20 +193,36 @@ def _reward(reward: str) -> RewardFunction | str:
     return unpickle_function(path.read_bytes()) if path.suffix == ".pickle" else reward
 
 
-async def _run(where: str, token: str) -> None:
+async def _run(where: str, token: str) -> int:
+    """Serve until the controller is gone (0), or no engine is left (1)."""
     pipe, worker = open_pipe(where), None
+    started = asyncio.Event()
     async with Fleet() as fleet:
 
         async def handle(request: Any) -> object:
             nonlocal worker
             if isinstance(request, StartWorker):
                 worker = await start_worker(request, fleet, token)
+                started.set()
                 return None
             if worker is None:
                 raise RuntimeError("the worker has not started")
             return await worker.handle(request)
 
-        await serve(pipe, handle)
+        async def engines_lost() -> None:
+            await started.wait()
+            assert worker is not None, "it has started"
+            await worker.pool.given_up.wait()
+            print(f"no engine is left: {worker.pool.last_error}", file=sys.stderr)
+
+        serving = asyncio.create_task(serve(pipe, handle))
+        losing = asyncio.create_task(engines_lost())
+        await asyncio.wait({serving, losing}, return_when=asyncio.FIRST_COMPLETED)
+        code = int(not serving.done())
+        for task in (serving, losing):
+            task.cancel()
+        await asyncio.gather(serving, losing, return_exceptions=True)
+        return code
 
 
 def main() -> int:
@@ -219,9 +231,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="rollout worker of areal_lab")
     parser.add_argument("--pipe", required=True, help="to the controller (host.pipes.open_pipe)")
     arguments = parser.parse_args()
-    asyncio.run(_run(arguments.pipe, os.environ.pop(TOKEN_VARIABLE, "")))
+    code = asyncio.run(_run(arguments.pipe, os.environ.pop(TOKEN_VARIABLE, "")))
     del watcher
-    return 0
+    return code
 
 
 if __name__ == "__main__":

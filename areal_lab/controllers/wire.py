@@ -71,19 +71,3 @@ class Pause:
 @dataclass(frozen=True, slots=True)
 class Resume:
     """Continue; the reply is `None`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """Ask for `WorkerCounts`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerCounts:
-    """What a worker has counted so far."""
-
-    engines: int
-    engine_losses: int
-    rewards: dict[str, int]
-    """Calls of the reward function by what became of them."""
-    discarded_tokens: int

@@ -32,6 +32,7 @@ from areal_lab.host.processes import (
     RunningProcess,
     start_child,
 )
+from areal_lab.host.threads import in_own_thread
 from areal_lab.training.protocol import (
     BatchMissing,
     BatchNotRead,
@@ -317,7 +318,7 @@ async def _receive(child: RunningProcess, pipe: Connection, kind: type[Reply]) -
     If the waiting task is cancelled, or the process ends without closing its end of the pipe, as
     one on a lost host does, the thread waits until the trainer is stopped.
     """
-    receiving = asyncio.create_task(asyncio.to_thread(pipe.recv))
+    receiving = asyncio.create_task(in_own_thread(pipe.recv))
     receiving.add_done_callback(_note_error)
     ending = asyncio.create_task(child.ended())
     try:
