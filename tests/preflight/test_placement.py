@@ -86,7 +86,7 @@ def machine(
             "sglang:d2t4 needs 8 GPU(s), but 4 are visible",
         ),
         ("allocation_mode=sglang:d1+megatron:d1", machine(), "trains with megatron, which is not"),
-        ("allocation_mode=sglang:d1+megatron:d2p2", machine(), "torch's own; write fsdp:d4"),
+        ("allocation_mode=sglang:d1+megatron:d2p2", machine(), "protocol.py); write fsdp:d4"),
         (
             "allocation_mode=sglang:d1+archon:d2p2t2",
             machine(),
