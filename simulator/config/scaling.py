@@ -11,8 +11,7 @@ from areal_lab.config.scaling import ScalingConfig
 
 
 class SimulatedScalingConfig(ScalingConfig):
-    """Engines join and leave while the run continues (`areal_lab.control.scaling`). At first there
-    are those of `cluster.rollout_gpus`; the GPUs of others count while they are there."""
+    """Engines join and leave while the run continues; the first are on `cluster.rollout_gpus`."""
 
     startup_s: Annotated[float, Ge(0), Le(86_400), About(hint="at most a day")] = 120.0
     """From the decision until a new engine loads its weights; its GPUs are paid for."""
