@@ -119,15 +119,14 @@ class RunHosts:
         for seat, numbers in self._engine_numbers.items():
             if number in numbers:
                 return seat
-        if (seat := self.hosts.seat_spare()) is None:
-            seat = seat_of_another(
-                self.placement,
-                {seat: len(numbers) for seat, numbers in self._engine_numbers.items()},
-                {seat: len(host.facts.gpus) for seat, host in self.hosts.seats.items() if host},
-                self.demand,
-            )
-        self._engine_numbers.setdefault(seat, []).append(number)
-        return seat
+        chosen = self.hosts.seat_spare() or seat_of_another(
+            self.placement,
+            {seat: len(numbers) for seat, numbers in self._engine_numbers.items()},
+            {seat: len(host.facts.gpus) for seat, host in self.hosts.seats.items() if host},
+            self.demand,
+        )
+        self._engine_numbers.setdefault(chosen, []).append(number)
+        return chosen
 
     def threads(self) -> HostThreads | None:
         """Threads that leave no core of any host idle or shared; None where hosts are processes of
