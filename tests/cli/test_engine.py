@@ -334,7 +334,7 @@ def test_the_doctor_knows_how_an_engine_takes_weights(monkeypatch: pytest.Monkey
     ready = replace(here.engines["vllm"], condition=Condition.READY, version="1.2")
     there = replace(here, engines={**here.engines, "vllm": ready})
     monkeypatch.setattr(placement, "this_machine", lambda: there)
-    monkeypatch.setattr(preflight, "this_machine", lambda: there)
+    monkeypatch.setattr(preflight, "machine_of", lambda _: there)
     config = load_config(None, ["rollout.backend=vllm", "rollout.transfer=distributed"])
     _, (refusal,) = doctor.explain_config(config)
     assert "vllm supports folder, adapter only" in refusal.detail

@@ -643,7 +643,7 @@ def test_a_visible_gpu_that_nothing_uses_gets_a_note(
     where: dict[str, Any],
     expected: list[str],
 ) -> None:
-    monkeypatch.setattr(preflight, "this_machine", lambda: machine(**where))
+    monkeypatch.setattr(preflight, "machine_of", lambda _: machine(**where))
     found = notes(configured(*overrides))
     assert len(found) == len(expected)
     for note, text in zip(found, expected, strict=True):
@@ -653,7 +653,7 @@ def test_a_visible_gpu_that_nothing_uses_gets_a_note(
 def test_a_broadcast_from_a_gpu_to_engines_on_the_cpu_is_refused(
     configured: Configured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preflight, "this_machine", lambda: machine(gpus=2, cuda=True))
+    monkeypatch.setattr(preflight, "machine_of", lambda _: machine(gpus=2, cuda=True))
     on_cpu = ("rollout.transfer=distributed", "rollout.device=cpu")
     (problem,) = check_transfer(configured(*on_cpu))
     assert "the trainer computes on a GPU and embedded on the CPU" in str(problem)
@@ -661,7 +661,7 @@ def test_a_broadcast_from_a_gpu_to_engines_on_the_cpu_is_refused(
     assert not list(check_transfer(configured(*on_cpu, "actor.device=cpu")))
     assert not list(check_transfer(configured("rollout.transfer=distributed")))
     there = machine(gpus=2, cuda=True, build="gpu")
-    monkeypatch.setattr(preflight, "this_machine", lambda: there)
+    monkeypatch.setattr(preflight, "machine_of", lambda _: there)
     config = configured("rollout.transfer=distributed", "rollout.backend=sglang")
     assert not list(check_transfer(config))
 
@@ -680,7 +680,7 @@ def test_memory_is_a_note_for_a_trainer_on_the_cpu_if_not_even_the_batch_fits(
 
     def found(memory_bytes: int, **where: Any) -> list[str]:
         there = machine(memory_bytes=memory_bytes, **where)
-        monkeypatch.setattr(preflight, "this_machine", lambda: there)
+        monkeypatch.setattr(preflight, "machine_of", lambda _: there)
         return memory_notes(config, problems)
 
     assert not found(enough)
