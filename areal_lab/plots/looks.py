@@ -24,8 +24,11 @@ from areal_lab.runlog.activity import (
     PAUSED,
     PAUSED_BY_HAND,
     PAUSED_FOR_TRAINING,
+    RETIRED,
     TRAIN_ON_ITS_WAY,
     WAIT_BATCH,
+    WAIT_CONTROLLER,
+    WAIT_RANKS,
     WAIT_REWARDS,
     WAIT_WEIGHTS,
     label,
@@ -72,11 +75,14 @@ _IDLE: Final[Mapping[str, IdleLook]] = {
     PAUSED_FOR_TRAINING: IdleLook("#DDDDDD", "xx", "#80808090 x"),
     PAUSED_BY_HAND: IdleLook("#DDDDDD", "oo", "#808080 +"),
     WAIT_REWARDS: IdleLook("#FFFFFF", "\\\\\\\\", "#808080 \\"),
+    WAIT_CONTROLLER: IdleLook("#DDDDDD", "..", "#80808060 ."),
+    WAIT_RANKS: IdleLook("#DDDDDD", "--", "#80808060 -"),
     ON_ITS_WAY: IdleLook("#AAAAAA", "", "#80808090"),
     TRAIN_ON_ITS_WAY: IdleLook("#AAAAAA", "", "#80808090"),
     NOTHING_LEFT: IdleLook("#FFFFFF", "----", "#808080 -"),
     LOST: IdleLook("#FFFFFF", "||||", "#808080 |"),
     NOT_JOINED: IdleLook("#F2F2F2", "", "#80808020"),
+    RETIRED: IdleLook("#F2F2F2", "||", "#80808020 |"),
 }
 _OTHER_IDLE: Final = IdleLook("#FFFFFF", "++", "#80808090 +")
 _NEEDS_WHITE: Final = frozenset({BLUE, PURPLE, VERMILION, "#882255", "#6A3D9A", "#332288"})

@@ -321,11 +321,23 @@ def test_a_bound_below_eta_without_dropping_is_refused(configured: Configured) -
     assert "eta is infinite, which gives no bound; set max_lag" in refused(configured(*unbounded))
 
 
+def _below_which_one_is_free(taken: socket.socket) -> int:
+    """Listen on a port; nothing listens on the one before it."""
+    while True:
+        with socket.socket() as before:
+            before.bind(("127.0.0.1", 0))
+            port = before.getsockname()[1] + 1
+            try:
+                taken.bind(("127.0.0.1", port))
+            except (OSError, OverflowError):
+                continue
+            taken.listen()
+            return port
+
+
 def test_a_port_in_use_is_refused(configured: Configured) -> None:
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
+        port = _below_which_one_is_free(taken)
         message = refused(configured(f"rollout.port={port}"))
         assert f"port {port} cannot be used (address already in use)" in message
         assert "rollout.port=0 for a free one" in message
