@@ -39,7 +39,8 @@ def test_three_hosts_join_from_one_job_and_nothing_is_left_of_it(
             [job] = slurm.jobs()
             assert slurm.command("squeue", "-h", "--format=%k") == "three of them\n"
             assert (await made.scheduler.state()).startswith(f"Slurm job {job}: RUNNING on n[1-3]")
-            assert made.waited[0].startswith("waiting for hosts (0 of 3 hosts have joined; Slurm")
+            assert made.waited[0] == "starting 3 hosts"
+            assert made.waited[1].startswith("waiting for hosts (0 of 3 hosts have joined; Slurm")
             assert len(slurm.agents()) == 3
             for agent in slurm.agents():
                 assert agent.environ()["CUDA_VISIBLE_DEVICES"] == "0,1,2,3"
