@@ -63,10 +63,10 @@ _LEAST_GAIN: Final = 0.25
 """Share of what a growth promises that it has to bring."""
 _ALL_BUT_NOTHING: Final = 0.999
 _CLOSE: Final = 8
-"""Engines, one of so many, that stay if fewer by as many are too few: the next attempt would cost
+"""Of this many engines, one stays if fewer by as many are too few: the next attempt would cost
 more than it saves."""
 _FIRST_SHRINK: Final = 4
-"""One of so many engines leaves while no number is known to be too few."""
+"""Of this many engines, one leaves while no number is known to be too few."""
 _OTHER_WORK: Final = 0.1
 """Relative change of the tokens of a group after which what was too few may be enough."""
 
@@ -137,7 +137,7 @@ class Learned:
     """The growth that the next window is to show the effect of."""
 
     def under(self, group_tokens: float) -> Learned:
-        """What is still known for groups of so many tokens."""
+        """What is still known for groups of this many tokens."""
         change = abs(group_tokens - self.group_tokens)
         if change <= _OTHER_WORK * self.group_tokens:
             return self

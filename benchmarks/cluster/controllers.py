@@ -29,7 +29,7 @@ STEPS: Final = 200
 """Of the part that looks for growth."""
 _SAMPLES: Final = 16
 _WORDS: Final = tuple(f"w{number}" for number in range(4_000))
-"""So many tokens that a response seldom ends by itself."""
+"""Enough tokens that a response seldom ends by itself."""
 
 
 def measure(*, quick: bool, repeats: int) -> dict[str, Any]:
