@@ -14,7 +14,7 @@ from areal_lab.cluster.shards.client import HttpStore
 from areal_lab.cluster.shards.connections import Agent, Connections
 from areal_lab.cluster.shards.errors import DataPlaneError
 from areal_lab.cluster.shards.fetched import FetchedBatch
-from areal_lab.cluster.shards.metadata import BatchMetadata, DistributedBatch
+from areal_lab.cluster.shards.metadata import DistributedBatch, unpacked_batch
 from areal_lab.data.arrays.samples import unpack_samples
 from areal_lab.data.trajectory import Trajectory
 from areal_lab.training.process.worker import main
@@ -27,10 +27,11 @@ def read_batch(batch: object) -> tuple[Trajectory, ...]:
     Raises:
         BatchMissing: a host that has some of them is lost.
     """
-    assert isinstance(batch, BatchMetadata), "controllers send metadata"
-    first = batch.shards[0]
+    assert isinstance(batch, bytes), "controllers send packed metadata"
+    metadata = unpacked_batch(batch)
+    first = metadata.shards[0]
     store = HttpStore(Agent(first.node_addr, first.incarnation), _connections())
-    fetched = FetchedBatch(DistributedBatch(batch), store)
+    fetched = FetchedBatch(DistributedBatch(metadata), store)
     try:
         fetched.fetch()
         return tuple(unpack_samples(fetched))

@@ -6,7 +6,7 @@ import pickle
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from areal_lab.cluster.shards.metadata import DistributedBatch
+from areal_lab.cluster.shards.metadata import DistributedBatch, packed_batch
 from areal_lab.config.schema import TrainConfig
 from areal_lab.control.events import Version
 from areal_lab.controllers.calls import Traffic
@@ -71,7 +71,7 @@ class AsyncTrainController:
             TrainingError: the step failed.
             ChildDied: a process, or its host, is lost.
         """
-        request = TrainBatchRequest(version=self.version, batch=batch.metadata)
+        request = TrainBatchRequest(version=self.version, batch=packed_batch(batch.metadata))
         result = await self.trainer.train(request)
         self.version = result.version
         self.traffic.sent_bytes += len(pickle.dumps(request)) * len(self.trainer.children)

@@ -46,7 +46,8 @@ async def _measure(quick: bool, repeats: int) -> dict[str, Any]:
         write_tiny_model(folder / "model", words=_WORDS, context_tokens=4096)
         for length in LENGTHS[:1] if quick else LENGTHS:
             runs = [
-                await _run(folder, length, steps=3) for _ in range(1 if quick else min(repeats, 2))
+                await _run(folder, length, steps=3 if quick else 10)
+                for _ in range(1 if quick else min(repeats, 2))
             ]
             starts += [run.pop("start") for run in runs]
             shares[f"bytes share {length}"] = [run["share"] for run in runs]

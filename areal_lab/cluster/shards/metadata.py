@@ -12,6 +12,8 @@ batch and divides it among data-parallel ranks, which fetch their rows from the 
 
 from __future__ import annotations
 
+import json
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate, pairwise
@@ -180,6 +182,23 @@ def batch_from_json(value: object) -> BatchMetadata:
     found = _parsed(_BATCH.validate_python, value)
     assert isinstance(found, BatchMetadata)
     return found
+
+
+def packed_batch(batch: BatchMetadata) -> bytes:
+    """A batch's metadata as compressed JSON: shards repeat the names of their fields."""
+    return zlib.compress(json.dumps(batch.to_json(), separators=(",", ":")).encode())
+
+
+def unpacked_batch(data: bytes) -> BatchMetadata:
+    """Inverse of `packed_batch`.
+
+    Raises:
+        ValueError: the bytes are no such metadata.
+    """
+    try:
+        return batch_from_json(json.loads(zlib.decompress(data)))
+    except zlib.error as error:
+        raise ValueError(f"this is no metadata of a batch: {error}") from error
 
 
 def shard_from_json(value: object) -> ShardMetadata:

@@ -16,7 +16,9 @@ from areal_lab.cluster.shards.metadata import (
     ShardMetadata,
     TensorMetadata,
     batch_from_json,
+    packed_batch,
     shard_from_json,
+    unpacked_batch,
 )
 
 
@@ -51,6 +53,9 @@ BATCHES = st.lists(
 def test_metadata_returns_from_json_and_pickle(one: DistributedBatch) -> None:
     text = json.dumps(one.metadata.to_json())
     assert batch_from_json(json.loads(text)) == one.metadata
+    assert unpacked_batch(packed_batch(one.metadata)) == one.metadata
+    with pytest.raises(ValueError, match="no metadata of a batch"):
+        unpacked_batch(text.encode())
     assert shard_from_json(json.loads(json.dumps(one.shards[0].to_json()))) == one.shards[0]
     assert pickle.loads(pickle.dumps(one)) == one
 
