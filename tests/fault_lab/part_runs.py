@@ -27,12 +27,12 @@ from omegaconf import OmegaConf
 
 from areal_lab.agents import tool_use
 from areal_lab.agents.agent import Agent
-from areal_lab.agents.gateway import server
 from areal_lab.agents.notations import Call, Notation
 from areal_lab.config.schema import TrainConfig
 from areal_lab.control.events import EngineId
 from areal_lab.engines.client.resubmit import PartialSamples
 from areal_lab.engines.protocol import Generated, GenerateRequest
+from areal_lab.host import asgi
 from areal_lab.host.shared_memory import SHARED_MEMORY
 from areal_lab.pipeline.performer import RunPerformer
 from areal_lab.pipeline.rollout.groups import Rollout
@@ -240,10 +240,10 @@ def engine_lost_between_tools(folder: Path, patch: pytest.MonkeyPatch) -> Counte
 def gateway_goes_deaf(folder: Path, patch: pytest.MonkeyPatch) -> Counted:
     """The gateway's listening socket is closed; connections that there are stay."""
     prepare(folder, patch)
-    gateways: list[server._Server] = []
-    startup = server._Server.startup
+    gateways: list[asgi.GuestServer] = []
+    startup = asgi.GuestServer.startup
 
-    async def noted(gateway: server._Server, sockets: Any = None) -> None:
+    async def noted(gateway: asgi.GuestServer, sockets: Any = None) -> None:
         await startup(gateway, sockets)
         gateways.append(gateway)
 
@@ -251,7 +251,7 @@ def gateway_goes_deaf(folder: Path, patch: pytest.MonkeyPatch) -> Counted:
         for listener in gateways[0].servers:
             listener.close()
 
-    patch.setattr(server._Server, "startup", noted)
+    patch.setattr(asgi.GuestServer, "startup", noted)
     config = faulty_config(
         folder, "rollout.workflow={name: agent, fn: 'tests.pipeline.programs:two_questions'}"
     )
