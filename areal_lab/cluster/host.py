@@ -222,6 +222,10 @@ class Host:
         if not self.lost.is_set():
             with suppress(HostRefused):  # no heartbeat would tell whether it is lost
                 await self._ask("POST", "/dismiss", b"", _CONNECT_S)
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections to its agent."""
         await self._http.aclose()
 
     async def call(

@@ -14,12 +14,12 @@ import asyncio
 import platform
 import secrets
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
-from typing import Final
+from typing import Any, Final
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -184,9 +184,6 @@ class Hosts:
             await same_name.heartbeat(self.config.heartbeat_s)
         if refusal := self._refusal(facts):
             return self._refused(refusal)
-        earlier = self._named(facts.name)
-        if earlier is not None and earlier.facts.incarnation == facts.incarnation:
-            return self._welcome()  # it asks again, because the reply was late
         host = Host(
             facts=facts,
             liveness=HostLiveness(facts.incarnation, self.config.lost_after),
@@ -202,6 +199,11 @@ class Hosts:
                 f"host {facts.name} has joined, but the run does not reach it at {facts.address}:"
                 f"{facts.port}; give it --address, as the run reaches it, and open its ports"
             )
+        # Only now: it asks again if the reply is late, and one of the two has taken the seat.
+        earlier = self._named(facts.name)
+        if earlier is not None and earlier.facts.incarnation == facts.incarnation:
+            await host.close()
+            return self._welcome()
         if earlier is not None:  # its incarnation has ended, or `_refusal` would say so
             earlier.liveness.replied(facts.incarnation)
             self._lose(earlier, replaced=True)
@@ -349,8 +351,8 @@ class Hosts:
         except Exception as error:  # whatever it is, the run continues without the host
             self.say(f"no host could be started in place of {host.name}: {error}")
 
-    def _spawn(self, work: object, name: str) -> None:
-        task: asyncio.Task[None] = asyncio.create_task(work, name=name)  # type: ignore[arg-type]
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

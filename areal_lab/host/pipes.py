@@ -15,11 +15,12 @@ import os
 import secrets
 import socket
 import struct
+from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
-from typing import Final
+from typing import Any, Final
 
 KEY_VARIABLE: Final = "AREAL_LAB_PIPE_KEY"
 """Environment variable of a process that connects: the listener's key."""
@@ -119,8 +120,8 @@ class PipeListener:
         else:
             future.set_result(pipe)
 
-    def _spawn(self, work: object) -> None:
-        task: asyncio.Task[None] = asyncio.create_task(work, name="listen for pipes")  # type: ignore[arg-type]
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work, name="listen for pipes")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

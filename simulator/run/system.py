@@ -242,7 +242,7 @@ class Controller(Protocol):
         ...
 
     def read_s(self, tokens: int, /) -> float:
-        """Seconds of a reader for the responses to a prompt, of so many generated tokens."""
+        """Seconds of a reader for the responses to a prompt, of this many generated tokens."""
         ...
 
     def reply(self, responses: int, tokens: int, /) -> Handled:

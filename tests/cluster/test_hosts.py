@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 import socket
 from dataclasses import replace
@@ -107,8 +108,7 @@ async def test_hosts_that_do_not_fit_are_refused_in_one_sentence(tmp_path: Path)
                 assert reply.status_code == 403
                 reason = from_json(Refused, reply.content).reason
                 assert "\n" not in reason
-                with pytest.raises(AssertionError, match=said):
-                    raise AssertionError(reason)
+                assert re.search(said, reason), reason
         assert len(lab.hosts.working) == 1
 
 

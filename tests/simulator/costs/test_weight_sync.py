@@ -128,7 +128,7 @@ def shares(serial: Sequence[float]) -> list[LogSeconds]:
 
 
 def starts(seconds_of_gb: Sequence[float]) -> list[LogSeconds]:
-    """A start that takes as long as so many GB, and no nodes."""
+    """A start that takes as long as this many GB, and no nodes."""
     return [lambda size, _, gb=gb: np.log(gb * 1e9 + size) for gb in seconds_of_gb]
 
 
