@@ -22,7 +22,7 @@ help:
 	@echo "make demo           train a real language model asynchronously, on this CPU (about a minute, 2.7 GB)"
 	@echo "make demo-agent     the same model learns to call a calculator: several turns, a tool (two minutes)"
 	@echo "make demo-sglang    the same with SGLang as the engine (installed first; 2.7 GB)"
-	@echo "make test           the test suite (four to five minutes)"
+	@echo "make test           the test suite (six to seven minutes)"
 	@echo "make test-slow      the tests that take about a minute each, or more"
 	@echo "make test-agents    unmodified agent libraries against the gateway, and its fuzzer (installed first; 0.9 GB)"
 	@echo "make test-cluster   runs on clusters of emulated nodes, with the real schedulers (installed first; 0.4 GB)"
@@ -87,7 +87,7 @@ demo-sglang: $(READY)
 
 # An empty PYTHONDONTWRITEBYTECODE lets the many processes of the tests compile each module once.
 test: $(READY)
-	@echo "Running the test suite (four to five minutes on two cores)."
+	@echo "Running the test suite (six to seven minutes on two cores)."
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-slow: $(READY)
@@ -115,7 +115,7 @@ $(CLUSTER)/.ready: pyproject.toml constraints.txt $(READY)
 	@touch $@
 
 test-cluster: slurm $(CLUSTER)/.ready
-	@echo "Testing on clusters of emulated nodes (about five minutes)."
+	@echo "Testing on clusters of emulated nodes (about four minutes)."
 	@$(CLUSTER)/bin/python -m pytest -m cluster --numprocesses 3 --dist loadfile tests/cluster $(ARGS)
 
 test-deploy: $(READY)
