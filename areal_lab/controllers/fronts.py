@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
@@ -51,7 +52,9 @@ class Scheduler:
 
     kind: ClassVar[SchedulerType] = "local"
 
-    def __init__(self, n_nodes: int = 2, *, say: Any = None, **settings: object) -> None:
+    def __init__(
+        self, n_nodes: int = 2, *, say: Callable[[str], None] | None = None, **settings: object
+    ) -> None:
         self._settings = {"n_nodes": n_nodes, **settings}
         self._say = say or (lambda _: None)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -170,7 +173,7 @@ class FSDPPPOActor:
         self.config = config
 
 
-class _Controller:
+class _Controller(ABC):
     """What both controllers do the same way."""
 
     def __init__(self, engine: Any, scheduler: Scheduler) -> None:
@@ -191,13 +194,13 @@ class _Controller:
         """End."""
         self.destroy()
 
+    @abstractmethod
     def initialize(self) -> None:
         """Start on hosts, and return when it is ready."""
-        raise NotImplementedError
 
+    @abstractmethod
     def destroy(self) -> None:
         """End what was started."""
-        raise NotImplementedError
 
 
 class RolloutController(_Controller):
@@ -221,13 +224,16 @@ class RolloutController(_Controller):
         self._core: AsyncRolloutController | None = None
         self._given: object = None
         self._last: DistributedBatch | None = None
-        self._opened = False
+        self._pool: HostPool | None = None
 
     def initialize(self) -> None:
         """Have the hosts join; engines start with the first batch, whose problems they need."""
-        if not self._opened:
-            self._scheduler.open(self.config)
-            self._opened = True
+        self._joined()
+
+    def _joined(self) -> HostPool:
+        if self._pool is None:
+            self._pool = self._scheduler.open(self.config)
+        return self._pool
 
     def prepare_batch(
         self, problems: ProblemSet | Sequence[Problem] | None = None
@@ -241,15 +247,13 @@ class RolloutController(_Controller):
             ValueError: they are others than in the first call.
             Exception: what the rollout workers failed with.
         """
-        self.initialize()
+        pool = self._joined()
         if self._core is None:
             self._given = problems
             chosen = problems
             if chosen is None:
                 chosen = load_problems(self.config.dataset, seed=self.config.seed)
             train = chosen.train if isinstance(chosen, ProblemSet) else tuple(chosen)
-            pool = self._scheduler.open(self.config)
-            self._scheduler.close()  # counted once
             self._core = self._scheduler.call(
                 AsyncRolloutController.start(pool, self.config, train, reward_fn=self._reward_fn)
             )
@@ -304,8 +308,8 @@ class RolloutController(_Controller):
             if core is not None:
                 self._scheduler.call(core.close())
         finally:
-            if self._opened:
-                self._opened = False
+            if self._pool is not None:
+                self._pool = None
                 self._scheduler.close()
 
     def _started(self) -> AsyncRolloutController:

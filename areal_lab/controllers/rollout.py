@@ -28,6 +28,9 @@ from areal_lab.cluster.shards.errors import DataPlaneError
 from areal_lab.cluster.shards.metadata import BatchMetadata, DistributedBatch
 from areal_lab.cluster.shards.protocol import AsyncStore
 from areal_lab.config.functions import pickle_function
+from areal_lab.config.problem import ConfigError, Kind
+from areal_lab.config.problem import Problem as SettingsProblem
+from areal_lab.config.record import value_of
 from areal_lab.config.schema import TrainConfig
 from areal_lab.control.admission import start_limit
 from areal_lab.control.backlog import Backlog
@@ -125,15 +128,11 @@ class AsyncRolloutController:
             reward_fn: instead of `config.reward.fn`.
 
         Raises:
-            ValueError: the configuration starts no engines.
+            ConfigError: the configuration has settings that controllers do not follow.
             CallFailed: a worker could not start.
             ChildDied: it ended, or its host is lost.
         """
-        if not pool.hosts.placement.engines:
-            raise ValueError(
-                "rollout.addresses names servers that run already, but rollout workers start "
-                "engines of their own; leave it out"
-            )
+        check_settings(config)
         reward = config.reward.fn
         if reward_fn is not None:
             file = pool.folder / "reward.pickle"
@@ -498,6 +497,42 @@ class AsyncRolloutController:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._fail(error)
+
+
+def check_settings(config: TrainConfig) -> None:
+    """Refuse settings of runs that controllers do not follow.
+
+    Raises:
+        ConfigError: with all of them.
+    """
+    rollout = config.rollout
+    refused = {
+        "rollout.addresses": (bool(rollout.addresses), "start engines of their own"),
+        "rollout.schedule": (
+            rollout.schedule not in ("asynchronous", "synchronous"),
+            "leave it to their program when weights change; take asynchronous and its eta",
+        ),
+        "rollout.interruptible": (not rollout.interruptible, "interrupt for new weights"),
+        "rollout.drop_late": (rollout.drop_late, "drop no groups"),
+        "rollout.dynamic_sampling.enabled": (
+            rollout.dynamic_sampling.enabled,
+            "replace no groups of equal rewards",
+        ),
+        "rollout.scaling.max_engines": (
+            rollout.scaling.max_engines > 0,
+            "have a fixed number of engines",
+        ),
+    }
+    if problems := [
+        SettingsProblem(
+            Kind.SETTINGS,
+            name,
+            f"{name} is {value_of(config, name)!r}, but controllers {why}; leave it out",
+        )
+        for name, (wrong, why) in refused.items()
+        if wrong
+    ]:
+        raise ConfigError(*problems)
 
 
 def of_worker(config: TrainConfig, engines: int) -> TrainConfig:
