@@ -27,7 +27,7 @@ from areal_lab.controllers.fronts import (
     TrainController,
 )
 from areal_lab.controllers.host_pool import HostPool, host_pool
-from areal_lab.controllers.rollout import AsyncRolloutController, of_worker
+from areal_lab.controllers.rollout import AsyncRolloutController, check_settings, of_worker
 from areal_lab.controllers.train import AsyncTrainController
 from areal_lab.host.pipes import open_pipe, socket_pair
 from areal_lab.pipeline.run import prepare
@@ -247,3 +247,12 @@ async def test_calls_of_many_workers_at_once_leave_threads_to_the_others() -> No
         for echo in echoes:
             echo.join(DEADLINE_S)
     assert replies == list(range(workers))
+
+
+def test_settings_that_controllers_do_not_follow_are_refused_together() -> None:
+    check_settings(TrainConfig())
+    config = TrainConfig.model_validate({"rollout": {"interruptible": False, "drop_late": True}})
+    with pytest.raises(ConfigError) as refused:
+        check_settings(config)
+    assert "rollout.interruptible is False" in str(refused.value)
+    assert "rollout.drop_late is True" in str(refused.value)
