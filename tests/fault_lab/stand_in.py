@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -72,6 +73,10 @@ class StandInTrainer:
         weights = self.write()
         self.damage(weights)
         return Exported(weights, (_span(),))
+
+    async def remove(self, weights: WeightsFolder) -> None:
+        """Remove a folder that no engine needs any more."""
+        shutil.rmtree(weights.path)
 
     async def save(self, request: Any) -> Saved:
         """An empty checkpoint."""
