@@ -15,6 +15,7 @@ from areal_lab.pipeline import console
 from areal_lab.pipeline.resume.recovery import find_recovery
 from areal_lab.pipeline.resume.restart import run_with_restarts
 from areal_lab.pipeline.run import prepare
+from areal_lab.runlog.claim import RunTaken
 from areal_lab.runlog.folder import RunFolder
 
 
@@ -27,7 +28,8 @@ def run_train(arguments: Sequence[str], *, resume: Path | None, restarts: int) -
         restarts: how often to continue it after a crash.
 
     Raises:
-        ConfigError: one line per problem, before any process starts.
+        ConfigError: one line per problem, before any process starts; or another process continues
+            the run.
         Exception: whatever ended the run early.
     """
     configs, changes = split_arguments(arguments)
@@ -50,7 +52,10 @@ def run_train(arguments: Sequence[str], *, resume: Path | None, restarts: int) -
         )
     recovery = find_recovery(resume, changes)
     if not restarts:
-        return console.run_to_end(recovery.config, recovery=recovery)
+        try:
+            return console.run_to_end(recovery.config, recovery=recovery)
+        except RunTaken as error:  # not to be continued by `run_with_restarts`
+            raise refusal("resume", str(error)) from error
     return run_with_restarts(recovery.folder.path, changes, restarts=restarts, note=_note)
 
 

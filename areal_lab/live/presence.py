@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from areal_lab.host.identity import ProcessIdentity, identity_of, is_alive
+from areal_lab.runlog.claim import PROCESS_FILE, Claim
 
-FILE: Final = "process.json"
+FILE: Final = PROCESS_FILE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,14 +82,15 @@ def write_presence(folder: Path, presence: Presence) -> None:
 
 
 def mark_ended(folder: Path) -> None:
-    """Write that the run has ended, if it could not do so itself. Idempotent."""
+    """Write that the run of this process has ended, if it could not do so itself. Idempotent."""
     presence = read_presence(folder)
-    if presence is not None and not presence.ended:
+    mine = presence is not None and presence.process == identity_of(os.getpid())
+    if presence is not None and mine and not presence.ended:
         write_presence(folder, replace(presence, ended=True, phase_since_s=time.time()))
 
 
 class Present:
-    """This process runs the folder, from `enter` until `leave`."""
+    """This process runs the folder, from `enter` until `leave` or until another one enters."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -100,6 +102,11 @@ class Present:
         assert self._now is not None, "enter comes first"
         return self._now.key
 
+    @property
+    def claim(self) -> Claim:
+        """Of this process to the folder."""
+        return Claim(self._folder, self.key)
+
     def enter(self, phase: str) -> None:
         """Write the file; the key stays if the process that started this one has written it."""
         found, mine = read_presence(self._folder), new_presence(os.getpid(), phase)
@@ -108,13 +115,19 @@ class Present:
         self._write(mine)
 
     def phase(self, text: str) -> None:
-        """The run begins another phase."""
+        """The run begins another phase.
+
+        Raises:
+            RunTaken: another process has entered.
+        """
         if self._now is not None and not self._now.ended:
+            self.claim.check()
             self._write(replace(self._now, phase=text, phase_since_s=time.time()))
 
     def leave(self) -> None:
-        """The run has ended, however it did. Idempotent."""
+        """The run has ended, however it did. Idempotent; raises as `phase`."""
         if self._now is not None and not self._now.ended:
+            self.claim.check()
             self._write(replace(self._now, ended=True, phase_since_s=time.time()))
 
     def _write(self, presence: Presence) -> None:

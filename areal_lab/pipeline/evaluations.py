@@ -189,6 +189,7 @@ class Evaluations:
         """Write a measurement down, and decide again which checkpoint is the best."""
         self.tokens += sum(found.tokens.values())
         measured = found.measured(version)
+        self.folder.check_claim()
         append_held_out(self.folder.path, measured)
         self.checkpoints.measuring.discard(version)
         best = (await self.checkpoints.retain()).best

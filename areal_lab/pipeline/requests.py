@@ -33,6 +33,7 @@ from areal_lab.pipeline.progress import Display
 from areal_lab.pipeline.state import StopSignal
 from areal_lab.pipeline.step_report import StepReport
 from areal_lab.runlog.by_hand import in_words
+from areal_lab.runlog.claim import Claim, RunTaken
 
 _TRAINING_IS_OVER = "training is over"
 
@@ -110,21 +111,25 @@ def make_reachable(folder: Path) -> None:
 
 
 @asynccontextmanager
-async def reachable(folder: Path, desk: Desk, display: Display) -> AsyncIterator[Display]:
-    """The run is alive and answers requests; yields a display that also records the phases."""
+async def reachable(
+    folder: Path, desk: Desk, display: Display
+) -> AsyncIterator[tuple[Display, Claim]]:
+    """The run is alive and answers requests; yields a display that also records the phases, and
+    the claim of this process to the folder."""
     present = Present(folder)
     open_mailbox(folder)
     present.enter("starting")
     inbox = Inbox(folder, present.key)
     letters = asyncio.create_task(answer_letters(inbox, desk, display.note), name="requests")
     try:
-        yield _Recorded(display, present)
+        yield _Recorded(display, present), present.claim
     finally:
         letters.cancel()
         (error,) = await asyncio.gather(letters, return_exceptions=True)
         if not isinstance(error, asyncio.CancelledError):
             display.note(f"requests to this run were not answered: {error!r}")
-        with suppress(OSError):  # a full disk must not replace the reason of the end
+        # Neither a full disk nor another process's claim may replace the reason of the end.
+        with suppress(OSError, RunTaken):
             present.leave()
 
 

@@ -15,7 +15,7 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -154,7 +154,8 @@ async def run(
         folder = recovery.folder
     folder = folder or RunFolder.create(config)
     desk = Desk(Coordinator(recovery.limits if recovery else limits_of(config)), stop)
-    async with reachable(folder.path, desk, display) as shown:
+    async with reachable(folder.path, desk, display) as (shown, claim):
+        folder = replace(folder, claim=claim)
         shown.phase(f"run folder {folder.path}")
         if recovery is not None:
             await asyncio.to_thread(recovery.cut_back)
@@ -186,6 +187,9 @@ async def run(
                 summary = await fleet.guard(_measured_run(context))
         except BaseException as error:
             wall_s = time.time() - began_s
+            if claim.taken:  # then `error` may be a consequence, as lost hosts are
+                await asyncio.to_thread(sinks.close, at_once=True)
+                claim.check()
             write_failure(error, folder, config, inputs, wall_s=wall_s, note=shown.note)
             await _close_sinks(sinks, folder, shown, at_once=True)
             raise
@@ -203,6 +207,7 @@ async def _close_sinks(
 ) -> dict[str, dict[str, Any]]:
     """Close the sinks, in another thread, and add their reports to summary.json."""
     reports = await asyncio.to_thread(sinks.close, at_once=at_once)
+    folder.check_claim()
     try:
         add_to_summary(folder.path, reports)
     except (OSError, ValueError) as error:
@@ -292,6 +297,7 @@ async def _measure(
         ),
     )
     if found is not None:
+        context.folder.check_claim()
         append_held_out(context.folder.path, found.measured(version))
     return found
 

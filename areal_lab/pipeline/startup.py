@@ -128,6 +128,8 @@ async def start_run(context: RunContext) -> RunPerformer:
         state_folder="" if recovery is None else recovery.state_folder,
         loss_file=_pickled(context.loss, folder),
         fields_folder=str(folder.path / "trajectories") if config.token_fields else "",
+        run_folder=str(folder.path),
+        run_key="" if folder.claim is None else folder.claim.key,
         threads=threads.trainer,
         ranks=place.ranks,
         tensor=place.tensor,
@@ -371,14 +373,16 @@ def _evaluated(rollout: Rollout, temperature: float | None) -> Rollout:
 
 def _open_log(context: RunContext, engines: Iterable[EngineId]) -> EventLog:
     if context.recovery is not None and context.recovery.saved is not None:
-        return EventLog.continued(context.folder.events, clock=time.time)
+        return EventLog.continued(
+            context.folder.events, clock=time.time, claim=context.folder.claim
+        )
     header = RunHeader(
         mode="train",
         started_at=time.time(),
         limits=limits_to_fields(limits_of(context.config)),
         processes=(TRAINER, *(engine_process(index) for index in engines)),
     )
-    return EventLog(context.folder.events, header, clock=time.time)
+    return EventLog(context.folder.events, header, clock=time.time, claim=context.folder.claim)
 
 
 def _tally(saved: SavedRun | None) -> Tally:

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, Self
 
 from areal_lab.control.events import Action, EngineId, Event, GroupId
 from areal_lab.runlog.activity import PAUSED, TRAINERS_TURN
+from areal_lab.runlog.claim import Claim
 from areal_lab.runlog.records import (
     ActionRecord,
     EventRecord,
@@ -38,25 +39,38 @@ UNEXPLAINED = "idle"
 
 
 class EventLog:
-    """Appends records to one file; closes it at the end of a `with` block."""
+    """Appends records to one file; closes it at the end of a `with` block.
 
-    def __init__(self, path: Path, header: RunHeader, *, clock: Callable[[], float]) -> None:
+    Everything that writes raises `RunTaken` once the run is another process's.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        header: RunHeader,
+        *,
+        clock: Callable[[], float],
+        claim: Claim | None = None,
+    ) -> None:
         """Create the file and write its header.
 
         Args:
             clock: seconds since the epoch; called for events and actions.
+            claim: of this process to the run's folder.
 
         Raises:
             FileExistsError: if there is a log already; one file holds one run.
         """
         self._started_at = header.started_at
-        self._clock = clock
+        self._clock, self._claim = clock, claim
         self._last_s = 0.0
         self._file: BinaryIO = path.open("xb", buffering=0)
         self._write(header)
 
     @classmethod
-    def continued(cls, path: Path, *, clock: Callable[[], float]) -> EventLog:
+    def continued(
+        cls, path: Path, *, clock: Callable[[], float], claim: Claim | None = None
+    ) -> EventLog:
         """Append to the log of a run that continues.
 
         Its time continues where the log ends, so that it has no gap in which nothing ran.
@@ -67,7 +81,7 @@ class EventLog:
         log = object.__new__(cls)
         log._last_s = read_log_file(path).end_s
         log._started_at = clock() - log._last_s
-        log._clock = clock
+        log._clock, log._claim = clock, claim
         log._file = path.open("ab", buffering=0)
         return log
 
@@ -178,6 +192,8 @@ class EventLog:
         self.close()
 
     def _write(self, record: Record) -> None:
+        if self._claim is not None:
+            self._claim.check()
         # One write call per line, so that readers never see parts of two lines mixed.
         self._file.write(encode(record).encode() + b"\n")
 

@@ -16,7 +16,7 @@ import platform
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Protocol
@@ -29,6 +29,7 @@ from areal_lab.data.images import EncodedImage, PlacedImage
 from areal_lab.data.trajectory import Observation, Segment, Trajectory
 from areal_lab.host.cpu import processor_name
 from areal_lab.host.home import expanded
+from areal_lab.runlog.claim import Claim
 
 _REPORTED_PACKAGES = ("areal_lab", "torch", "transformers", "safetensors", "httpx2", "uvicorn")
 
@@ -135,9 +136,14 @@ class SampleText:
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """Paths inside one run's folder, and the files a run appends to."""
+    """Paths inside one run's folder, and the files a run appends to.
+
+    Everything that writes raises `RunTaken` once the folder is another process's.
+    """
 
     path: Path
+    claim: Claim | None = field(default=None, compare=False, repr=False)
+    """Of the process that writes; None for one that reads, or while nobody else may know of it."""
 
     @classmethod
     def create(cls, config: RunConfig) -> RunFolder:
@@ -151,6 +157,15 @@ class RunFolder:
         (folder.path / "config.yaml").write_text(OmegaConf.to_yaml(config.model_dump()))
         folder.write_json("env.json", environment())
         return folder
+
+    def check_claim(self) -> None:
+        """Return if this process may write here.
+
+        Raises:
+            RunTaken: it may not any more.
+        """
+        if self.claim is not None:
+            self.claim.check()
 
     @property
     def events(self) -> Path:
@@ -167,12 +182,14 @@ class RunFolder:
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
         """Write a small JSON file and rename it into place, so that readers see all or nothing."""
+        self.check_claim()
         temporary = self.path / f".{name}.tmp"
         temporary.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n")
         os.replace(temporary, self.path / name)
 
     def append_metrics(self, metrics: Mapping[str, float]) -> None:
         """Append a line to metrics.jsonl."""
+        self.check_claim()
         with (self.path / "metrics.jsonl").open("a") as file:
             file.write(json.dumps(dict(metrics)) + "\n")
 
@@ -195,6 +212,7 @@ class RunFolder:
             texts: of each trajectory.
             special: names of special tokens by id; those that occur are written.
         """
+        self.check_claim()
         path = self.path / "trajectories" / f"step-{step:05d}.jsonl"
         temporary = path.with_name(f".{path.name}.tmp")
         self._write_images(one.image for t in trajectories for one in t.images)
@@ -203,6 +221,7 @@ class RunFolder:
             for _, members in itertools.groupby(samples, key=lambda sample: sample[0].group):
                 line = group_line(step, list(members), special)
                 file.write(json.dumps(line, separators=(",", ":")) + "\n")
+        self.check_claim()
         os.replace(temporary, path)
 
     def image(self, digest: str) -> Path:
@@ -221,6 +240,7 @@ class RunFolder:
 
     def point(self, name: str, checkpoint: Path) -> None:
         """Make the link `name` point to this checkpoint, in one step."""
+        self.check_claim()
         link = self.path / name
         temporary = self.path / f".{name}.tmp"
         temporary.unlink(missing_ok=True)

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from areal_lab.config.watching import SinkName
+from areal_lab.runlog.claim import claim_of
 from areal_lab.sinks.points import PICTURES, Points
 from areal_lab.sinks.protocol import RunFacts, Sink
 
@@ -168,7 +169,10 @@ def main(folder: Path, sink: SinkName, close_s: float) -> None:
     facts = facts_of(folder, sink)
     points = Points(folder)
     following = Following(points, lambda: _open(facts, sink), report)
+    claim = claim_of(folder)
     while not run_ended.wait(_LOOK_S):
+        if claim.taken:
+            return  # the sink of the process that has continued the run sends the rest
         following.send()
     following.end(folder)
 

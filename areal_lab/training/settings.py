@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from areal_lab.config.schema import ActorConfig, OptimizerConfig, TrainConfig
 from areal_lab.control.events import Version
+from areal_lab.runlog.claim import Claim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +26,11 @@ class TrainerSettings:
     """File with a pickled custom loss; takes precedence over `config.actor.loss_fn`."""
     fields_folder: str = ""
     """Where to write the training fields of tokens (`runlog.tokens.fields`); empty: nowhere."""
+    run_folder: str = ""
+    """Folder that checkpoints and token fields are written into while it is the run's; empty: no
+    claim is checked."""
+    run_key: str = ""
+    """Of the run's claim to it."""
     device: str = "cpu"
     """`cpu` or `cuda`, which is the only GPU that the process sees."""
     engine_device: str = "cpu"
@@ -50,6 +57,11 @@ class TrainerSettings:
     def actor(self) -> ActorConfig:
         """The settings of training."""
         return self.config.actor
+
+    @property
+    def claim(self) -> Claim | None:
+        """Of the run to its folder."""
+        return Claim(Path(self.run_folder), self.run_key) if self.run_folder else None
 
     @property
     def optimizer_steps(self) -> int:

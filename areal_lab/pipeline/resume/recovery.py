@@ -56,7 +56,7 @@ class Recovery:
     saved: SavedRun | None
     """What the checkpoint says; None without one."""
     notes: tuple[str, ...] = ()
-    """Settings that are other ones than before, a line each."""
+    """A process that may still run it; settings that are other ones than before. A line each."""
 
     @property
     def version(self) -> Version:
@@ -179,7 +179,7 @@ def find_recovery(folder: Path | str, overrides: Sequence[str] = ()) -> Recovery
     if not (path / "config.yaml").is_file():
         raise refusal("resume", f"{path} is not a run folder: it has no config.yaml")
     path = path.resolve()
-    _check_ended(path)
+    unseen = _check_ended(path)
     before = load_config(path / "config.yaml", [])
     config = load_config(path / "config.yaml", list(overrides))
     checkpoints = sorted(path.glob("checkpoints/step-*"))
@@ -193,7 +193,7 @@ def find_recovery(folder: Path | str, overrides: Sequence[str] = ()) -> Recovery
         )
     run_folder = RunFolder(path)
     if not usable:
-        return Recovery(folder=run_folder, config=config, checkpoint=None, saved=None)
+        return Recovery(folder=run_folder, config=config, checkpoint=None, saved=None, notes=unseen)
     try:
         saved = read_saved_run(usable[-1])
         before = TrainConfig(**saved.config)
@@ -207,7 +207,7 @@ def find_recovery(folder: Path | str, overrides: Sequence[str] = ()) -> Recovery
         config=config,
         checkpoint=usable[-1],
         saved=saved,
-        notes=notes_of_changes(before, config, saved.frontier.version),
+        notes=(*unseen, *notes_of_changes(before, config, saved.frontier.version)),
     )
 
 
@@ -249,7 +249,8 @@ def check_data(recovery: Recovery, problems: ProblemSet) -> None:
         )
 
 
-def _check_ended(path: Path) -> None:
+def _check_ended(path: Path) -> tuple[str, ...]:
+    """A line of a process that may run, but cannot be seen from here; none without one."""
     try:
         found = read_presence(path)
     except ValueError as error:
@@ -260,6 +261,13 @@ def _check_ended(path: Path) -> None:
             f"{path} is still running (process {found.process.pid}); stop it first: "
             f"areal-lab control {path} stop",
         )
+    if found is None or found.alive is not None:
+        return ()
+    who = f"process {found.process.pid} on host {found.process.host}"
+    return (
+        f"note: {who} had the run before, and cannot be seen from here; if it still runs, it ends "
+        "before it writes anything more",
+    )
 
 
 def _check_steps(saved: SavedRun, config: TrainConfig, path: Path) -> Iterator[Problem]:

@@ -17,7 +17,8 @@ from types import FrameType
 from typing import Final
 
 FINAL_CODES: Final = frozenset({0, 2, 130})
-"""Exit codes after which a run is not continued: complete, wrong settings, stopped by a person."""
+"""Exit codes after which a run is not continued: complete; wrong settings, or continued by another
+process; stopped by a person."""
 
 
 def run_with_restarts(

@@ -69,7 +69,12 @@ def retention(
 def apply_retention(
     folder: RunFolder, *, keep: int, measuring: Collection[Version] = (), exact: bool = False
 ) -> Retention:
-    """Remove and strip checkpoints of a run folder, and point its link `best` to the best one."""
+    """Remove and strip checkpoints of a run folder, and point its link `best` to the best one.
+
+    Raises:
+        RunTaken: the folder is another process's; nothing was removed.
+    """
+    folder.check_claim()
     checkpoints = saved_checkpoints(folder)
     scores = {version: one.score for version, one in measurements(folder).items()}
     decided = retention(checkpoints, scores, keep=keep, measuring=measuring, exact=exact)

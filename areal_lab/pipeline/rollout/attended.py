@@ -48,7 +48,8 @@ async def opened_workflow(
         try:
             yield workflow
         finally:
-            (folder.path / FILE).unlink(missing_ok=True)
+            if folder.claim is None or not folder.claim.taken:  # else it is another one's
+                (folder.path / FILE).unlink(missing_ok=True)
 
 
 def waits_for(workflow: Workflow | None) -> str:

@@ -28,6 +28,7 @@ from areal_lab.engines.weights.push import Pusher
 from areal_lab.engines.weights.records import Transfer, WeightsInMemory
 from areal_lab.host.durable import flush_tree, replace_flushed
 from areal_lab.models.dtypes import compute_dtype
+from areal_lab.runlog.claim import Claim
 from areal_lab.training.checkpoint import state_of_learner, write_state
 from areal_lab.training.critic import Critic
 from areal_lab.training.learner import Learner
@@ -179,7 +180,9 @@ def prepare_save(learner: Learner, request: SaveRequest) -> PreparedSave:
         source=Path(learner.settings.model_path),
         state=copied(state) if copy else state,
         critic=critic,
-        folder=begin_folder(learner.model, request.path, ranks=ranks, copy=copy),
+        folder=begin_folder(
+            learner.model, request.path, ranks=ranks, copy=copy, claim=learner.settings.claim
+        ),
     )
 
 
@@ -213,6 +216,8 @@ class WholeFolder(NamedTuple):
     parts: ModelParts
     first: bool
     """Whether this is the first rank, which writes the model."""
+    claim: Claim | None
+    """Of the run to the folder around it."""
 
     def write(self, source: Path, add: Callable[[Path], None]) -> None:
         """Write it.
@@ -220,6 +225,9 @@ class WholeFolder(NamedTuple):
         Args:
             source: folder that the model was loaded from; its tokenizer files are copied.
             add: adds to the folder before it appears; called by every rank.
+
+        Raises:
+            RunTaken: another process continues the run; the folder does not appear.
         """
         if not self.first:
             return add(self.temporary)
@@ -231,6 +239,8 @@ class WholeFolder(NamedTuple):
                 shutil.copy(file, self.temporary)
             self.temporary.chmod(0o755)
             flush_tree(self.temporary)
+            if self.claim is not None:
+                self.claim.check()
             if self.path.exists():
                 shutil.rmtree(self.path)
             return replace_flushed(self.temporary, self.path)
@@ -244,6 +254,7 @@ def begin_folder(
     *,
     ranks: Ranks = ALONE,
     copy: bool = False,
+    claim: Claim | None = None,
 ) -> WholeFolder:
     """Gather a model to save, and make the folder to write it into.
 
@@ -252,6 +263,7 @@ def begin_folder(
         path: folder to create.
         ranks: all of them call this.
         copy: whether the model may train on before the folder is written.
+        claim: of the run to the folder around it.
     """
     tensors = merged_tensors(model, ranks, copy=copy)
     adapter = None
@@ -263,7 +275,11 @@ def begin_folder(
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = tempfile.mkdtemp(prefix=f".{path.name}.writing-", dir=path.parent)
     return WholeFolder(
-        path, Path(ranks.announce(temporary)), ModelParts(model, tensors, adapter), ranks.first
+        path,
+        Path(ranks.announce(temporary)),
+        ModelParts(model, tensors, adapter),
+        ranks.first,
+        claim,
     )
 
 

@@ -264,6 +264,8 @@ def train(learner: Learner, request: TrainBatchRequest, version: Version) -> Tra
     if (folder := learner.settings.fields_folder) and learner.ranks.first:
         start_s = time.time()
         fields = token_fields(outcome.advantages, outcome.records)
+        if (claim := learner.settings.claim) is not None:
+            claim.check()
         write_fields(fields_path(Path(folder), version + 1), fields)
         spans = (*spans, Span("token fields", start_s, time.time()))
     return TrainStepResult(version + 1, outcome.metrics, spans)
