@@ -170,11 +170,11 @@ def main(folder: Path, sink: SinkName, close_s: float) -> None:
     points = Points(folder)
     following = Following(points, lambda: _open(facts, sink), report)
     claim = claim_of(folder)
-    while not run_ended.wait(_LOOK_S):
-        if claim.taken:
-            return  # the sink of the process that has continued the run sends the rest
+    while not run_ended.wait(_LOOK_S) and not claim.taken:
         following.send()
-    following.end(folder)
+    run_ended.wait()
+    if not claim.taken:  # else the sink of the process that has continued the run sends the rest
+        following.end(folder)
 
 
 if __name__ == "__main__":

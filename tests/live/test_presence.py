@@ -51,6 +51,11 @@ def test_a_run_that_could_not_say_that_it_ended_is_marked(tmp_path: Path) -> Non
     assert (found.alive, found.phase) == (False, "starting")
     mark_ended(tmp_path)
     assert read_presence(tmp_path) == found
+    earlier = replace(found.process, started_ticks=found.process.started_ticks - 1)
+    another = replace(found, process=earlier, ended=False)
+    write_presence(tmp_path, another)
+    mark_ended(tmp_path)
+    assert read_presence(tmp_path) == another, "of another process"
 
 
 def test_the_key_stays_if_the_parent_has_announced_the_process_and_not_otherwise(

@@ -131,7 +131,7 @@ def test_a_request_before_the_event_loop_runs_is_answered_by_it(tmp_path: Path) 
         while not (tmp_path / REQUESTS).read_text():
             await asyncio.sleep(0)
         desk = Desk(Coordinator(limits()), StopSignal())
-        async with reachable(tmp_path, desk, Notes()) as display:
+        async with reachable(tmp_path, desk, Notes()) as (display, _):
             display.phase("loading the model")
             replies.append(await asking)
             presence = read_presence(tmp_path)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 from areal_lab.config.load import load_config
+from areal_lab.live.presence import Present
 from areal_lab.sinks import start, worker
 from areal_lab.sinks.points import Point, Points
 from areal_lab.sinks.start import Sinks, add_to_summary, check_sinks
 from areal_lab.sinks.worker import Following, Status
+from tests.runlog.test_claim import continue_elsewhere
 
 LINES = 5
 
@@ -140,6 +144,24 @@ def test_every_sink_has_a_class() -> None:
     for sink, name in worker.CLASSES.items():
         file = Path(worker.__file__).with_name(f"{sink}.py")
         assert f"class {name}:" in file.read_text()
+
+
+def test_a_sink_sends_nothing_that_another_process_writes(folder: Path) -> None:
+    config = load_config(None, ["sinks=[tensorboard]"])
+    (folder / "config.yaml").write_text(OmegaConf.to_yaml(config.model_dump()))
+    Present(folder).enter("training")
+    command = [sys.executable, "-m", "areal_lab.sinks.worker", str(folder), "tensorboard", "5"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe) as process:
+        assert process.stdout is not None
+        while json.loads(process.stdout.readline())["points"] < 1 + LINES:
+            pass
+        continue_elsewhere(folder)
+        with (folder / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps({"step": 6, "version": 6, "time_s": 12.0, "loss": 0.5}) + "\n")
+        rest, _ = process.communicate()
+    assert process.returncode == 0
+    assert rest == b""
 
 
 def test_a_measurement_of_several_versions_says_so(folder: Path) -> None:

@@ -13,12 +13,13 @@ import pytest
 from areal_lab.config.problem import ConfigError
 from areal_lab.control.coordinator import Coordinator
 from areal_lab.control.events import STARTS_OVER, Finish, StartGroup
-from areal_lab.live.presence import mark_ended, new_presence, write_presence
+from areal_lab.live.presence import new_presence, write_presence
 from areal_lab.pipeline.resume.recovery import check_data, check_given, find_recovery
 from areal_lab.pipeline.resume.saved_run import RUN_FILE, read_saved_run
 from areal_lab.runlog.folder import RunFolder
 from areal_lab.runlog.held_out import append_held_out, held_out_rewards, measured_of
 from tests.pipeline.resume.saved import FRONTIER, PROBLEMS, run_folder
+from tests.runlog.test_claim import continue_elsewhere
 
 
 def refusals(folder: RunFolder, *overrides: str) -> list[str]:
@@ -137,10 +138,18 @@ def test_a_run_that_lives_is_refused(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) as other:
         write_presence(folder.path, new_presence(other.pid, "training"))
         assert refusals(folder) == ["resume"]
-        mark_ended(folder.path)
+        write_presence(folder.path, replace(new_presence(other.pid, "training"), ended=True))
         assert find_recovery(folder.path).version == 3
         assert other.stdin is not None
         other.stdin.close()
+
+
+def test_a_process_that_cannot_be_seen_is_named(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path)
+    assert not find_recovery(folder.path).notes
+    continue_elsewhere(folder.path)
+    (note,) = find_recovery(folder.path).notes
+    assert note.startswith("note: process 7 on host elsewhere had the run before, and cannot be")
 
 
 def test_what_is_no_run_or_has_no_state_is_refused(tmp_path: Path) -> None:
