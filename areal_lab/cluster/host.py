@@ -19,6 +19,7 @@ from typing import TypeVar
 import httpx2
 
 from areal_lab.cluster.records import (
+    RECEIVED,
     FetchFolder,
     HostFacts,
     HostHealth,
@@ -75,6 +76,8 @@ class Host:
     """Called once, when the host is lost."""
     processes: dict[int, RemoteProcess] = field(default_factory=dict)
     """Those that are not known to have ended."""
+    _received: int = 0
+    """Number of the newest reply to a heartbeat."""
     _replied: asyncio.Event = field(default_factory=asyncio.Event)
     """Set by each heartbeat that it replies to."""
     _http: httpx2.AsyncClient = field(init=False, repr=False)
@@ -109,12 +112,15 @@ class Host:
     async def heartbeat(self, timeout_s: float) -> None:
         """Ask once, and note what it replies; `liveness` decides what that means."""
         try:
-            reply = await self._http.get("/health", timeout=timeout_s)
+            reply = await self._http.get(
+                "/health", headers={RECEIVED: str(self._received)}, timeout=timeout_s
+            )
             health = from_json(HostHealth, reply.raise_for_status().content)
         except (httpx2.HTTPError, ValueError) as error:
             self.liveness.silent(str(error) or type(error).__name__)
             return
         self.liveness.replied(health.incarnation)
+        self._received = max(self._received, health.number)
         self._replied.set()
         for number in health.ended:
             if (process := self.processes.get(number)) is not None:

@@ -31,7 +31,7 @@ from areal_lab.cluster.host import Host
 from areal_lab.cluster.records import HostFacts, Refused, Welcome, from_json, to_json
 from areal_lab.cluster.scheduler import Invitation, NoHosts, Scheduler
 from areal_lab.config.cluster import ClusterConfig
-from areal_lab.control.liveness import HostLiveness
+from areal_lab.control.liveness import HostLiveness, silence_s
 from areal_lab.engines.keys import KeyGuard
 from areal_lab.host.asgi import served
 
@@ -218,7 +218,10 @@ class Hosts:
         return next((h for h in (*self.working, *self.spares) if h.name == name), None)
 
     def _welcome(self) -> Response:
-        return Response(to_json(Welcome(lease_s=self.config.lease_s)))
+        silent_after_s = silence_s(self.config.heartbeat_s, self.config.lost_after)
+        return Response(
+            to_json(Welcome(lease_s=self.config.lease_s, silent_after_s=silent_after_s))
+        )
 
     def _refused(self, refusal: str) -> Response:
         self.refusals.append(refusal)

@@ -2,7 +2,7 @@
 
 agent --HostFacts--> run        POST /join
 agent <--Welcome---- run
-run   --HEARTBEAT--> agent      GET /health: HostHealth
+run   --HEARTBEAT--> agent      GET /health: HostHealth; RECEIVED is the number of the newest one
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from areal_lab.host.memory import memory_bytes
 
 TOKEN_VARIABLE: Final = "AREAL_LAB_CLUSTER_TOKEN"
 """Environment variable with the secret of a run's hosts."""
+RECEIVED: Final = "areal-lab-received"
+"""Header of a heartbeat with the number of the newest reply that the run has received."""
 Message = TypeVar("Message")
 
 
@@ -74,6 +76,8 @@ class Welcome:
 
     lease_s: float
     """Without a heartbeat for this long, the agent ends its processes."""
+    silent_after_s: float
+    """Without one for this long, it counts the run as silent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +95,10 @@ class HostHealth:
     """Empty between two runs."""
     ended: tuple[int, ...] = ()
     """Processes that have ended."""
+    number: int = 0
+    """Of this reply."""
+    silent_s: float = 0.0
+    """For how long it has not heard the run; 0 unless it counts the run as silent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from areal_lab.config.problem import Kind, Problem
 from areal_lab.config.schema import TrainConfig
+from areal_lab.control.liveness import loss_s
 from areal_lab.control.placement import Demand, HostSlots, Unplaceable, place
 from areal_lab.engines.weights.records import Transfer
 from areal_lab.preflight.allocation import engine_plan
@@ -102,7 +103,7 @@ def check_hosts(config: TrainConfig) -> Iterator[Problem]:
             "write cluster.n_nodes=1",
         )
     cluster = config.cluster
-    if cluster.lease_s <= (found_s := cluster.heartbeat_s * (cluster.lost_after + 1)):
+    if cluster.lease_s <= (found_s := loss_s(cluster.heartbeat_s, cluster.lost_after)):
         yield Problem(
             Kind.SETTINGS,
             "cluster.lease_s",

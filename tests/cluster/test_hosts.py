@@ -17,10 +17,15 @@ from areal_lab.cluster.agent.run import group_environment
 from areal_lab.cluster.host import HostLost, HostRefused
 from areal_lab.cluster.hosts import Hosts, TooFewHosts
 from areal_lab.cluster.local import LocalScheduler
-from areal_lab.cluster.records import Refused, from_json, to_json
+from areal_lab.cluster.records import (
+    RECEIVED,
+    HostHealth,
+    Refused,
+    from_json,
+    to_json,
+)
 from areal_lab.cluster.shards.replies import INCARNATION
 from areal_lab.config.cluster import ClusterConfig
-from areal_lab.control.liveness import HostLiveness
 from areal_lab.engines.keys import authorization
 from tests.asynchronous import in_loop
 from tests.cluster.host_lab import DEADLINE_S, gone, host_lab, start_sleeper, until
@@ -90,6 +95,49 @@ async def test_a_host_that_is_not_asked_ends_its_processes_and_joins_again(tmp_p
             reply = await http.post("/modules", content=b"{}")
         assert reply.status_code == 409
         assert "the request is late" in from_json(Refused, reply.content).reason
+
+
+@in_loop
+async def test_a_run_that_is_silent_for_less_than_the_lease_finds_its_processes_as_they_were(
+    tmp_path: Path,
+) -> None:
+    async with host_lab(tmp_path, 1, **QUICK, lease_s=DEADLINE_S) as lab:
+        host, log = lab.host("h1"), tmp_path / "host-h1.log"
+        sleeper = await start_sleeper(host)
+        for task in list(lab.hosts._tasks):  # the run hangs
+            task.cancel()
+        await until(lambda: "has heard nothing" in log.read_text(), "the host notices")
+        assert re.search(
+            r"host h1 has heard nothing from the run for \d\.\d s; it ends its processes in "
+            r"\d+\.\d s, unless the run asks again",
+            log.read_text(),
+        )
+        async with httpx2.AsyncClient(
+            base_url=host.facts.url, headers=authorization(lab.hosts.token)
+        ) as http:
+
+            async def health(**heartbeat: str) -> HostHealth:
+                return from_json(HostHealth, (await http.get("/health", headers=heartbeat)).content)
+
+            before = await health()
+            assert before.incarnation == host.facts.incarnation
+            assert before.silent_s > 1.0
+            starting = asyncio.create_task(start_sleeper(host, "another"))
+            late = {INCARNATION: host.facts.incarnation, RECEIVED: str(before.number)}
+            for number in range(1, 6):
+                after = await health(**late)
+                assert after.number == before.number + number
+                assert after.silent_s > before.silent_s
+            assert not starting.done(), "it may be late, too"
+            assert not (Path(host.facts.folder) / "logs" / "another.log").exists()
+            for _ in range(2):  # the run continues
+                await host.heartbeat(DEADLINE_S)
+            assert (await health()).silent_s == 0.0
+        assert (await starting).running
+        assert sleeper.running
+        assert lab.host("h1") is host
+        await until(lambda: "hears the run again, after" in log.read_text(), "it says so")
+        assert log.read_text().count("has heard nothing") == 1
 
 
 @in_loop
@@ -213,20 +261,3 @@ async def test_an_address_at_which_nothing_can_listen_is_told_in_one_sentence(
     )
     with pytest.raises(ValueError, match=r"hosts cannot join at .*; set cluster.address"):
         await hosts.start()
-
-
-def test_only_silence_in_a_row_is_a_loss() -> None:
-    host = HostLiveness("a", lost_after=3)
-    for _ in range(10):
-        host.silent("timeout")
-        host.silent("timeout")
-        host.replied("a")
-    assert bool(host.lost) is False
-    for _ in range(3):
-        host.silent("timeout")
-    assert host.lost == "it did not reply to 3 heartbeats (timeout)"
-    host.replied("a")
-    assert host.lost  # for good
-    other = HostLiveness("a", lost_after=3)
-    other.replied("b")
-    assert "started again" in other.lost

@@ -13,6 +13,8 @@
 
 Every request has the token of the run and the incarnation that it is meant for; the agent of
 another incarnation refuses it with 409, and the token is checked before (`engines.keys.KeyGuard`).
+A heartbeat without an incarnation only asks for the state. While the run is silent, a request to
+start something waits: it may be late, and then no heartbeat follows it until the lease is over.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ from starlette.routing import Mount, Route
 
 from areal_lab.cluster.agent.lease import HostAgent
 from areal_lab.cluster.records import (
+    RECEIVED,
     FetchFolder,
-    HostHealth,
     Place,
     Refused,
     ServeFolder,
@@ -55,6 +57,8 @@ _REFUSALS: Final = (ValueError, OSError, ChildDied, PortTaken, EngineError, Data
 LATE: Final = 409
 """Status of a reply to a request for another incarnation."""
 REFUSED: Final = 422
+_STARTS: Final = frozenset({"/engines", "/modules", "/files/fetch"})
+"""Wait while the run is silent."""
 _LINES: Final = 20
 
 
@@ -63,8 +67,8 @@ def agent_app(agent: HostAgent, token: str) -> App:
 
     async def health(request: Request) -> Response:
         if request.headers.get(INCARNATION) == agent.incarnation:
-            return _reply(agent.heard())
-        return _reply(HostHealth(incarnation=agent.incarnation))
+            return _reply(agent.heartbeat(int(request.headers.get(RECEIVED, 0))))
+        return _reply(agent.health())
 
     async def start_engine(request: Request) -> Response:
         asked = from_json(StartEngine, await request.body())
@@ -158,17 +162,22 @@ def agent_app(agent: HostAgent, token: str) -> App:
     ]
     routes = [
         Route("/health", health),
-        *(Route(path, _for_current(agent, act), methods=[method]) for path, act, method in current),
+        *(
+            Route(path, _for_current(agent, act, path in _STARTS), methods=[method])
+            for path, act, method in current
+        ),
         Mount("/", data_plane),
     ]
     return KeyGuard(Starlette(routes=routes), token)
 
 
-def _for_current(agent: HostAgent, act: Handler) -> Handler:
+def _for_current(agent: HostAgent, act: Handler, starts: bool) -> Handler:
     """Refuse requests for another incarnation, and turn errors into refusals."""
 
     async def handler(request: Request) -> Response:
         await request.body()  # which may come later: the check holds for what follows it
+        if starts:
+            await agent.until_heard()
         asked = request.headers.get(INCARNATION, "")
         if not agent.incarnation or asked != agent.incarnation:
             reason = f"host {agent.name} has started again since: the request is late"

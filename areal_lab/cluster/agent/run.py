@@ -88,6 +88,7 @@ async def run_agent(joining: Joining, say: Callable[[str], None]) -> None:
         listener.getsockname()[1],
         folder,
         joining.token,
+        say,
     )
     wait_s = joining.join_s
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, agent.dismissed.set)
@@ -100,7 +101,7 @@ async def run_agent(joining: Joining, say: Callable[[str], None]) -> None:
                 if welcome is None:
                     return
                 say(f"host {agent.name} is part of the run")
-                if await agent.serve_out_lease(welcome.lease_s):
+                if await agent.serve_out_lease(welcome):
                     say(f"host {agent.name} was dismissed")
                     return
                 say(
