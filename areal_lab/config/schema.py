@@ -212,6 +212,10 @@ class RolloutConfig(Record):
     max_engine_restarts: Whole = 0
     """Restarts (reconnects, for `addresses`) allowed per engine. With 0 the run continues on the
     remaining engines; when none is left it saves and exits."""
+    stream_interval: Annotated[Count, About(unit="tokens")] = 8
+    """Tokens of a response between two messages of an engine. With more, the run's process takes
+    less CPU time for a token (docs/cluster.md), and the loss of an engine costs up to this many
+    tokens of each of its responses."""
     request_timeout_s: Positive = 600.0
     """Timeout of a request to an engine, loading weights included."""
 

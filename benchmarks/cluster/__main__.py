@@ -15,6 +15,9 @@ until hosts, trainer and engines are ready and the first batch is there; the byt
 of this process, against those of the tensors, by length of responses; and what has grown after 200
 steps: memory, and shards that the hosts hold.
 
+`--only receiving`: the CPU time that the process of a run takes to receive responses of 2,048
+tokens from an engine that has them all, by `rollout.stream_interval`.
+
 `controller_inputs` in the JSON is what `controller.inputs` of the simulator reads.
 
 All over loopback: ratios matter more than seconds. Ways take turns within a repeat.
@@ -25,10 +28,14 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from benchmarks.cluster import controllers, data_plane
+from benchmarks.cluster import controllers, data_plane, receiving
 from benchmarks.harness import parse, report
 
-PARTS = {"data_plane": data_plane.measure, "controllers": controllers.measure}
+PARTS = {
+    "data_plane": data_plane.measure,
+    "controllers": controllers.measure,
+    "receiving": receiving.measure,
+}
 """Each returns its figures and rows."""
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from areal_lab.data.arrays.jagged import Jagged, row_count
 from areal_lab.data.arrays.samples import pack_samples, unpack_samples
-from benchmarks.cluster import data_plane
+from benchmarks.cluster import data_plane, receiving
 from benchmarks.cluster.receiver import WAYS
 
 
@@ -47,3 +47,8 @@ def test_every_way_moves_all_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(figures["httpx_to_readinto"]) == {
         *("trajectories 1", "trajectories 2", "weights 1", "weights 2")
     }
+
+
+def test_every_response_is_received_whole_at_every_interval() -> None:
+    figures = receiving.measure(quick=True, repeats=1)
+    assert [row["stream_interval"] for row in figures["rows"]] == list(receiving.INTERVALS)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from areal_lab.engines.client.dialect import Call, GenerateOptions
+from areal_lab.engines.client.sglang import SGLANG
 from areal_lab.engines.launch.start import EngineProcess
+from areal_lab.engines.protocol import GenerateRequest
 from areal_lab.host.processes import Child
 from areal_lab.pipeline.fleet import Fleet
 from areal_lab.pipeline.servers import sources
@@ -49,8 +54,17 @@ def test_engines_start_while_the_trainer_does(
         return await start(self, *arguments, **options)
 
     monkeypatch.setattr(Fleet, "start_trainer", once_an_engine_starts)
-    result = do_run(tiny_config(tmp_path, "total_train_steps=1"))
+    asked: list[int] = []
+
+    def generate(requests: Sequence[GenerateRequest], options: GenerateOptions) -> Call:
+        asked.append(options.stream_interval)
+        return SGLANG.generate(requests, options)
+
+    watched = replace(SGLANG, generate=generate)
+    monkeypatch.setattr("areal_lab.engines.launch.start.dialect_of", lambda *_: watched)
+    result = do_run(tiny_config(tmp_path, "total_train_steps=1", "rollout.stream_interval=5"))
     assert result.summary["status"] == "complete"
+    assert set(asked) == {5}
 
 
 def test_an_engine_stops_if_the_trainer_cannot_start(

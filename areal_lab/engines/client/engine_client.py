@@ -106,6 +106,10 @@ class EngineClient:
         """Address of the server."""
         return self._connection.base_url
 
+    def stream_every(self, tokens: int) -> None:
+        """From the next request on, have messages come after this many tokens of a sample."""
+        self._requests.stream_interval = tokens
+
     # --- generating ---
 
     async def generate(self, requests: Sequence[GenerateRequest]) -> list[Generated]:

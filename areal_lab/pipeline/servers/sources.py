@@ -127,7 +127,7 @@ def engine_sources(
 
 async def attach_to(address: str, config: TrainConfig, model_path: Path) -> EngineClient:
     """Attach to the server at an address with the settings of the configuration."""
-    return await attach(
+    client = await attach(
         address,
         model_path,
         request_timeout_s=config.rollout.request_timeout_s,
@@ -137,6 +137,8 @@ async def attach_to(address: str, config: TrainConfig, model_path: Path) -> Engi
         top_p=config.gconfig.top_p,
         top_k=config.gconfig.top_k,
     )
+    client.stream_every(config.rollout.stream_interval)
+    return client
 
 
 def make_weights_root(config: TrainConfig, folder: RunFolder, model_path: Path) -> Path:
@@ -219,6 +221,7 @@ def _launched(
         # The folder of the trainer's first weights has no tokenizer, and may be on another host.
         engine.client.note_tokenizer(model_path)
         engine.client.note_end_tokens(model_path)
+        engine.client.stream_every(rollout.stream_interval)
         return engine
 
     return start
