@@ -45,6 +45,7 @@ class HostFault:
         return f"{self.part}: {self.blow} {self.moment}"
 
 
+IN_A_RUN: Final = (Moment.GENERATING, Moment.TRAINING, Moment.LOADING, Moment.SAVING)
 ENGINE: Final = "engine"
 TRAINER: Final = "trainer"
 CONTROLLER: Final = "controller"
@@ -58,7 +59,7 @@ ENGINE_FAULTS: Final = tuple(
         moment=moment,
         outcome="continues: other engines finish its samples, and it comes back with its host",
     )
-    for moment in (Moment.GENERATING, Moment.TRAINING, Moment.LOADING, Moment.SAVING)
+    for moment in IN_A_RUN
     for blow in Blow
 )
 TRAINER_FAULTS: Final = tuple(
@@ -68,38 +69,44 @@ TRAINER_FAULTS: Final = tuple(
         moment=moment,
         outcome="ends, and is continued from its newest checkpoint with another host",
     )
-    for blow, moment in (
-        (Blow.HUNG, Moment.GENERATING),
-        (Blow.KILLED, Moment.TRAINING),
-        (Blow.CUT, Moment.TRAINING),
-        (Blow.HUNG, Moment.LOADING),
-        (Blow.CUT, Moment.SAVING),
-        (Blow.KILLED, Moment.SAVING),
-    )
+    for moment in IN_A_RUN
+    for blow in Blow
 )
+_OUTCOMES: Final = {
+    Blow.KILLED: "is continued elsewhere; its hosts end what they run with their leases",
+    Blow.HUNG: "as killed; once it continues it ends, and writes nothing",
+    Blow.CUT: "as killed; it loses its hosts, and ends",
+}
+_SUMMARIES: Final = {
+    Blow.KILLED: "no summary",
+    Blow.HUNG: "no summary",
+    Blow.CUT: "`status` failed",
+}
+"""That the controller itself writes."""
 CONTROLLER_FAULTS: Final = tuple(
     HostFault(
         part=part,
         blow=blow,
         moment=moment,
-        outcome="is continued elsewhere; its hosts end what they run with their leases",
-        shown="no summary" if blow is Blow.KILLED else "`status` failed",
+        outcome=_OUTCOMES[blow],
+        shown=_SUMMARIES[blow],
     )
-    for part, blow, moment in (
-        (CONTROLLER, Blow.KILLED, Moment.TRAINING),
-        (CONTROLLER, Blow.HUNG, Moment.LOADING),
-        (CONTROLLER, Blow.CUT, Moment.SAVING),
-        (f"{WORKER} of a run, on the host of its controller", Blow.KILLED, Moment.SCORING),
+    for part, moments in (
+        (CONTROLLER, IN_A_RUN),
+        (f"{WORKER} of a run, on the host of its controller", (Moment.SCORING,)),
     )
+    for moment in moments
+    for blow in Blow
 )
 GATEWAY_FAULTS: Final = tuple(
     HostFault(
         part=f"{GATEWAY}, on the host of its controller",
         blow=blow,
-        moment=Moment.GENERATING,
-        outcome="is continued elsewhere; clients on other hosts get an error or silence, no answer",
-        shown="no summary" if blow is Blow.KILLED else "`status` failed",
+        moment=moment,
+        outcome=f"{_OUTCOMES[blow]}; clients get an error or silence, no answer",
+        shown=_SUMMARIES[blow],
     )
+    for moment in IN_A_RUN
     for blow in Blow
 )
 ROLLOUT_FAULTS: Final = tuple(

@@ -64,6 +64,11 @@ class Machine:
         )
 
     @property
+    def log(self) -> str:
+        """What its first process has printed."""
+        return (self.host.folder.parent / f"machine-{self.name}.log").read_text()
+
+    @property
     def running(self) -> bool:
         """Whether its first process runs."""
         return self.main is not None and self.main.running

@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 import pytest
 from omegaconf import OmegaConf
@@ -25,7 +26,6 @@ from areal_lab.pipeline.state import RunState
 from tests.cluster.namespaces import Network
 from tests.fault_lab.hosts.client import CLIENTS
 from tests.fault_lab.hosts.faults import (
-    CONTROLLER_FAULTS,
     GATEWAY_FAULTS,
     Blow,
     HostFault,
@@ -59,18 +59,22 @@ from tests.pipeline.test_online_run import StartsAProgram
 from tests.pipeline.tiny_run import (
     trained_samples,
 )
+from tests.runlog.test_claim import contents
+
+SILENT: Final = "has heard nothing from the run"
+"""What an agent prints."""
 
 
 def faults_of_controller_hosts(
-    network: Network, folder: Path, patch: pytest.MonkeyPatch
+    network: Network, folder: Path, patch: pytest.MonkeyPatch, *, faults: Sequence[HostFault]
 ) -> Measured:
-    """One run for each fault, on three machines of its own; each is then continued here."""
+    """One run for each fault, on three machines of its own; each is then continued here, where the
+    earlier process cannot be seen."""
     machines = list(machines_of(network).values())
     patch.setenv(TOKEN_VARIABLE, secrets.token_urlsafe())
     exact = (*EXACT, "total_train_steps=3", "reward.fn=tests.fault_lab.hosts.held_rewards:held")
     rewards = f"reward.kwargs={{folder: '{folder}'}}"
     alone = run_here(fault_config(folder / "alone", *exact, rewards))
-    faults = (*CONTROLLER_FAULTS, *GATEWAY_FAULTS)
     runs = [
         ControllerFault(fault, folder / f"run-{number}", exact, *machines[3 * number :][:3])
         for number, fault in enumerate(faults)
@@ -85,8 +89,10 @@ def faults_of_controller_hosts(
     asyncio.run(all_of_them())
     for one in runs:
         one.departures.wait()
-        end_of_all({machine.name: machine for machine in one.machines})
         resumed = one.resume()
+        if one.fault.blow is Blow.HUNG:
+            one.wake(resumed.folder)
+        end_of_all({machine.name: machine for machine in one.machines})
         assert resumed.summary["status"] == "complete"
         check_trained_once(resumed.folder)
         assert one.is_online or trained_samples(resumed.folder) == trained_samples(alone)
@@ -105,6 +111,9 @@ class ControllerFault:
     engine: Machine
     trainer: Machine
     departures: Departures = field(default_factory=Departures)
+    struck: list[int] = field(default_factory=list)
+    seen_s: float = 0.0
+    """From the fault until the last of its hosts has said that it hears nothing."""
     client: subprocess.Popen[bytes] | None = None
 
     @property
@@ -128,7 +137,7 @@ class ControllerFault:
             held = await self._until_moment()
         theirs = [one for host in self.hosts for one in host.processes()[STANDING:]]
         began_s = time.monotonic()
-        struck = strike(self.controller, self.fault.blow)
+        self.struck = struck = strike(self.controller, self.fault.blow)
         if self.fault.blow is Blow.CUT:
             signal_if_there(held, signal.SIGCONT)
         self.departures.expect("theirs", theirs, began_s)
@@ -138,15 +147,27 @@ class ControllerFault:
         self.departures.expect("agents", agents, began_s)
         if self.fault.blow is not Blow.HUNG:
             self.departures.expect("struck", struck, began_s)
-        if self.fault.blow is Blow.KILLED:
-            return
-        await until(lambda: "theirs" in self.departures.gone_s, "the leases are over")
-        if self.fault.blow is Blow.HUNG:
-            self.departures.expect("struck", struck, time.monotonic())
-            self.controller.wake(struck)
-        else:
+        await until(lambda: all(SILENT in host.log for host in self.hosts), "they hear nothing")
+        self.seen_s = time.monotonic() - began_s
+        if self.fault.blow is Blow.CUT:
+            await until(lambda: "theirs" in self.departures.gone_s, "the leases are over")
             await until(lambda: "struck" in self.departures.gone_s, "the run has ended")
             self.controller.heal()
+
+    def wake(self, run_folder: Path) -> None:
+        """The run has been continued elsewhere; what was struck continues, and finds that out."""
+        before = contents(run_folder)
+        departures = Departures()
+        departures.expect("struck", self.struck, time.monotonic())
+        self.controller.wake(self.struck)
+        departures.wait()
+        self.departures.gone_s |= departures.gone_s
+        assert "has continued the run" in self.controller.log
+        after = contents(run_folder)
+        assert {name for name in after if after[name] != before.get(name)} <= {
+            name for name in after if name.startswith("logs/")
+        }
+        assert before.keys() <= after.keys()
 
     async def _until_moment(self) -> int:
         report, join = self.folder / "report", f"{self.controller.host.address}:{PORT}"
@@ -166,7 +187,12 @@ class ControllerFault:
         scoring = self.fault.moment is Moment.SCORING
         await self.controller.run(
             "tests.fault_lab.hosts.run_on_machine",
-            [str(self.folder / "config.yaml"), "" if scoring else self.fault.moment, str(report)],
+            [
+                str(self.folder / "config.yaml"),
+                "" if scoring else self.fault.moment,
+                str(report),
+                self.controller.name,
+            ],
             {TOKEN_VARIABLE: token, "XDG_STATE_HOME": str(self.folder)},
         )
         await asyncio.gather(*(host.boot(join, token) for host in self.hosts))
@@ -217,4 +243,5 @@ class ControllerFault:
     def seen(self) -> Seen:
         """What was measured."""
         gone = self.departures.gone_s
-        return Seen(gone.get("client", gone["theirs"]), max(gone["agents"], gone["struck"]), {})
+        seen_s = min(self.seen_s, gone.get("client", self.seen_s))
+        return Seen(seen_s, max(gone["agents"], gone["struck"]), {})

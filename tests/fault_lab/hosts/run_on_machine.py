@@ -1,6 +1,6 @@
 """A run on a machine of a test, held at a moment.
 
-python -m tests.fault_lab.hosts.run_on_machine CONFIG MOMENT FILE
+python -m tests.fault_lab.hosts.run_on_machine CONFIG MOMENT FILE NAME
 
 At the moment it writes the process that is stopped into the file; then the test strikes.
 """
@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +18,9 @@ import pytest
 from rich.console import Console
 
 from areal_lab.config.load import load_config
+from areal_lab.host.identity import ProcessIdentity, identity_of
 from areal_lab.host.processes import watch_parent
+from areal_lab.live import presence
 from areal_lab.pipeline.progress import Lines
 from areal_lab.pipeline.run import prepare, run
 from areal_lab.pipeline.state import RunState, StopSignal
@@ -27,10 +31,15 @@ EXACT_TOKENS: Final = 24
 """Of every response."""
 
 
+def as_seen_from_another_machine(name: str, pid: int) -> ProcessIdentity:
+    """A process of a machine of this name: network namespaces share their process ids."""
+    return replace(identity_of(pid), host=name, boot=f"of {name}")
+
+
 def main() -> None:
     """Run until it is struck."""
     watch_parent()
-    config_file, wanted, report = sys.argv[1:]
+    config_file, wanted, report, name = sys.argv[1:]
     config, state = load_config(config_file, []), RunState()
     moments = [Moment(wanted)] if wanted else []
 
@@ -45,6 +54,7 @@ def main() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         Moments(state, claim, strike).arm(patch)
+        patch.setattr(presence, "identity_of", partial(as_seen_from_another_machine, name))
         asyncio.run(
             run(
                 config,

@@ -51,8 +51,6 @@ STEPS: Final = 200
 """More than the faults of a run take; it is stopped after them."""
 SEEN_S: Final = 5.0
 """A lost host is seen within this time."""
-LEASE_S: Final = 10.0
-"""`cluster.lease_s`: a host ends what it runs for a controller that is lost."""
 BUSY_S: Final = 10.0
 """Allowed besides, on a busy machine."""
 EXACT: Final = ("rollout.max_running_requests=1", "checkpoint.resumable=true")
