@@ -35,7 +35,7 @@ class Starting:
         self.thread = threading.Thread(target=asyncio.run, args=(self._run(),))
 
     async def _run(self) -> None:
-        async with reachable(self.folder, self.desk, Silent()) as display:
+        async with reachable(self.folder, self.desk, Silent()) as (display, _):
             display.phase("loading the model")
             self.loading.set()
             await self.stop.wait()
@@ -46,7 +46,7 @@ def starting(tmp_path: Path) -> Iterator[Starting]:
     limits = Limits(batch_groups=2, max_in_flight=4, schedule=asynchronous(1))
     run = Starting(tmp_path / "one", limits)
     run.thread.start()
-    run.loading.wait()
+    assert run.loading.wait(60)
     yield run
     run.stop.request()
     run.thread.join()

@@ -204,8 +204,13 @@ def call(*arguments: str) -> Any:
     ],
 )
 def test_what_cannot_work_is_refused_at_once(
-    model: Path, arguments: tuple[str, ...], said: str
+    model: Path,
+    arguments: tuple[str, ...],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("AREAL_LAB_ENGINES", str(tmp_path))
     result = call(str(model), "--port", "0", *arguments)
     assert result.exit_code == 2
     assert said in result.stderr
