@@ -138,7 +138,12 @@ class RolloutFaults:
             case Blow.KILLED:
                 await until(lambda: fault.name in self.departures.gone_s, "all of it is dead")
                 await machine.end()
+                joined = machine.log.count("is part of the run")
                 await machine.boot(self.join, os.environ[TOKEN_VARIABLE])
+                # The training loop may end before that: the agent would wait for another one.
+                await until(
+                    lambda: machine.log.count("is part of the run") > joined, "it has joined"
+                )
             case Blow.CUT:
                 await until(lambda: machine.late_bytes() > 0, "a scored group is on its way")
                 machine.heal()

@@ -58,7 +58,7 @@ def faults_of_trainer_hosts(network: Network, folder: Path, patch: pytest.Monkey
     """One fault of the trainer's host after the other; each ends the run, which then continues."""
     machines = machines_of(network)
     join, settings = meeting_point(network, patch, hosts=2)
-    steps = len(TRAINER_FAULTS) + 2
+    steps = 2 * len(TRAINER_FAULTS) + 2  # a run that is slow to save may take two before its fault
     exact = (*EXACT, f"total_train_steps={steps}")
     alone = run_here(fault_config(folder / "alone", *exact))
     departures, measured, run_folder = Departures(), Measured(), None
