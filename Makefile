@@ -116,7 +116,7 @@ $(CLUSTER)/.ready: pyproject.toml constraints.txt $(READY)
 
 test-cluster: slurm $(CLUSTER)/.ready
 	@echo "Testing on clusters of emulated nodes (about four minutes)."
-	@$(CLUSTER)/bin/python -m pytest -m cluster --numprocesses 3 --dist loadfile tests/cluster $(ARGS)
+	@$(CLUSTER)/bin/python -m pytest -m cluster --numprocesses 3 --dist loadgroup --no-loadscope-reorder tests/cluster $(ARGS)
 
 test-deploy: $(READY)
 	@$(BIN)/python -m tests.cluster.deploy.validators.environments

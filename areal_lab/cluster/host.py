@@ -91,6 +91,7 @@ class Host:
             },
             timeout=httpx2.Timeout(_CONTROL_S, connect=_CONNECT_S),
             trust_env=False,
+            verify=False,  # its address is http
         )
 
     @property

@@ -12,12 +12,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import ssl
 from collections.abc import Mapping
 from typing import Any, Final
 
 import httpx2
 
+from areal_lab.host.certificates import certificates_for
 from areal_lab.rewards.address import Unreachable
 
 MOST_REPLY_BYTES: Final = 1 << 20
@@ -64,7 +64,7 @@ class HttpReward:
         self._client: dict[str, Any] = {
             "timeout": timeout_s,
             "trust_env": False,
-            "verify": _trusted(url),
+            "verify": certificates_for(url),
         }
 
     @classmethod
@@ -77,7 +77,9 @@ class HttpReward:
         """
         cls(url, **keywords)
         try:
-            with httpx2.Client(timeout=_CHECK_S, trust_env=False, verify=_trusted(url)) as client:
+            with httpx2.Client(
+                timeout=_CHECK_S, trust_env=False, verify=certificates_for(url)
+            ) as client:
                 client.get(url, headers=_authorization(keywords.get("key_variable", "")))
         except (httpx2.TransportError, httpx2.InvalidURL) as error:
             raise Unreachable(
@@ -152,11 +154,6 @@ def _authorization(key_variable: str) -> dict[str, str]:
     if not key:
         raise ValueError(f"key_variable names {key_variable}, which is not set; export it")
     return {"Authorization": f"Bearer {key}"}
-
-
-def _trusted(url: str) -> ssl.SSLContext | bool:
-    """Certificates for an address, read once: it takes longer than a request."""
-    return httpx2.create_ssl_context(trust_env=False) if url.startswith("https") else False
 
 
 def _retry_after_s(headers: httpx2.Headers) -> float:

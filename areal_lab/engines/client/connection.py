@@ -16,6 +16,7 @@ import httpx2
 from areal_lab.engines.client.dialect import Call, Reply
 from areal_lab.engines.errors import EngineError, EngineUnreachable
 from areal_lab.engines.keys import authorization
+from areal_lab.host.certificates import certificates_for
 
 _CONNECT_S = 10.0
 _KEEP_ALIVE_S = 3.0
@@ -56,6 +57,7 @@ class Connection:
             headers=authorization(key),
             limits=httpx2.Limits(max_connections=None, keepalive_expiry=_KEEP_ALIVE_S),
             trust_env=False,  # engines are addressed directly, never through a proxy
+            verify=certificates_for(base_url),
             transport=transport,
         )
 

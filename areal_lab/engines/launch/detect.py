@@ -19,6 +19,7 @@ from areal_lab.engines.client.vllm import (
 from areal_lab.engines.errors import EngineError, EngineUnreachable
 from areal_lab.engines.keys import KEY_VARIABLE, authorization
 from areal_lab.engines.launch.backends import Backend, Build
+from areal_lab.host.certificates import certificates_for
 
 DIALECTS: Final = {dialect.name: dialect for dialect in (SGLANG, VLLM)}
 _TIMEOUT_S: Final = 10.0
@@ -49,6 +50,7 @@ async def dialect_at(
         headers=authorization(key),
         timeout=_TIMEOUT_S,
         trust_env=False,
+        verify=certificates_for(base_url),
         transport=transport,
     ) as http:
         dialects = list(DIALECTS.values())

@@ -42,6 +42,7 @@ from areal_lab.engines.launch.options import (
     server_environment,
 )
 from areal_lab.engines.launch.scratch import Scratch
+from areal_lab.host.certificates import certificates_for
 from areal_lab.host.owned_folders import remove_owned_folder
 from areal_lab.host.ports import Listener, listener_of, name_of, who_listens
 from areal_lab.host.process_groups import members
@@ -276,7 +277,10 @@ async def _wait_until_ready(
     died = asyncio.ensure_future(engine.child.died())
     try:
         async with httpx2.AsyncClient(
-            base_url=engine.base_url, headers=authorization(engine.client.key), trust_env=False
+            base_url=engine.base_url,
+            headers=authorization(engine.client.key),
+            trust_env=False,
+            verify=certificates_for(engine.base_url),
         ) as http:
             while not died.done():
                 if await _is_ready(http, engine, backend, options):

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import ssl
 from collections.abc import Mapping
-from functools import cache, cached_property
+from functools import cached_property
 from types import TracebackType
 from typing import Any
 
@@ -22,6 +21,7 @@ from areal_lab.engines.weights.records import (
     TransferFailed,
     transfer_failed,
 )
+from areal_lab.host.certificates import certificates_for
 
 _CONNECT_S = 5.0
 _JSON = {"content-type": "application/json"}
@@ -66,7 +66,7 @@ class EngineLink:
             headers=authorization(target.key),
             timeout=httpx2.Timeout(timeout_s, connect=min(_CONNECT_S, timeout_s)),
             trust_env=False,  # engines are addressed directly, never through a proxy
-            verify=_certificates(),
+            verify=certificates_for(target.base_url),
         )
 
     def __enter__(self) -> EngineLink:
@@ -162,12 +162,6 @@ class EngineLink:
         except httpx2.TransportError as error:
             what = f"{path}: {str(error) or type(error).__name__}"
             raise self.failure(phase, "unreachable", what) from error
-
-
-@cache
-def _certificates() -> ssl.SSLContext:
-    """Loaded once: otherwise each client would read all certificates again, 0.7 MiB."""
-    return httpx2.create_ssl_context(trust_env=False)
 
 
 def _reason(reply: httpx2.Response, fields: Mapping[str, Any]) -> str:
