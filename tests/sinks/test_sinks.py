@@ -20,7 +20,17 @@ from areal_lab.sinks.start import Sinks, add_to_summary, check_sinks
 from areal_lab.sinks.worker import Following, Status
 from tests.runlog.test_claim import continue_elsewhere
 
+ROOT = Path(__file__).parents[2]
 LINES = 5
+RECORDING_WORKER = """
+import sys
+from pathlib import Path
+from areal_lab.sinks import worker
+from tests.sinks.test_sinks import Recording
+worker._open = lambda *_: Recording()
+worker.main(Path(sys.argv[1]), "tensorboard", 5.0)
+"""
+"""The process of a sink whose tool is not installed here."""
 
 
 @pytest.fixture
@@ -150,9 +160,9 @@ def test_a_sink_sends_nothing_that_another_process_writes(folder: Path) -> None:
     config = load_config(None, ["sinks=[tensorboard]"])
     (folder / "config.yaml").write_text(OmegaConf.to_yaml(config.model_dump()))
     Present(folder).enter("training")
-    command = [sys.executable, "-m", "areal_lab.sinks.worker", str(folder), "tensorboard", "5"]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe) as process:
+    command = [sys.executable, "-c", RECORDING_WORKER, str(folder)]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, cwd=ROOT) as process:
         assert process.stdout is not None
         while json.loads(process.stdout.readline())["points"] < 1 + LINES:
             pass
