@@ -10,12 +10,12 @@ import typer
 from areal_lab.config.load import load_config, split_arguments
 from areal_lab.config.problem import refusal
 from areal_lab.config.shipped import training_configs
+from areal_lab.host.claim import RunTaken
 from areal_lab.host.terminal import printable
 from areal_lab.pipeline import console
 from areal_lab.pipeline.resume.recovery import find_recovery
 from areal_lab.pipeline.resume.restart import run_with_restarts
 from areal_lab.pipeline.run import prepare
-from areal_lab.runlog.claim import RunTaken
 from areal_lab.runlog.folder import RunFolder
 
 

@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from areal_lab.host.claim import PROCESS_FILE, Claim
 from areal_lab.host.identity import ProcessIdentity, identity_of, is_alive
-from areal_lab.runlog.claim import PROCESS_FILE, Claim
 
 FILE: Final = PROCESS_FILE
 

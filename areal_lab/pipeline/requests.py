@@ -26,6 +26,7 @@ from areal_lab.control.events import (
     ResumeRequested,
     StopRequested,
 )
+from areal_lab.host.claim import Claim, RunTaken
 from areal_lab.live.mailbox import LOOK_EVERY_S, Inbox, Letter, open_mailbox
 from areal_lab.live.presence import Present
 from areal_lab.pipeline.drive import Asked
@@ -33,7 +34,6 @@ from areal_lab.pipeline.progress import Display
 from areal_lab.pipeline.state import StopSignal
 from areal_lab.pipeline.step_report import StepReport
 from areal_lab.runlog.by_hand import in_words
-from areal_lab.runlog.claim import Claim, RunTaken
 
 _TRAINING_IS_OVER = "training is over"
 

@@ -16,8 +16,8 @@ from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 from areal_lab.control.events import Action, EngineId, Event, GroupId
+from areal_lab.host.claim import Claim
 from areal_lab.runlog.activity import PAUSED, TRAINERS_TURN
-from areal_lab.runlog.claim import Claim
 from areal_lab.runlog.records import (
     ActionRecord,
     EventRecord,

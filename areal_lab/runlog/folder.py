@@ -27,9 +27,9 @@ from areal_lab.config.offline import RunConfig
 from areal_lab.control.events import Version
 from areal_lab.data.images import EncodedImage, PlacedImage
 from areal_lab.data.trajectory import Observation, Segment, Trajectory
+from areal_lab.host.claim import Claim
 from areal_lab.host.cpu import processor_name
 from areal_lab.host.home import expanded
-from areal_lab.runlog.claim import Claim
 
 _REPORTED_PACKAGES = ("areal_lab", "torch", "transformers", "safetensors", "httpx2", "uvicorn")
 

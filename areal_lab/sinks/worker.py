@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from areal_lab.config.watching import SinkName
-from areal_lab.runlog.claim import claim_of
+from areal_lab.host.claim import claim_of
 from areal_lab.sinks.points import PICTURES, Points
 from areal_lab.sinks.protocol import RunFacts, Sink
 

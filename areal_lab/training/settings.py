@@ -9,7 +9,7 @@ from pathlib import Path
 
 from areal_lab.config.schema import ActorConfig, OptimizerConfig, TrainConfig
 from areal_lab.control.events import Version
-from areal_lab.runlog.claim import Claim
+from areal_lab.host.claim import Claim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

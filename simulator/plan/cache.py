@@ -140,7 +140,9 @@ def key(job: Job) -> str | None:
     for name in (cluster.gpu, cluster.generating_gpu):
         gpu = find_gpu(name)
         decides.append([getattr(gpu, field) for field in _deciding(type(gpu))])
-    written = json.dumps(decides, sort_keys=True)
+    # Computed settings differ between processors in their last digits.
+    rounded = json.loads(json.dumps(decides), parse_float=lambda text: f"{float(text):.12g}")
+    written = json.dumps(rounded, sort_keys=True)
     return hashlib.sha256(written.encode()).hexdigest()[:24]
 
 

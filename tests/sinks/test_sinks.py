@@ -18,7 +18,7 @@ from areal_lab.sinks import start, worker
 from areal_lab.sinks.points import Point, Points
 from areal_lab.sinks.start import Sinks, add_to_summary, check_sinks
 from areal_lab.sinks.worker import Following, Status
-from tests.runlog.test_claim import continue_elsewhere
+from tests.host.test_claim import continue_elsewhere
 
 ROOT = Path(__file__).parents[2]
 LINES = 5

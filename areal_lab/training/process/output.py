@@ -26,9 +26,9 @@ from areal_lab.engines.protocol import WeightsFolder
 from areal_lab.engines.weights.folder import write_weights
 from areal_lab.engines.weights.push import Pusher
 from areal_lab.engines.weights.records import Transfer, WeightsInMemory
+from areal_lab.host.claim import Claim
 from areal_lab.host.durable import flush_tree, replace_flushed
 from areal_lab.models.dtypes import compute_dtype
-from areal_lab.runlog.claim import Claim
 from areal_lab.training.checkpoint import state_of_learner, write_state
 from areal_lab.training.critic import Critic
 from areal_lab.training.learner import Learner

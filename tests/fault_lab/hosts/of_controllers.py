@@ -55,11 +55,11 @@ from tests.fault_lab.hosts.runs import (
     until,
 )
 from tests.fault_lab.part_runs import TEMPLATE
+from tests.host.test_claim import contents
 from tests.pipeline.test_online_run import StartsAProgram
 from tests.pipeline.tiny_run import (
     trained_samples,
 )
-from tests.runlog.test_claim import contents
 
 SILENT: Final = "has heard nothing from the run"
 """What an agent prints."""

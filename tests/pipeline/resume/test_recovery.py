@@ -18,8 +18,8 @@ from areal_lab.pipeline.resume.recovery import check_data, check_given, find_rec
 from areal_lab.pipeline.resume.saved_run import RUN_FILE, read_saved_run
 from areal_lab.runlog.folder import RunFolder
 from areal_lab.runlog.held_out import append_held_out, held_out_rewards, measured_of
+from tests.host.test_claim import continue_elsewhere
 from tests.pipeline.resume.saved import FRONTIER, PROBLEMS, run_folder
-from tests.runlog.test_claim import continue_elsewhere
 
 
 def refusals(folder: RunFolder, *overrides: str) -> list[str]:

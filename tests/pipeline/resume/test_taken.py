@@ -10,15 +10,15 @@ from transformers import AutoModelForCausalLM
 
 from areal_lab.cli.train import run_train
 from areal_lab.config.problem import ConfigError
+from areal_lab.host.claim import RunTaken
 from areal_lab.live.presence import Present, read_presence
 from areal_lab.pipeline.resume.restart import FINAL_CODES
 from areal_lab.pipeline.step_report import StepReport
-from areal_lab.runlog.claim import RunTaken
 from areal_lab.training.process.output import begin_folder
 from benchmarks.tiny_model import write_tiny_model
+from tests.host.test_claim import contents, continue_elsewhere
 from tests.pipeline.rewards import even_digits
 from tests.pipeline.tiny_run import do_run, tiny_config
-from tests.runlog.test_claim import contents, continue_elsewhere
 
 
 def what_runs_write(folder: Path) -> dict[str, bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -137,6 +138,15 @@ def test_names_prices_and_other_seeds_do_not_decide_a_trial() -> None:
         {"name": "x", "seeds": 9, "seed": 4, "cluster.price_per_gpu_h": 1, "cluster.overhead": 1}
     )
     assert key(Job(config=base, seed=1)) == key(Job(config=other, seed=1))
+
+
+def test_the_last_digits_of_another_processor_do_not_decide_a_trial() -> None:
+    job = screening_job(question(), expand(question()).possible[0])
+    one, other, third = (
+        key(dataclasses.replace(job, training_slowdown=by)) for by in (0.7, 0.1 * 7, 0.7001)
+    )
+    assert 0.7 != 0.1 * 7
+    assert one == other != third
 
 
 def test_a_custom_gpu_counts_by_its_numbers(tmp_path: Path) -> None:
