@@ -1,9 +1,10 @@
 """The HTTP interface of a host agent.
 
     GET  /health                       heartbeat --> HostHealth
-    POST /engines, /modules            StartEngine, StartModule --> StartedEngine, StartedModule
+    POST /engines/N, /modules/N        StartEngine, StartModule --> StartedEngine, StartedModule
     GET  /processes/N                  --> ProcessEnd
     POST /processes/N/end, /stop       SIGTERM and no wait; end it and wait (?at_once=1)
+                                       N is the run's choice, and each start has another one
     GET  /logs, /logs/NAME             names of log files; the end of one (?lines=20)
     POST /files/seen, /serve, /fetch, /check, /put, /remove, /weights-root
                                        see `files`
@@ -57,7 +58,9 @@ _REFUSALS: Final = (ValueError, OSError, ChildDied, PortTaken, EngineError, Data
 LATE: Final = 409
 """Status of a reply to a request for another incarnation."""
 REFUSED: Final = 422
-_STARTS: Final = frozenset({"/engines", "/modules", "/files/fetch"})
+_STARTS: Final = frozenset(
+    {"/engines/{number:int}", "/modules/{number:int}", "/files/fetch"},
+)
 """Wait while the run is silent."""
 _LINES: Final = 20
 
@@ -72,11 +75,11 @@ def agent_app(agent: HostAgent, token: str) -> App:
 
     async def start_engine(request: Request) -> Response:
         asked = from_json(StartEngine, await request.body())
-        return _reply(await agent.held.start_engine(asked))
+        return _reply(await agent.held.start_engine(request.path_params["number"], asked))
 
     async def start_module(request: Request) -> Response:
         asked = from_json(StartModule, await request.body())
-        return _reply(await agent.held.start_module(asked))
+        return _reply(await agent.held.start_module(request.path_params["number"], asked))
 
     async def end_of(request: Request) -> Response:
         return _reply(await agent.held.end_of(request.path_params["number"]))
@@ -143,8 +146,8 @@ def agent_app(agent: HostAgent, token: str) -> App:
         return Response()
 
     current = [
-        ("/engines", start_engine, "POST"),
-        ("/modules", start_module, "POST"),
+        ("/engines/{number:int}", start_engine, "POST"),
+        ("/modules/{number:int}", start_module, "POST"),
         ("/processes/{number:int}", end_of, "GET"),
         ("/processes/{number:int}/end", ask_to_end, "POST"),
         ("/processes/{number:int}/stop", stop, "POST"),
