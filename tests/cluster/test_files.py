@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import numpy as np
@@ -82,6 +83,13 @@ async def test_weights_are_checked_where_they_arrive_and_two_versions_stay(tmp_p
         with pytest.raises(EngineUnreachable, match=r"host h2 .* is lost: it was cut off"):
             await files.read_weights(second, wrong, first)
         files.close()
+
+
+@in_loop
+async def test_ranks_that_start_at_the_same_time_get_one_folder_for_weights(tmp_path: Path) -> None:
+    async with host_lab(tmp_path / "logs", 1) as lab:
+        (host,) = lab.hosts.working
+        assert len(set(await asyncio.gather(*(host.weights_root(1) for _ in range(8))))) == 1
 
 
 @in_loop
