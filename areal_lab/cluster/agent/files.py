@@ -68,7 +68,11 @@ class HostFiles:
         if request.weights_bytes:
             parent = await self.weights_root(request.weights_bytes)
         done = await mirror_async(
-            request.url, parent / request.name, self.connections, incarnation=request.incarnation
+            request.url,
+            parent / request.name,
+            self.connections,
+            incarnation=request.incarnation,
+            checksums=self.folders.checksums,
         )
         if request.weights_bytes:
             await asyncio.to_thread(self._keep, done.path)
