@@ -1,6 +1,7 @@
 """Folders that a host serves to others: a model, weights of a version, a checkpoint.
 
     register("weights-v7", path) --> listing: names, sizes, xxh3_128 --> files by name in it
+                                 --folder is removed from the disk--> served no longer
 
 A file is served only if the listing has exactly its name, and only as it was listed: a request's
 path is never joined to a path on the disk.
@@ -149,17 +150,12 @@ class Folders:
         if not path.is_dir():
             raise ValueError(f"{path} cannot be served as {name!r}: it is no folder")
         with self._lock:
-            self._folders[name] = _Folder(path.resolve(), follow_links)
-
-    def unregister(self, name: str) -> None:
-        """Serve it no longer; idempotent."""
-        with self._lock:
-            self._folders.pop(name, None)
+            self._there()[name] = _Folder(path.resolve(), follow_links)
 
     def names(self) -> tuple[str, ...]:
         """The registered names."""
         with self._lock:
-            return tuple(sorted(self._folders))
+            return tuple(sorted(self._there()))
 
     def listing(self, name: str) -> Listing:
         """The files of a folder; each is read once for its checksum. Blocks.
@@ -194,12 +190,18 @@ class Folders:
 
     def _folder(self, name: str) -> _Folder:
         with self._lock:
-            folder = self._folders.get(name)
-            if folder is None:
-                raise NotHeld(
-                    f"no folder {name!r} is served here; there are {sorted(self._folders)}"
-                )
-            return folder
+            folders = self._there()
+            if name not in folders:
+                raise NotHeld(f"no folder {name!r} is served here; there are {sorted(folders)}")
+            return folders[name]
+
+    def _there(self) -> dict[str, _Folder]:
+        """Those that were not removed from the disk, as old versions and checkpoints are; the
+        others are forgotten. To be called with the lock."""
+        gone = [name for name, folder in self._folders.items() if not folder.path.is_dir()]
+        for name in gone:
+            del self._folders[name]
+        return self._folders
 
 
 def checksum_of(descriptor: int, size_bytes: int) -> str:
