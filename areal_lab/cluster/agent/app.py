@@ -20,7 +20,6 @@ start something waits: it may be late, and then no heartbeat follows it until th
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final, TypeVar
@@ -49,6 +48,7 @@ from areal_lab.engines.errors import EngineError
 from areal_lab.engines.keys import App, KeyGuard, Receive, Scope, Send
 from areal_lab.engines.launch.start import PortTaken
 from areal_lab.engines.protocol import WeightsFolder
+from areal_lab.host import ports
 from areal_lab.host.processes import ChildDied, last_lines
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -100,8 +100,7 @@ def agent_app(agent: HostAgent, token: str) -> App:
 
     async def free_port(request: Request) -> Response:
         del request
-        with socket.create_server((agent.address, 0)) as listener:
-            return PlainTextResponse(str(listener.getsockname()[1]))
+        return PlainTextResponse(str(ports.free_port(agent.address)))
 
     async def logs(request: Request) -> Response:
         del request
