@@ -3,7 +3,8 @@
     call --> agent --> reply
          \\-> the host is lost meanwhile --> HostLost
 
-No call waits for a host that is lost, and a reply of an earlier incarnation is refused.
+No call waits for a host that is lost, and a reply of an earlier incarnation is refused. A process
+whose start was given up or not replied to is ended: the run gives each its number.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import TypeVar
 
@@ -43,10 +45,12 @@ from areal_lab.engines.protocol import WeightsFolder
 from areal_lab.host.processes import ChildDied
 
 Reply = TypeVar("Reply")
+Started = TypeVar("Started", StartedEngine, StartedModule)
 _CONNECT_S = 5.0
 _CONTROL_S = 60.0
 """Longest wait for the reply to anything but the start of an engine."""
 _STOP_S = 30.0
+"""Longest wait for the end of a process."""
 _FETCH_S = 3600.0
 """Longest wait for a folder: a host that is lost ends the wait earlier."""
 _START_MARGIN_S = 30.0
@@ -76,6 +80,10 @@ class Host:
     """Called once, when the host is lost."""
     processes: dict[int, RemoteProcess] = field(default_factory=dict)
     """Those that are not known to have ended."""
+    _numbers: count[int] = field(default_factory=lambda: count(1))
+    """Of processes."""
+    _insisting: set[asyncio.Task[None]] = field(default_factory=set)
+    """Kept, because the event loop keeps only weak references."""
     _received: int = 0
     """Number of the newest reply to a heartbeat."""
     _replied: asyncio.Event = field(default_factory=asyncio.Event)
@@ -149,11 +157,8 @@ class Host:
             HostRefused: as the agent reports it.
             HostLost: the host is lost before that.
         """
-        started = await self._post(
-            "/engines", request, StartedEngine, request.ready_timeout_s + _START_MARGIN_S
-        )
-        log = f"engine-{request.index}.log"
-        return self._held(f"engine {request.index}", started.process, started.pid, log), started
+        timeout_s = request.ready_timeout_s + _START_MARGIN_S
+        return await self._start("/engines", request, StartedEngine, timeout_s)
 
     async def start_module(
         self,
@@ -172,8 +177,28 @@ class Host:
             log=log,
             environment=environment,
         )
-        started = await self._post("/modules", request, StartedModule, _CONTROL_S)
-        return self._held(name, started.process, started.pid, log)
+        return (await self._start("/modules", request, StartedModule, _CONTROL_S))[0]
+
+    async def stop(self, number: int, *, at_once: bool = False) -> None:
+        """End a process, also one that may be starting, and wait; insists later, if that takes
+        long. What ran on a host that is lost ends with its lease."""
+        flag = "?at_once=1" if at_once else ""
+        await asyncio.wait({self.insist(f"/processes/{number}/stop{flag}")}, timeout=_STOP_S)
+
+    def insist(self, path: str) -> asyncio.Task[None]:
+        """Ask again until the agent replies, whatever that is, or the host is lost."""
+
+        async def ask() -> None:
+            with suppress(HostRefused, HostLost):
+                while not self.lost.is_set():
+                    with suppress(_NoReply):  # a heartbeat was replied to since
+                        await self.call("POST", path, timeout_s=_STOP_S)
+                        return
+
+        asking = asyncio.create_task(ask())
+        self._insisting.add(asking)
+        asking.add_done_callback(self._insisting.discard)
+        return asking
 
     async def end_of(self, number: int) -> ProcessEnd:
         """How a process ended; raises as `start_engine`."""
@@ -233,6 +258,8 @@ class Host:
 
     async def close(self) -> None:
         """Close the connections to its agent."""
+        for asking in self._insisting:
+            asking.cancel()
         await self._http.aclose()
 
     async def call(
@@ -289,10 +316,18 @@ class Host:
         content = await self.call("POST", path, to_json(message), timeout_s=timeout_s)
         return from_json(kind, content)
 
-    def _held(self, name: str, number: int, pid: int, log: str) -> RemoteProcess:
-        process = RemoteProcess(name, pid, self, number, log)
+    async def _start(
+        self, path: str, request: StartEngine | StartModule, kind: type[Started], timeout_s: float
+    ) -> tuple[RemoteProcess, Started]:
+        number = next(self._numbers)
+        try:
+            started = await self._post(f"{path}/{number}", request, kind, timeout_s)
+        except BaseException:
+            await self.stop(number, at_once=True)  # it may have started
+            raise
+        process = RemoteProcess(request.name, started.pid, self, number, request.log)
         self.processes[number] = process
-        return process
+        return process, started
 
 
 @dataclass(slots=True, eq=False)
@@ -307,8 +342,6 @@ class RemoteProcess:
     ended_event: asyncio.Event = field(default_factory=asyncio.Event)
     """Set by the heartbeat after its end."""
     _stopped: bool = False
-    _asking: asyncio.Future[None] | None = None
-    """Kept, because the event loop keeps only weak references."""
 
     @property
     def running(self) -> bool:
@@ -334,7 +367,7 @@ class RemoteProcess:
     def ask_to_end(self) -> None:
         """Send SIGTERM, and do not wait."""
         if self.running:
-            self._asking = asyncio.ensure_future(self._quietly(f"/processes/{self.number}/end"))
+            self.host.insist(f"/processes/{self.number}/end")
 
     async def stop(self, *, at_once: bool = False) -> None:
         """End it and wait; a process of a lost host is left to its agent. Idempotent."""
@@ -342,9 +375,7 @@ class RemoteProcess:
             return
         self._stopped = True
         self.host.processes.pop(self.number, None)
-        if not self.host.lost.is_set():
-            flag = "?at_once=1" if at_once else ""
-            await self._quietly(f"/processes/{self.number}/stop{flag}")
+        await self.host.stop(self.number, at_once=at_once)
         self.ended_event.set()
 
     async def peak_memory_bytes(self) -> int:
@@ -353,12 +384,6 @@ class RemoteProcess:
             return (await self.host.end_of(self.number)).peak_memory_bytes
         except (HostRefused, HostLost):
             return 0
-
-    async def _quietly(self, path: str) -> None:
-        try:
-            await self.host.call("POST", path, timeout_s=_STOP_S)
-        except (HostRefused, HostLost):
-            pass  # it is gone, or its agent ends it when the lease is over
 
 
 async def _first(*events: asyncio.Event) -> None:

@@ -115,12 +115,21 @@ class StartEngine:
     ready_timeout_s: float
     request_timeout_s: float | None
 
+    @property
+    def name(self) -> str:
+        """Of its process, in messages."""
+        return f"engine {self.index}"
+
+    @property
+    def log(self) -> str:
+        """Name of its log file."""
+        return f"engine-{self.index}.log"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartedEngine:
     """An engine that is ready."""
 
-    process: int
     pid: int
     base_url: str
     key: str = field(repr=False)
@@ -144,7 +153,6 @@ class StartModule:
 class StartedModule:
     """A process that was started."""
 
-    process: int
     pid: int
 
 

@@ -18,7 +18,6 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from areal_lab.cluster.agent.run import address_towards
 from areal_lab.cluster.files import RunFiles
 from areal_lab.cluster.host import Host, HostLost, HostRefused
 from areal_lab.cluster.hosts import Hosts, new_token
@@ -36,10 +35,11 @@ from areal_lab.engines.launch.detect import dialect_of
 from areal_lab.engines.launch.start import EngineProcess
 from areal_lab.engines.protocol import WeightsFolder
 from areal_lab.host.pipes import PipeListener
+from areal_lab.host.ports import address_towards
 from areal_lab.training.process.client import TrainerProcess
 from areal_lab.training.settings import TrainerSettings
 
-_ANYWHERE: Final = ("192.0.2.1", 9)
+_ANYWHERE: Final = "192.0.2.1"
 """An address for documentation (RFC 5737): nothing is sent there, but the route to it is that to
 other networks."""
 _LOG_LINES: Final = 100_000
@@ -76,7 +76,7 @@ def own_address(scheduler: SchedulerConfig, cluster: ClusterConfig) -> str:
     if scheduler.type == "local":
         return "127.0.0.1"
     try:
-        return address_towards(*_ANYWHERE)
+        return address_towards(_ANYWHERE)
     except ValueError as error:
         raise ValueError(
             "cluster.address is empty, and this machine has no route to other networks; set it to "

@@ -15,9 +15,9 @@ from areal_lab.engines.protocol import WeightsFolder
 from areal_lab.engines.weights.records import Transfer
 from areal_lab.preflight.limits import threads_of
 from areal_lab.preflight.placement import machine_of, place_engines, place_trainer
-from areal_lab.training.process.client import TrainerProcess
 from areal_lab.training.protocol import SaveRequest, TrainBatchRequest
 from areal_lab.training.settings import TrainerSettings
+from areal_lab.training.trainer import RunningTrainer
 
 
 @dataclass(slots=True)
@@ -25,7 +25,7 @@ class AsyncTrainController:
     """A trainer whose processes are on hosts. Create it with `start`, and always `close` it."""
 
     pool: HostPool
-    trainer: TrainerProcess
+    trainer: RunningTrainer
     version: Version = 0
     """Steps so far."""
     traffic: Traffic = field(default_factory=Traffic)

@@ -1,14 +1,18 @@
-"""Find the process that listens on a port, as far as this user may see."""
+"""Ports and addresses of this machine: which process listens on a port, as far as this user may
+see, which port is free, and from which address another machine is reached."""
 
 from __future__ import annotations
 
 import socket
 from enum import Enum, auto
-from typing import Any
+from typing import Any, Final
 
 import psutil
 
 from areal_lab.host.process_groups import members
+
+_ANY_PORT: Final = 9
+"""Of another machine: nothing is sent there."""
 
 
 class Listener(Enum):
@@ -38,6 +42,38 @@ def who_listens(port: int, group: int) -> Listener:
     if any(_listens(process, port) for process in members(group)):
         return Listener.GROUP
     return Listener.OTHER if _listens(psutil, port) else Listener.NONE
+
+
+def free_port(address: str) -> int:
+    """A port of this address on which nothing listens now."""
+    with socket.create_server((address, 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def address_towards(host: str) -> str:
+    """IPv4 address of this machine from which it reaches another one.
+
+    Raises:
+        ValueError: in one sentence, if it does not, or by IPv6 only.
+    """
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, _ANY_PORT))  # sends nothing, but selects the interface
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        if _has_ipv6(host):
+            raise ValueError(
+                f"{host} has an IPv6 address only, but machines of a run reach each other by "
+                "IPv4; use an IPv4 address of it"
+            ) from error
+        raise ValueError(f"this machine does not reach {host} ({error})") from error
+
+
+def _has_ipv6(host: str) -> bool:
+    try:
+        return bool(socket.getaddrinfo(host.strip("[]"), None, socket.AF_INET6))
+    except OSError:
+        return False
 
 
 def name_of(process: int) -> str:

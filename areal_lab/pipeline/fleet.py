@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from areal_lab.engines.client.engine_client import EngineClient
 from areal_lab.engines.launch.start import EngineProcess
 from areal_lab.host.processes import ChildDied, RunningProcess
-from areal_lab.training.process.client import TrainerProcess
+from areal_lab.training.trainer import RunningTrainer
 
 Result = TypeVar("Result")
 
@@ -47,7 +47,7 @@ class Fleet:
             watcher.cancel()
         await self.stack.aclose()
 
-    async def start_trainer(self, start: Callable[[], Awaitable[TrainerProcess]]) -> TrainerProcess:
+    async def start_trainer(self, start: Callable[[], Awaitable[RunningTrainer]]) -> RunningTrainer:
         """Start the trainer, and end the run if it dies from then on."""
         trainer = await start()
         self.stack.push_async_callback(trainer.stop)

@@ -27,7 +27,7 @@ from areal_lab.runlog.incidents import COUNTED
 from areal_lab.runlog.records import Log, RunHeader
 from areal_lab.runlog.replay import limits_to_fields
 from areal_lab.runlog.summary import build_summary, counted
-from areal_lab.training.process.client import TrainerProcess
+from areal_lab.training.trainer import RunningTrainer
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class SummaryInputs:
     """What summary.json is made from; filled in while the run continues."""
 
     threads: Threads | None = None
-    trainer: TrainerProcess | None = None
+    trainer: RunningTrainer | None = None
     servers: ServerPool | None = None
     performer: RunPerformer | None = None
     alarms: AlarmLog | None = None

@@ -45,8 +45,8 @@ from areal_lab.runlog.file import EventLog
 from areal_lab.runlog.folder import RunFolder, SampleText
 from areal_lab.runlog.incidents import COUNTED
 from areal_lab.runlog.records import PIPELINE, TRAINER, TurnTimes, engine_process
-from areal_lab.training.process.client import TrainerProcess
 from areal_lab.training.protocol import TrainBatchRequest
+from areal_lab.training.trainer import Trainer
 
 
 @dataclass(slots=True)
@@ -68,7 +68,7 @@ class RunPerformer:
     log: EventLog
     rollout: Rollout
     source: PromptSource
-    trainer: TrainerProcess
+    trainer: Trainer
     servers: ServerPool
     checkpoints: CheckpointWriter
     evaluations: Evaluations

@@ -67,6 +67,7 @@ from areal_lab.runlog.replay import limits_to_fields
 from areal_lab.training.process.client import TrainerProcess
 from areal_lab.training.protocol import Pushed, TrainerReady
 from areal_lab.training.settings import TrainerSettings
+from areal_lab.training.trainer import RunningTrainer
 
 if TYPE_CHECKING:
     from areal_lab.functional.losses.policy import (
@@ -278,7 +279,7 @@ async def _start_processes(
     first: asyncio.Future[LaunchModel],
     sources: dict[EngineId, EngineSource],
     hosts: RunHosts | None,
-) -> tuple[TrainerProcess, RewardService, dict[EngineId, EngineSource]]:
+) -> tuple[RunningTrainer, RewardService, dict[EngineId, EngineSource]]:
     """Start the trainer, the reward workers and the servers at the same time.
 
     Args:
@@ -302,7 +303,7 @@ async def _start_processes(
         if left:
             display.phase(f"waiting for {left[0]} to start")
 
-    async def start_trainer() -> TrainerProcess:
+    async def start_trainer() -> RunningTrainer:
         trainer = await fleet.start_trainer(
             partial(TrainerProcess.start, settings, log_path=context.folder.log("trainer"))
             if hosts is None

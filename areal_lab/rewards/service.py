@@ -329,14 +329,15 @@ class RewardService:
         with theirs:
             fds = [theirs.fileno()]
             arguments = [str(fds[0]), *self._worker_arguments]
+            # First: nobody would end a process that starts before a cancellation here.
+            reader, writer = await asyncio.open_unix_connection(sock=ours)
             try:
                 child = await start_child(
                     name, "areal_lab.rewards.worker", arguments, log_path=log_path, pass_fds=fds
                 )
             except BaseException:
-                ours.close()
+                writer.close()
                 raise
-        reader, writer = await asyncio.open_unix_connection(sock=ours)
         worker = _Worker(child, reader, writer)
         self._alive.append(worker)
         try:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
+import httpx2
 import numpy as np
 import pytest
 import xxhash
@@ -11,6 +13,7 @@ from safetensors.numpy import save_file
 
 from areal_lab.cluster.files import RunFiles
 from areal_lab.engines.errors import EngineError, EngineUnreachable
+from areal_lab.engines.keys import authorization
 from areal_lab.engines.protocol import WeightsFolder
 from areal_lab.engines.weights.verify_folder import folder_checksum
 from tests.asynchronous import in_loop
@@ -82,6 +85,31 @@ async def test_weights_are_checked_where_they_arrive_and_two_versions_stay(tmp_p
         with pytest.raises(EngineUnreachable, match=r"host h2 .* is lost: it was cut off"):
             await files.read_weights(second, wrong, first)
         files.close()
+
+
+@in_loop
+async def test_a_host_serves_versions_until_they_are_removed(tmp_path: Path) -> None:
+    async with host_lab(tmp_path / "logs", 2) as lab:
+        first, second = lab.hosts.working
+        files = run_files(lab, shared=False)
+        root = await first.weights_root(1)  # where its trainer writes
+        headers = authorization(lab.hosts.token)
+        async with httpx2.AsyncClient(base_url=first.facts.url, headers=headers) as http:
+            for version in range(6):
+                written = weights(root, version)
+                await files.read_weights(second, written, first)
+                served = (await http.get("/folders")).json()["folders"]
+                assert [name.partition("-")[0] for name in served] == [written.path.name]
+                await first.remove(written.path)
+            assert (await http.get("/folders")).json() == {"folders": []}
+        files.close()
+
+
+@in_loop
+async def test_ranks_that_start_at_the_same_time_get_one_folder_for_weights(tmp_path: Path) -> None:
+    async with host_lab(tmp_path / "logs", 1) as lab:
+        (host,) = lab.hosts.working
+        assert len(set(await asyncio.gather(*(host.weights_root(1) for _ in range(8))))) == 1
 
 
 @in_loop

@@ -92,7 +92,7 @@ async def test_a_host_that_is_not_asked_ends_its_processes_and_joins_again(tmp_p
         late = replace(before.facts, port=lab.host("h1").facts.port)
         headers = {**authorization(lab.hosts.token), INCARNATION: late.incarnation}
         async with httpx2.AsyncClient(base_url=late.url, headers=headers) as http:
-            reply = await http.post("/modules", content=b"{}")
+            reply = await http.post("/modules/1", content=b"{}")
         assert reply.status_code == 409
         assert "the request is late" in from_json(Refused, reply.content).reason
 

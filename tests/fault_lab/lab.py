@@ -33,7 +33,7 @@ from areal_lab.engines.launch.backends import ServerOptions
 from areal_lab.engines.launch.start import EngineProcess, launch_engine
 from areal_lab.engines.protocol import PauseMode, SamplingParams, WeightsFolder
 from areal_lab.engines.weights.folder import write_weights
-from areal_lab.pipeline.drive import drive
+from areal_lab.pipeline.drive import Asked, drive
 from areal_lab.pipeline.evaluations import Evaluations
 from areal_lab.pipeline.fleet import first_error
 from areal_lab.pipeline.performer import RunPerformer
@@ -273,7 +273,7 @@ class FaultLab:
         trainer = StandInTrainer(load_model(self.model_path), root / "weights")
         weights = trainer.write()
         notes: list[str] = []
-        carry = prepare_push_from(trainer)  # type: ignore[arg-type]  # folders need no more of it
+        carry = prepare_push_from(trainer)
 
         def prepare_push(
             weights: Weights, clients: Sequence[EngineClient], mode: PauseMode
@@ -331,7 +331,7 @@ class FaultLab:
             checkpoints = CheckpointWriter(
                 folder=case.folder,
                 config=TrainConfig(),
-                trainer=case.trainer,  # type: ignore[arg-type]
+                trainer=case.trainer,
                 data="",
             )
             performer = RunPerformer(
@@ -339,7 +339,7 @@ class FaultLab:
                 log=log,
                 rollout=rollout,
                 source=PromptSource(PROBLEMS, seed=1),
-                trainer=case.trainer,  # type: ignore[arg-type]
+                trainer=case.trainer,
                 servers=case.servers,
                 checkpoints=checkpoints,
                 evaluations=Evaluations(
@@ -357,7 +357,7 @@ class FaultLab:
                 weights={0: weights},
             )
             performer.begin()
-            events: asyncio.Queue[Event] = asyncio.Queue()
+            events: asyncio.Queue[Event | Asked] = asyncio.Queue()
             started = RunStarted(await case.servers.begin(events.put_nowait))
             drive_task = asyncio.create_task(
                 drive(Coordinator(LIMITS), performer, started, events, case)

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -23,7 +22,17 @@ from areal_lab.data.trajectory import Trajectory
 from areal_lab.engines.protocol import WeightsFolder
 from areal_lab.engines.weights.folder import write_weights
 from areal_lab.rewards.service import RewardOutcome
-from areal_lab.training.protocol import Exported, Saved, Span, TrainStepResult
+from areal_lab.training.protocol import (
+    Copied,
+    Exported,
+    Pushed,
+    PushRequest,
+    Saved,
+    SaveRequest,
+    Span,
+    TrainBatchRequest,
+    TrainStepResult,
+)
 
 HELD_FROM = 2
 """The version before the first step that may wait for the case."""
@@ -34,7 +43,7 @@ NOISE = 0.003
 
 @dataclass
 class StandInTrainer:
-    """Implements the calls of a trainer's client."""
+    """A `Trainer` without processes; its weights are folders."""
 
     model: PreTrainedModel
     root: Path
@@ -45,6 +54,7 @@ class StandInTrainer:
     """Applied to each folder before engines load it."""
     hold: Callable[[], bool] = lambda: False
     """While it returns True, no step after the second ends, so that a fault can happen first."""
+    _saved: Saved | None = None
 
     def __post_init__(self) -> None:
         self.versions[0] = copy.deepcopy(self.model)
@@ -53,9 +63,9 @@ class StandInTrainer:
         """Write the weights of the current version."""
         return write_weights(self.model, self.root, self.version, dtype=torch.float32)
 
-    async def train(self, batch: Any) -> Any:
+    async def train(self, request: TrainBatchRequest) -> TrainStepResult:
         """Change every weight slightly."""
-        self.trained.extend(batch.trajectories)
+        self.trained.extend(request.trajectories)
         while self.version >= HELD_FROM and self.hold():
             await asyncio.sleep(POLL_S)
         self.version += 1
@@ -78,10 +88,24 @@ class StandInTrainer:
         """Remove a folder that no engine needs any more."""
         shutil.rmtree(weights.path)
 
-    async def save(self, request: Any) -> Saved:
+    async def push(self, request: PushRequest) -> Pushed:
+        """Nothing is in its memory."""
+        raise NotImplementedError(f"version {request.version} is a folder")
+
+    async def save(self, request: SaveRequest) -> Saved:
         """An empty checkpoint."""
         request.path.mkdir(parents=True)
         return Saved(request.path, self.version, _span())
+
+    async def start_save(self, request: SaveRequest) -> Copied:
+        """It is complete at once."""
+        self._saved = await self.save(request)
+        return Copied(self._saved.version, self._saved.span)
+
+    async def saved(self) -> Saved:
+        """The checkpoint that was started."""
+        assert self._saved is not None, "started before"
+        return self._saved
 
 
 class EvenDigits:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Mapping
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -25,7 +26,8 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from areal_lab.config.schema import ActorConfig
 from areal_lab.host.memory import peak_rss_bytes
-from areal_lab.host.processes import ChildDied
+from areal_lab.host.pipes import socket_pair
+from areal_lab.host.processes import ChildDied, RunningProcess, start_child
 from areal_lab.models.folder import ModelShape
 from areal_lab.models.locate import resolve_model_path
 from areal_lab.preflight.memory import Trained, trainer_memory
@@ -206,3 +208,52 @@ def test_a_rank_that_hangs_ends_the_others_at_the_timeout(folder: Path, tmp_path
             await trainer.train(dataclasses.replace(random_batch(), version=0))
 
     with_two(folder, tmp_path, work, {"tensor": 2}, collective_timeout_s=10.0)
+
+
+def test_ranks_start_at_the_same_time_and_one_that_cannot_ends_the_others(
+    folder: Path, tmp_path: Path
+) -> None:
+    """Rank 0 has started when rank 1 fails, and rank 2 is about to."""
+
+    async def run() -> None:
+        begun = [asyncio.Event() for _ in range(3)]
+        there = asyncio.Event()
+        started: list[tuple[RunningProcess, Connection]] = []
+        ended: list[int] = []
+
+        async def start_rank(
+            rank: int, settings: object, *, pipes: int, environment: Mapping[str, str]
+        ) -> tuple[RunningProcess, list[Connection]]:
+            del settings, pipes, environment
+            begun[rank].set()
+            try:
+                match rank:
+                    case 0:
+                        child = await start_child(
+                            "sleeper", "tests.cluster.sleeper", [], log_path=tmp_path / "log"
+                        )
+                        ours, theirs = socket_pair()
+                        theirs.close()
+                        started.append((child, ours))
+                        there.set()
+                        return child, [ours]
+                    case 1:
+                        await there.wait()
+                        await begun[2].wait()
+                        raise LookupError("no room for rank 1")
+                    case _:
+                        await asyncio.Event().wait()
+                        raise AssertionError
+            finally:
+                ended.append(rank)
+
+        settings = settings_for(folder, weights_root=tmp_path / "weights")
+        settings = dataclasses.replace(settings, ranks=3)
+        with pytest.raises(LookupError, match="no room for rank 1"):
+            await TrainerProcess.start(settings, log_path=tmp_path, start_rank=start_rank)
+        assert ended == [0, 1, 2]
+        ((child, pipe),) = started
+        assert not child.running
+        assert pipe.closed
+
+    asyncio.run(asyncio.wait_for(run(), 60))

@@ -1,9 +1,10 @@
 """The HTTP interface of a host agent.
 
     GET  /health                       heartbeat --> HostHealth
-    POST /engines, /modules            StartEngine, StartModule --> StartedEngine, StartedModule
+    POST /engines/N, /modules/N        StartEngine, StartModule --> StartedEngine, StartedModule
     GET  /processes/N                  --> ProcessEnd
     POST /processes/N/end, /stop       SIGTERM and no wait; end it and wait (?at_once=1)
+                                       N is the run's choice, and each start has another one
     GET  /logs, /logs/NAME             names of log files; the end of one (?lines=20)
     POST /files/seen, /serve, /fetch, /check, /put, /remove, /weights-root
                                        see `files`
@@ -19,7 +20,6 @@ start something waits: it may be late, and then no heartbeat follows it until th
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final, TypeVar
@@ -48,6 +48,7 @@ from areal_lab.engines.errors import EngineError
 from areal_lab.engines.keys import App, KeyGuard, Receive, Scope, Send
 from areal_lab.engines.launch.start import PortTaken
 from areal_lab.engines.protocol import WeightsFolder
+from areal_lab.host import ports
 from areal_lab.host.processes import ChildDied, last_lines
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -57,7 +58,9 @@ _REFUSALS: Final = (ValueError, OSError, ChildDied, PortTaken, EngineError, Data
 LATE: Final = 409
 """Status of a reply to a request for another incarnation."""
 REFUSED: Final = 422
-_STARTS: Final = frozenset({"/engines", "/modules", "/files/fetch"})
+_STARTS: Final = frozenset(
+    {"/engines/{number:int}", "/modules/{number:int}", "/files/fetch"},
+)
 """Wait while the run is silent."""
 _LINES: Final = 20
 
@@ -72,11 +75,11 @@ def agent_app(agent: HostAgent, token: str) -> App:
 
     async def start_engine(request: Request) -> Response:
         asked = from_json(StartEngine, await request.body())
-        return _reply(await agent.held.start_engine(asked))
+        return _reply(await agent.held.start_engine(request.path_params["number"], asked))
 
     async def start_module(request: Request) -> Response:
         asked = from_json(StartModule, await request.body())
-        return _reply(await agent.held.start_module(asked))
+        return _reply(await agent.held.start_module(request.path_params["number"], asked))
 
     async def end_of(request: Request) -> Response:
         return _reply(await agent.held.end_of(request.path_params["number"]))
@@ -97,8 +100,7 @@ def agent_app(agent: HostAgent, token: str) -> App:
 
     async def free_port(request: Request) -> Response:
         del request
-        with socket.create_server((agent.address, 0)) as listener:
-            return PlainTextResponse(str(listener.getsockname()[1]))
+        return PlainTextResponse(str(ports.free_port(agent.address)))
 
     async def logs(request: Request) -> Response:
         del request
@@ -143,8 +145,8 @@ def agent_app(agent: HostAgent, token: str) -> App:
         return Response()
 
     current = [
-        ("/engines", start_engine, "POST"),
-        ("/modules", start_module, "POST"),
+        ("/engines/{number:int}", start_engine, "POST"),
+        ("/modules/{number:int}", start_module, "POST"),
         ("/processes/{number:int}", end_of, "GET"),
         ("/processes/{number:int}/end", ask_to_end, "POST"),
         ("/processes/{number:int}/stop", stop, "POST"),

@@ -47,6 +47,7 @@ class HostFiles:
     folders: Folders
     connections: Connections
     _weights_root: Path | None = None
+    _choosing: asyncio.Lock = field(default_factory=asyncio.Lock)
     _fetched_weights: list[Path] = field(default_factory=list)
 
     async def seen(self, path: Path) -> SeenFolder:
@@ -67,7 +68,11 @@ class HostFiles:
         if request.weights_bytes:
             parent = await self.weights_root(request.weights_bytes)
         done = await mirror_async(
-            request.url, parent / request.name, self.connections, incarnation=request.incarnation
+            request.url,
+            parent / request.name,
+            self.connections,
+            incarnation=request.incarnation,
+            checksums=self.folders.checksums,
         )
         if request.weights_bytes:
             await asyncio.to_thread(self._keep, done.path)
@@ -84,17 +89,20 @@ class HostFiles:
 
     async def weights_root(self, size_bytes: int) -> Path:
         """A folder for weights of this size, in shared memory if there is room."""
-        if self._weights_root is None:
-            self._weights_root = await asyncio.to_thread(
-                choose_weights_root, self.folder, size_bytes
-            )
-        return self._weights_root
+        async with self._choosing:  # ranks and engines start at the same time
+            if self._weights_root is None:
+                self._weights_root = await asyncio.to_thread(
+                    choose_weights_root, self.folder, size_bytes
+                )
+            return self._weights_root
 
     def put(self, name: str, content: bytes) -> Path:
-        """Write a file of the run."""
+        """Write a file of the run; one that is there is replaced as a whole."""
         path = self.folder / "files" / Path(name).name
         path.parent.mkdir(exist_ok=True)
-        path.write_bytes(content)
+        partial = path.with_name(f".{path.name}")
+        partial.write_bytes(content)
+        partial.replace(path)
         return path
 
     async def remove(self, path: Path) -> None:

@@ -32,6 +32,7 @@ from areal_lab.host.owned_folders import (
     remove_abandoned_folders,
     remove_owned_folder,
 )
+from areal_lab.host.ports import address_towards
 from areal_lab.host.shared_memory import SHARED_MEMORY
 
 JOIN_S: Final = 300.0
@@ -69,8 +70,7 @@ async def run_agent(joining: Joining, say: Callable[[str], None]) -> None:
         NotTaken: if it refuses this host, or does not reply in time.
         ValueError: if the address of the run, or of this host, is none.
     """
-    run_host, run_port = _host_and_port(joining.run)
-    address = joining.address or address_towards(run_host, run_port)
+    address = joining.address or address_towards(_host_of(joining.run))
     try:
         listener = socket.create_server((address, 0))
     except OSError as error:
@@ -171,20 +171,6 @@ def _reason(joining: Joining, reply: httpx2.Response) -> str:
         )
 
 
-def address_towards(host: str, port: int) -> str:
-    """Address of this machine from which it reaches another one.
-
-    Raises:
-        ValueError: if it does not.
-    """
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((host, port))  # sends nothing, but selects the interface
-            return str(probe.getsockname()[0])
-    except OSError as error:
-        raise ValueError(f"this machine does not reach {host} ({error})") from error
-
-
 def group_environment(address: str) -> dict[str, str]:
     """Variables with which process groups of this host's children use the interface that has an
     address. By themselves they take that of the machine's name; none for a loopback address, which
@@ -197,8 +183,8 @@ def group_environment(address: str) -> dict[str, str]:
     return {}
 
 
-def _host_and_port(text: str) -> tuple[str, int]:
+def _host_of(text: str) -> str:
     host, separator, port = text.rpartition(":")
     if not separator or not host or not port.isdecimal():
         raise ValueError(f"--join is {text!r}, but must be ADDRESS:PORT, as in 10.0.0.1:6380")
-    return host, int(port)
+    return host

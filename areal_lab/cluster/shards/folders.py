@@ -1,6 +1,7 @@
 """Folders that a host serves to others: a model, weights of a version, a checkpoint.
 
     register("weights-v7", path) --> listing: names, sizes, xxh3_128 --> files by name in it
+                                 --folder is removed from the disk--> served no longer
 
 A file is served only if the listing has exactly its name, and only as it was listed: a request's
 path is never joined to a path on the disk.
@@ -11,6 +12,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,6 +80,40 @@ class Listing:
         return Listing(files)
 
 
+class Checksums:
+    """Checksums of files, each of which is read once as long as it is not changed. Safe in several
+    threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: dict[_Seen, Future[str]] = {}
+
+    def of(self, descriptor: int, *, again: bool = False) -> str:
+        """xxh3_128 of an open file, in hexadecimal digits. Blocks.
+
+        Args:
+            again: whether to read it in any case.
+        """
+        about = os.fstat(descriptor)
+        seen = (about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns)
+        reading: Future[str] = Future()
+        with self._lock:
+            known = None if again else self._known.get(seen)
+            if known is None:
+                self._known[seen] = reading
+                while len(self._known) > _KEPT_CHECKSUMS:
+                    del self._known[next(iter(self._known))]
+        if known is not None:
+            return known.result()  # another thread may still be reading it
+        try:
+            reading.set_result(checksum_of(descriptor, about.st_size))
+        except BaseException as error:
+            with self._lock:
+                self._known.pop(seen, None)
+            reading.set_exception(error)
+        return reading.result()
+
+
 @dataclass(frozen=True, slots=True)
 class _Folder:
     path: Path
@@ -87,10 +123,15 @@ class _Folder:
 class Folders:
     """Registered folders by name. Safe in several threads."""
 
-    def __init__(self) -> None:
+    def __init__(self, checksums: Checksums | None = None) -> None:
+        """Serve nothing yet.
+
+        Args:
+            checksums: of files that may be known; None knows none.
+        """
+        self.checksums = checksums or Checksums()
         self._lock = threading.Lock()
         self._folders: dict[str, _Folder] = {}
-        self._checksums: dict[_Seen, str] = {}
 
     def register(self, name: str, path: Path, *, follow_links: bool = False) -> None:
         """Serve a folder from now on; a name that is in use is replaced.
@@ -109,17 +150,12 @@ class Folders:
         if not path.is_dir():
             raise ValueError(f"{path} cannot be served as {name!r}: it is no folder")
         with self._lock:
-            self._folders[name] = _Folder(path.resolve(), follow_links)
-
-    def unregister(self, name: str) -> None:
-        """Serve it no longer; idempotent."""
-        with self._lock:
-            self._folders.pop(name, None)
+            self._there()[name] = _Folder(path.resolve(), follow_links)
 
     def names(self) -> tuple[str, ...]:
         """The registered names."""
         with self._lock:
-            return tuple(sorted(self._folders))
+            return tuple(sorted(self._there()))
 
     def listing(self, name: str) -> Listing:
         """The files of a folder; each is read once for its checksum. Blocks.
@@ -131,8 +167,8 @@ class Folders:
         folder = self._folder(name)
         files = []
         for file, path in _walk(folder):
-            with _opened(path, folder) as (descriptor, seen):
-                files.append(ListedFile(file, seen[2], self._checksum(descriptor, seen)))
+            with _opened(path, folder) as descriptor:
+                files.append(self._listed(file, descriptor))
         return Listing(tuple(files))
 
     @contextmanager
@@ -146,28 +182,26 @@ class Folders:
         path = dict(_walk(folder)).get(file)
         if path is None:
             raise NotHeld(f"folder {name!r} has no file {file!r}")
-        with _opened(path, folder) as (descriptor, seen):
-            yield descriptor, ListedFile(file, seen[2], self._checksum(descriptor, seen))
+        with _opened(path, folder) as descriptor:
+            yield descriptor, self._listed(file, descriptor)
+
+    def _listed(self, name: str, descriptor: int) -> ListedFile:
+        return ListedFile(name, os.fstat(descriptor).st_size, self.checksums.of(descriptor))
 
     def _folder(self, name: str) -> _Folder:
         with self._lock:
-            folder = self._folders.get(name)
-            if folder is None:
-                raise NotHeld(
-                    f"no folder {name!r} is served here; there are {sorted(self._folders)}"
-                )
-            return folder
+            folders = self._there()
+            if name not in folders:
+                raise NotHeld(f"no folder {name!r} is served here; there are {sorted(folders)}")
+            return folders[name]
 
-    def _checksum(self, descriptor: int, seen: _Seen) -> str:
-        with self._lock:
-            known = self._checksums.get(seen)
-        if known is None:
-            known = checksum_of(descriptor, seen[2])
-            with self._lock:
-                self._checksums[seen] = known
-                while len(self._checksums) > _KEPT_CHECKSUMS:
-                    del self._checksums[next(iter(self._checksums))]
-        return known
+    def _there(self) -> dict[str, _Folder]:
+        """Those that were not removed from the disk, as old versions and checkpoints are; the
+        others are forgotten. To be called with the lock."""
+        gone = [name for name, folder in self._folders.items() if not folder.path.is_dir()]
+        for name in gone:
+            del self._folders[name]
+        return self._folders
 
 
 def checksum_of(descriptor: int, size_bytes: int) -> str:
@@ -190,7 +224,8 @@ def _walk(folder: _Folder) -> Iterator[tuple[str, Path]]:
 
 
 @contextmanager
-def _opened(path: Path, folder: _Folder) -> Iterator[tuple[int, _Seen]]:
+def _opened(path: Path, folder: _Folder) -> Iterator[int]:
+    """The descriptor of a file while it is open."""
     real = path.resolve()
     if not folder.follow_links and not real.is_relative_to(folder.path):
         raise Refused(
@@ -202,7 +237,6 @@ def _opened(path: Path, folder: _Folder) -> Iterator[tuple[int, _Seen]]:
     except OSError as error:
         raise NotHeld(f"{path} cannot be read: {error.strerror}") from error
     try:
-        about = os.fstat(descriptor)
-        yield descriptor, (about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns)
+        yield descriptor
     finally:
         os.close(descriptor)

@@ -27,7 +27,7 @@ import numpy as np
 
 from areal_lab.cluster.shards.connections import Agent, Call, Connections
 from areal_lab.cluster.shards.errors import Damaged
-from areal_lab.cluster.shards.folders import Folders, ListedFile, Listing, checksum_of
+from areal_lab.cluster.shards.folders import Checksums, Folders, ListedFile, Listing
 from areal_lab.host.durable import flush_tree, replace_flushed
 from areal_lab.host.shared_memory import SHARED_MEMORY
 
@@ -60,6 +60,7 @@ def mirror(
     *,
     incarnation: str = "",
     progress: Callable[[int, int], None] = lambda _done, _total: None,
+    checksums: Checksums | None = None,
 ) -> Mirrored:
     """Make `destination` equal to a folder of another host. Blocks.
 
@@ -70,6 +71,7 @@ def mirror(
         incarnation: of the agent that serves it; empty accepts any.
         progress: called with the bytes that arrived so far and those of the whole folder, from
             several threads.
+        checksums: of files of this host that may be known, and soon are; None knows none.
 
     Raises:
         ValueError: the URL is of another form, or the destination has other content.
@@ -77,19 +79,20 @@ def mirror(
         OSError: it cannot be written.
     """
     agent, path = _parsed(url, incarnation)
+    checksums = checksums or Checksums()
     destination = destination.absolute()
     destination.parent.mkdir(parents=True, exist_ok=True)
     with _locked(destination.with_name(f".{destination.name}.mirror-lock")):
         call = Call(agent, "GET", path, f"folder {url}", silence_s=LISTING_S)
         listing = Listing.from_json(connections.call(call))
         if destination.exists():
-            _check_equal(destination, listing, url)
+            _check_equal(destination, listing, url, checksums)
             return Mirrored(destination, listing, 0)
         temporary = destination.with_name(f".{destination.name}.mirror")
         shutil.rmtree(temporary, ignore_errors=True)  # of a process that was killed
         temporary.mkdir()
         try:
-            _fetch(_Source(agent, path, listing, connections, progress), temporary)
+            _fetch(_Source(agent, path, listing, connections, progress), temporary, checksums)
             if destination.is_relative_to(SHARED_MEMORY):
                 temporary.rename(destination)
             else:
@@ -107,11 +110,11 @@ async def mirror_async(
     connections: Connections,
     *,
     incarnation: str = "",
-    progress: Callable[[int, int], None] = lambda _done, _total: None,
+    checksums: Checksums | None = None,
 ) -> Mirrored:
     """As `mirror`, in a thread."""
     return await asyncio.to_thread(
-        mirror, url, destination, connections, incarnation=incarnation, progress=progress
+        mirror, url, destination, connections, incarnation=incarnation, checksums=checksums
     )
 
 
@@ -147,7 +150,7 @@ class _Source:
         self._progress(arrived, self.listing.size_bytes)
 
 
-def _fetch(source: _Source, folder: Path) -> None:
+def _fetch(source: _Source, folder: Path, checksums: Checksums) -> None:
     """Fetch all files, and compare each with its checksum."""
     with ThreadPoolExecutor(source.connections.streams, thread_name_prefix="mirror") as pool:
         pieces = []
@@ -165,7 +168,7 @@ def _fetch(source: _Source, folder: Path) -> None:
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-        list(pool.map(lambda file: _verify(file, folder), source.listing.files))
+        list(pool.map(lambda file: _verify(file, folder, checksums), source.listing.files))
 
 
 def _fetch_piece(source: _Source, file: ListedFile, start: int, path: Path) -> None:
@@ -178,9 +181,9 @@ def _fetch_piece(source: _Source, file: ListedFile, start: int, path: Path) -> N
             start, left = start + written, left[written:]
 
 
-def _verify(file: ListedFile, folder: Path) -> None:
+def _verify(file: ListedFile, folder: Path, checksums: Checksums) -> None:
     with (folder / file.name).open("rb", buffering=0) as opened:
-        found = checksum_of(opened.fileno(), file.size_bytes)
+        found = checksums.of(opened.fileno(), again=True)  # it has just been written
     if found != file.checksum:
         raise Damaged(
             f"{file.name} arrived with checksum {found} instead of {file.checksum}; the folder was "
@@ -188,8 +191,8 @@ def _verify(file: ListedFile, folder: Path) -> None:
         )
 
 
-def _check_equal(destination: Path, listing: Listing, url: str) -> None:
-    own = Folders()
+def _check_equal(destination: Path, listing: Listing, url: str, checksums: Checksums) -> None:
+    own = Folders(checksums)
     own.register("own", destination, follow_links=True)
     if own.listing("own") != listing:
         raise ValueError(

@@ -28,6 +28,8 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed import distributed_c10d as c10d
 
+from areal_lab.host.ports import address_towards
+
 LOOPBACK = "127.0.0.1"
 _INTERFACE = "GLOO_SOCKET_IFNAME"
 
@@ -126,11 +128,11 @@ def leave(group: dist.ProcessGroup) -> None:
 
 
 def own_address(engine_urls: Iterable[str]) -> str:
-    """Address of this machine as the engines see it."""
+    """Address of this machine as the engines see it.
+
+    Raises:
+        ValueError: as `address_towards`.
+    """
     hosts = [urlsplit(url).hostname or LOOPBACK for url in engine_urls]
     remote = [host for host in hosts if host not in (LOOPBACK, "localhost")]
-    if not remote:
-        return LOOPBACK
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((remote[0], 9))  # sends nothing, but selects the interface
-        return str(probe.getsockname()[0])
+    return address_towards(remote[0]) if remote else LOOPBACK

@@ -25,8 +25,8 @@ from areal_lab.pipeline.resume.saved_run import (
     open_tokens_to_bytes,
 )
 from areal_lab.runlog.folder import RunFolder
-from areal_lab.training.process.client import TrainerProcess
 from areal_lab.training.protocol import Saved, SaveRequest, Span
+from areal_lab.training.trainer import Trainer
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class CheckpointWriter:
 
     folder: RunFolder
     config: TrainConfig
-    trainer: TrainerProcess
+    trainer: Trainer
     data: str
     """Digest of the problems."""
     given: tuple[str, ...] = ()

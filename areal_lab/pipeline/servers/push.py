@@ -23,8 +23,8 @@ from areal_lab.engines.client.engine_client import (
 )
 from areal_lab.engines.protocol import PauseMode, WeightsFolder
 from areal_lab.engines.weights.records import EngineFailure, EngineTarget, WeightsInMemory
-from areal_lab.training.process.client import TrainerProcess
 from areal_lab.training.protocol import Pushed, PushRequest
+from areal_lab.training.trainer import Trainer
 
 Weights: TypeAlias = WeightsFolder | WeightsInMemory
 PushTo: TypeAlias = Callable[[EngineClient], Coroutine[Any, Any, object]]
@@ -32,7 +32,7 @@ PreparePush: TypeAlias = Callable[[Weights, Sequence[EngineClient], PauseMode], 
 
 
 def prepare_push_from(
-    trainer: TrainerProcess,
+    trainer: Trainer,
     *,
     ranks: int = 1,
     pushed: Callable[[Pushed], None] = lambda _: None,
@@ -57,7 +57,7 @@ def prepare_push_from(
 class _Push:
     """One push to all engines, and the result for each of them."""
 
-    trainer: TrainerProcess
+    trainer: Trainer
     weights: WeightsInMemory
     clients: Sequence[EngineClient]
     mode: PauseMode

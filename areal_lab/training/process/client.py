@@ -154,7 +154,7 @@ class TrainerProcess:
     async def start(
         cls, settings: TrainerSettings, *, log_path: Path, start_rank: StartRank | None = None
     ) -> Self:
-        """Start the process and wait until its model is loaded and version 0 is exported.
+        """Start the processes and wait until its model is loaded and version 0 is exported.
 
         Args:
             log_path: file for its output, if it is started here.
@@ -163,6 +163,7 @@ class TrainerProcess:
         Raises:
             TrainingError: if it reports why it cannot start.
             ChildDied: if it ends without a message.
+            Exception: the first one of `start_rank`; the other processes are ended.
         """
         if settings.ranks > 1 and not settings.rendezvous:
             root = Path(settings.weights_root)
@@ -171,25 +172,29 @@ class TrainerProcess:
             settings = replace(settings, rendezvous=str(root / f".ranks-{uuid4().hex}"))
         start_rank = start_rank or RanksHere(log_path)
         async with AsyncExitStack() as opened:
-            children: list[RunningProcess] = []
-            pipes: list[list[Connection]] = []
-            for rank in range(settings.ranks):
-                child, ours = await start_rank(
+            running: dict[int, tuple[RunningProcess, list[Connection]]] = {}
+            opened.push_async_callback(_end, running)
+
+            async def begin(rank: int) -> None:
+                running[rank] = await start_rank(
                     rank,
                     settings,
                     pipes=_PIPES if rank == 0 else 1,
                     environment=_environment(settings, rank),
                 )
-                opened.push_async_callback(child.stop)
-                for pipe in ours:
-                    opened.callback(shut, pipe)
-                children.append(child)
-                pipes.append(ours)
-            _, push_pipe, save_pipe = pipes[0]
-            first = [of_rank[0] for of_rank in pipes]
+
+            try:
+                async with asyncio.TaskGroup() as starting:
+                    for rank in range(settings.ranks):
+                        starting.create_task(begin(rank), name=f"start {rank_name(rank)}")
+            except ExceptionGroup as errors:
+                raise errors.exceptions[0] from errors  # the others were cancelled
+            _, push_pipe, save_pipe = running[0][1]
+            children = tuple(running[rank][0] for rank in range(settings.ranks))
+            first = tuple(running[rank][1][0] for rank in range(settings.ranks))
             ready = await _receive_all(children, first, TrainerReady)
             opened.pop_all()
-        return cls(tuple(children), ready, tuple(first), push_pipe, save_pipe)
+        return cls(children, ready, first, push_pipe, save_pipe)
 
     async def train(self, request: TrainBatchRequest) -> TrainStepResult:
         """Train on one batch.
@@ -279,6 +284,14 @@ class TrainerProcess:
             reply = await _receive_all(self.children, self._pipes, kind)
             self._reply_pending = False
             return reply
+
+
+async def _end(running: Mapping[int, tuple[RunningProcess, list[Connection]]]) -> None:
+    """End processes that were started, and close our ends of their pipes."""
+    for _, pipes in running.values():
+        for pipe in pipes:
+            shut(pipe)
+    await asyncio.gather(*(child.stop() for child, _ in running.values()))
 
 
 async def _receive_all(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -225,6 +226,24 @@ def test_no_path_leaves_a_folder(agent: Agent, parts: list[str]) -> None:
     assert status == 404 or body == b"{}" or (not parts and status in (200, 307))
 
 
+def test_folders_that_are_removed_are_served_no_longer(tmp_path: Path) -> None:
+    folders = Folders()
+    for version in range(50):  # of which a run keeps two
+        (tmp_path / f"v{version}").mkdir()
+        (tmp_path / f"v{version}" / "weights").touch()
+        folders.register(f"v{version}", tmp_path / f"v{version}")
+        if version >= 2:
+            shutil.rmtree(tmp_path / f"v{version - 2}")
+        assert len(folders._folders) <= 3
+    assert folders.names() == ("v48", "v49")
+    shutil.rmtree(tmp_path / "v48")
+    with pytest.raises(NotHeld, match=r"no folder 'v48' is served here; there are \['v49'\]"):
+        folders.listing("v48")
+    with pytest.raises(NotHeld, match="no folder 'v48'"), folders.reading("v48", "weights"):
+        pass
+    assert len(folders.listing("v49").files) == 1
+
+
 def test_links_that_lead_out_are_refused(tmp_path: Path) -> None:
     served = tmp_path / "served"
     served.mkdir()
@@ -300,8 +319,6 @@ def test_unknown_folders_incarnations_and_urls_are_refused(
         folders.register("a", tmp_path / "nothing")
     with pytest.raises(ValueError, match="use a name without a slash"):
         folders.register("a/b", tmp_path)
-    folders.register("a", tmp_path)
-    folders.unregister("a")
     assert folders.names() == ()
     with pytest.raises(Damaged, match="no listing"):
         Listing.from_json({"files": [1]})

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ import pytest
 from areal_lab.cluster.records import TOKEN_VARIABLE
 from areal_lab.config.schema import TrainConfig
 from areal_lab.control.events import Train
+from areal_lab.host.ports import free_port
 from areal_lab.pipeline.progress import Display, Silent
 from areal_lab.pipeline.resume.recovery import Recovery
 from areal_lab.pipeline.run import RunResult, prepare, prepare_recovery, run
@@ -125,8 +125,7 @@ def meeting_point(
 ) -> tuple[str, list[str]]:
     """Where agents join a run on this machine, and its settings."""
     patch.setenv(TOKEN_VARIABLE, secrets.token_urlsafe())
-    with socket.create_server((network.address, 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port(network.address)
     return f"{network.address}:{port}", [
         f"cluster.n_nodes={hosts}",
         f"cluster.address={network.address}",

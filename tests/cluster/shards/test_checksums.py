@@ -1,0 +1,136 @@
+"""Each file of a folder that is served or mirrored is read once for its checksum."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from areal_lab.cluster.shards import folders
+from areal_lab.cluster.shards.connections import Agent, Connections
+from areal_lab.cluster.shards.folders import Checksums, Folders
+from areal_lab.cluster.shards.mirror import folder_url, mirror
+from tests.cluster.shards.agent import KEY, running_agent
+
+NAMES = ("config.json", "empty", "model.safetensors")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of another host."""
+    made = tmp_path_factory.mktemp("host-a")
+    for name in NAMES:
+        (made / name).write_bytes(b"" if name == "empty" else name.encode())
+    return made
+
+
+@pytest.fixture(scope="module")
+def agent(folder: Path) -> Iterator[Agent]:
+    with running_agent(folders={"w": str(folder)}) as running:
+        yield running.agent
+
+
+@pytest.fixture
+def connections() -> Iterator[Connections]:
+    made = Connections(KEY)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Inodes of the files that were read for their checksums in this process."""
+    read: list[int] = []
+    original = folders.checksum_of
+
+    def counted(descriptor: int, size_bytes: int) -> str:
+        read.append(os.stat(descriptor).st_ino)
+        return original(descriptor, size_bytes)
+
+    monkeypatch.setattr(folders, "checksum_of", counted)
+    return read
+
+
+def test_each_file_of_a_mirror_is_hashed_once(
+    agent: Agent, tmp_path: Path, connections: Connections, hashed: list[int]
+) -> None:
+    checksums = Checksums()
+    for _ in range(3):  # engines of one host
+        found = mirror(folder_url(agent, "w"), tmp_path / "v1", connections, checksums=checksums)
+    served = Folders(checksums)
+    served.register("v1", found.path)
+    assert served.listing("v1") == found.listing
+    assert len(hashed) == len(set(hashed)) == len(NAMES)
+    (found.path / "config.json").write_text("[]")
+    assert served.listing("v1") != found.listing
+    assert len(hashed) == len(NAMES) + 1
+
+
+def test_a_file_that_has_arrived_is_hashed_though_one_like_it_may_be_known(
+    agent: Agent, tmp_path: Path, connections: Connections
+) -> None:
+    """The inode of a removed file may be used again, and times are coarse."""
+    asked: list[bool] = []
+
+    class Noted(Checksums):
+        def of(self, descriptor: int, *, again: bool = False) -> str:
+            asked.append(again)
+            return Checksums.of(self, descriptor, again=again)
+
+    mirror(folder_url(agent, "w"), tmp_path / "v1", connections, checksums=Noted())
+    assert asked == [True] * len(NAMES)
+
+
+def test_a_file_is_read_again_where_that_is_asked_for(folder: Path, hashed: list[int]) -> None:
+    checksums = Checksums()
+    with (folder / NAMES[0]).open("rb") as opened:
+        found = {checksums.of(opened.fileno(), again=again) for again in (False, True, False)}
+    assert len(found) == 1
+    assert len(hashed) == 2
+
+
+def test_hosts_that_ask_at_the_same_time_have_each_file_hashed_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, hashed: list[int]
+) -> None:
+    served, hosts = Folders(), 4
+    served.register("w", folder)
+    asking: set[int] = set()
+    all_ask = threading.Event()
+    fstat, counted = os.fstat, folders.checksum_of
+
+    def looked(descriptor: int) -> os.stat_result:
+        asking.add(threading.get_ident())
+        if len(asking) == hosts:
+            all_ask.set()
+        return fstat(descriptor)
+
+    def when_all_ask(descriptor: int, size_bytes: int) -> str:
+        assert all_ask.wait(60)
+        return counted(descriptor, size_bytes)
+
+    monkeypatch.setattr(folders, "checksum_of", when_all_ask)
+    monkeypatch.setattr(os, "fstat", looked)
+    with ThreadPoolExecutor(hosts) as pool:
+        found = list(pool.map(served.listing, ["w"] * hosts))
+    assert all(one == found[0] for one in found)
+    assert len(hashed) == len(NAMES)
+
+
+def test_a_checksum_that_could_not_be_read_is_read_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = Folders()
+    served.register("w", folder)
+
+    def fails(*_: object) -> str:
+        raise OSError("the disk is ill")
+
+    with monkeypatch.context() as ill:
+        ill.setattr(folders, "checksum_of", fails)
+        with pytest.raises(OSError, match="the disk is ill"):
+            served.listing("w")
+    assert len(served.listing("w").files) == len(NAMES)
