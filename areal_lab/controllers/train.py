@@ -15,9 +15,8 @@ from areal_lab.engines.protocol import WeightsFolder
 from areal_lab.engines.weights.records import Transfer
 from areal_lab.preflight.limits import threads_of
 from areal_lab.preflight.placement import machine_of, place_engines, place_trainer
-from areal_lab.training.protocol import SaveRequest, TrainBatchRequest
+from areal_lab.training.protocol import RunningTrainer, SaveRequest, TrainBatchRequest
 from areal_lab.training.settings import TrainerSettings
-from areal_lab.training.trainer import RunningTrainer
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from areal_lab.engines.client.engine_client import EngineClient
 from areal_lab.engines.launch.start import EngineProcess
 from areal_lab.host.processes import ChildDied, RunningProcess
-from areal_lab.training.trainer import RunningTrainer
+from areal_lab.training.protocol import RunningTrainer
 
 Result = TypeVar("Result")
 

@@ -27,7 +27,7 @@ from areal_lab.runlog.incidents import COUNTED
 from areal_lab.runlog.records import Log, RunHeader
 from areal_lab.runlog.replay import limits_to_fields
 from areal_lab.runlog.summary import build_summary, counted
-from areal_lab.training.trainer import RunningTrainer
+from areal_lab.training.protocol import RunningTrainer
 
 
 @dataclass(slots=True)

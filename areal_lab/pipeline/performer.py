@@ -45,8 +45,7 @@ from areal_lab.runlog.file import EventLog
 from areal_lab.runlog.folder import RunFolder, SampleText
 from areal_lab.runlog.incidents import COUNTED
 from areal_lab.runlog.records import PIPELINE, TRAINER, TurnTimes, engine_process
-from areal_lab.training.protocol import TrainBatchRequest
-from areal_lab.training.trainer import Trainer
+from areal_lab.training.protocol import TrainBatchRequest, Trainer
 
 
 @dataclass(slots=True)

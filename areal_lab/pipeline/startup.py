@@ -65,9 +65,8 @@ from areal_lab.runlog.folder import RunFolder
 from areal_lab.runlog.records import TRAINER, RunHeader, engine_process
 from areal_lab.runlog.replay import limits_to_fields
 from areal_lab.training.process.client import TrainerProcess
-from areal_lab.training.protocol import Pushed, TrainerReady
+from areal_lab.training.protocol import Pushed, RunningTrainer, TrainerReady
 from areal_lab.training.settings import TrainerSettings
-from areal_lab.training.trainer import RunningTrainer
 
 if TYPE_CHECKING:
     from areal_lab.functional.losses.policy import (

@@ -1,4 +1,4 @@
-"""The messages between the pipeline and the trainer process, over three pipes.
+"""What a run uses of a trainer, and the messages between it and its process, over three pipes.
 
     pipeline --(TrainBatchRequest | ExportRequest | SaveRequest | None)--> worker
     worker   --(TrainerReady | TrainStepResult | Exported | Copied | Saved | TrainerFailed)-->
@@ -17,12 +17,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from areal_lab.control.events import Version
 from areal_lab.data.trajectory import Trajectory
 from areal_lab.engines.protocol import WeightsFolder
 from areal_lab.engines.weights.records import EngineFailure, EngineTarget, WeightsInMemory
+from areal_lab.host.processes import RunningProcess
 
 STATE_FOLDER: Final = "trainer"
 """Subfolder of a checkpoint with the trainer's state."""
@@ -173,3 +174,58 @@ class TrainerFailed:
 
     message: str
     traceback: str
+
+
+class Trainer(Protocol):
+    """Learns from batches, and hands out weights and checkpoints."""
+
+    async def train(self, request: TrainBatchRequest) -> TrainStepResult:
+        """Train on one batch.
+
+        Raises:
+            BatchMissing: a batch that is not in the request cannot be read; nothing was trained.
+        """
+        ...
+
+    async def export(self) -> Exported:
+        """Write the weights for the engines, or keep them in its memory."""
+        ...
+
+    async def push(self, request: PushRequest) -> Pushed:
+        """Push a version from its memory into engines; steps continue, and failures of engines are
+        part of the reply."""
+        ...
+
+    async def remove(self, weights: WeightsFolder) -> None:
+        """Remove exported weights that no engine needs any more."""
+        ...
+
+    async def save(self, request: SaveRequest) -> Saved:
+        """Write a checkpoint."""
+        ...
+
+    async def start_save(self, request: SaveRequest) -> Copied:
+        """Begin to write a checkpoint; `saved` has to be awaited before the next one."""
+        ...
+
+    async def saved(self) -> Saved:
+        """Wait for the end of `start_save`'s checkpoint."""
+        ...
+
+
+class RunningTrainer(Trainer, Protocol):
+    """A trainer with processes, which this program has started."""
+
+    @property
+    def children(self) -> tuple[RunningProcess, ...]:
+        """The processes, by rank."""
+        ...
+
+    @property
+    def ready(self) -> TrainerReady:
+        """Its message that its model is loaded."""
+        ...
+
+    async def stop(self) -> None:
+        """End the processes. Idempotent."""
+        ...

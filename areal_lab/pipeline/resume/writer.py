@@ -25,8 +25,7 @@ from areal_lab.pipeline.resume.saved_run import (
     open_tokens_to_bytes,
 )
 from areal_lab.runlog.folder import RunFolder
-from areal_lab.training.protocol import Saved, SaveRequest, Span
-from areal_lab.training.trainer import Trainer
+from areal_lab.training.protocol import Saved, SaveRequest, Span, Trainer
 
 
 @dataclass(slots=True, kw_only=True)

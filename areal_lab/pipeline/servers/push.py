@@ -23,8 +23,7 @@ from areal_lab.engines.client.engine_client import (
 )
 from areal_lab.engines.protocol import PauseMode, WeightsFolder
 from areal_lab.engines.weights.records import EngineFailure, EngineTarget, WeightsInMemory
-from areal_lab.training.protocol import Pushed, PushRequest
-from areal_lab.training.trainer import Trainer
+from areal_lab.training.protocol import Pushed, PushRequest, Trainer
 
 Weights: TypeAlias = WeightsFolder | WeightsInMemory
 PushTo: TypeAlias = Callable[[EngineClient], Coroutine[Any, Any, object]]
