@@ -115,8 +115,8 @@ $(CLUSTER)/.ready: pyproject.toml constraints.txt $(READY)
 	@touch $@
 
 test-cluster: slurm $(CLUSTER)/.ready
-	@echo "Testing on clusters of emulated nodes (about four minutes)."
-	@$(CLUSTER)/bin/python -m pytest -m cluster --numprocesses 3 --dist loadgroup --no-loadscope-reorder tests/cluster $(ARGS)
+	@echo "Testing on clusters of emulated nodes (six to eight minutes)."
+	@$(CLUSTER)/bin/python -m pytest -m cluster --numprocesses 3 --dist loadfile --no-loadscope-reorder tests/cluster $(ARGS)
 
 test-deploy: $(READY)
 	@$(BIN)/python -m tests.cluster.deploy.validators.environments

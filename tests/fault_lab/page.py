@@ -4,7 +4,7 @@ python -m pytest -m "sglang or not sglang" tests/real_engines/test_faults.py \\
     -o junit_family=xunit1 --junitxml=faults.xml
 python -m pytest -m "slow or not slow" tests/pipeline/test_part_faults.py \\
     -o junit_family=xunit1 --junitxml=parts.xml
-python -m pytest -m cluster tests/cluster/test_host_faults.py \\
+python -m pytest -m cluster tests/cluster/host_faults \\
     -o junit_family=xunit1 --junitxml=hosts.xml
 python -m tests.fault_lab.page faults.xml parts.xml hosts.xml
 

@@ -48,23 +48,16 @@ def test_a_submitted_job_has_its_hosts_on_the_cluster_that_runs_it() -> None:
                 for line in head.stdout:
                     if "--block" in line:  # it is up
                         break
-                submitted = subprocess.run(
-                    [
-                        *(
-                            *RAY,
-                            "job",
-                            "submit",
-                            "--address",
-                            f"http://127.0.0.5:{dashboard}",
-                            "--",
-                        ),
-                        *(sys.executable, "-m", "tests.cluster.ray.job", "auto"),
-                    ],
-                    env=environment,
-                    capture_output=True,
-                    text=True,
-                    check=False,
-                )
+                submit = [
+                    *(*RAY, "job", "submit", "--address", f"http://127.0.0.5:{dashboard}", "--"),
+                    *(sys.executable, "-m", "tests.cluster.ray.job", "auto"),
+                ]
+                while True:
+                    submitted = subprocess.run(
+                        submit, env=environment, capture_output=True, text=True, check=False
+                    )
+                    if "No available agent" not in submitted.stderr + submitted.stdout:
+                        break  # else its dashboard was there before the agent that starts jobs
                 assert "host h1 has joined" in submitted.stdout, submitted.stdout + submitted.stderr
                 assert submitted.returncode == 0
             finally:

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +27,7 @@ from areal_lab.pipeline.state import RunState
 from tests.cluster.namespaces import Network
 from tests.fault_lab.hosts.client import CLIENTS
 from tests.fault_lab.hosts.faults import (
+    CONTROLLER_FAULTS,
     GATEWAY_FAULTS,
     Blow,
     HostFault,
@@ -43,6 +45,7 @@ from tests.fault_lab.hosts.runs import (
     EXACT,
     ON_TWO_HOSTS,
     PORT,
+    Cause,
     Measured,
     Seen,
     check_trained_once,
@@ -63,6 +66,12 @@ from tests.pipeline.tiny_run import (
 
 SILENT: Final = "has heard nothing from the run"
 """What an agent prints."""
+
+
+def cause_in_controllers(cause: Cause, blow: Blow) -> None:
+    """All faults of controllers by this blow, each in a run of its own on three machines."""
+    faults = [one for one in (*CONTROLLER_FAULTS, *GATEWAY_FAULTS) if one.blow is blow]
+    cause(partial(faults_of_controller_hosts, faults=faults), 3 * len(faults))
 
 
 def faults_of_controller_hosts(

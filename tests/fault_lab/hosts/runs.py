@@ -83,6 +83,10 @@ class Seen:
 
 
 Measured = dict[HostFault, Seen]
+Faults = Callable[[Network, Path, pytest.MonkeyPatch], Measured]
+"""Causes faults of machines, one after the other or in runs of their own."""
+Cause = Callable[[Faults, int], None]
+"""The fixture `cause`: takes the faults and how many machines they need."""
 
 
 @dataclass
