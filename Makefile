@@ -125,9 +125,9 @@ test-deploy: $(READY)
 
 test-sglang: $(READY)
 	@$(BIN)/areal-lab engine install sglang
-	@echo "Testing against real servers (about 23 minutes); each takes up to a minute to start."
+	@echo "Testing against real servers (about 15 minutes); each takes up to a minute to start."
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'sglang or not sglang' -k 'not vllm' \
-		tests/real_engines $(ARGS)
+		--numprocesses 2 --dist loadfile --no-loadscope-reorder tests/real_engines $(ARGS)
 
 test-vllm: $(READY)
 	@$(BIN)/areal-lab engine install vllm
