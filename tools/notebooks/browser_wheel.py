@@ -26,6 +26,7 @@ PARTS: Final = (
     "areal_lab/control",
     "areal_lab/extras.py",
     "areal_lab/host/__init__.py",
+    "areal_lab/host/claim.py",
     "areal_lab/host/cpu.py",
     "areal_lab/host/isolation.py",
     "areal_lab/plots",
