@@ -42,6 +42,7 @@ from areal_lab.cluster.shards.replies import INCARNATION
 from areal_lab.control.liveness import HostLiveness
 from areal_lab.engines.keys import authorization
 from areal_lab.engines.protocol import WeightsFolder
+from areal_lab.host.certificates import certificates_for
 from areal_lab.host.processes import ChildDied
 
 Reply = TypeVar("Reply")
@@ -99,7 +100,7 @@ class Host:
             },
             timeout=httpx2.Timeout(_CONTROL_S, connect=_CONNECT_S),
             trust_env=False,
-            verify=False,  # its address is http
+            verify=certificates_for(self.facts.url),
         )
 
     @property

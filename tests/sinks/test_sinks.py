@@ -23,14 +23,29 @@ from tests.host.test_claim import continue_elsewhere
 ROOT = Path(__file__).parents[2]
 LINES = 5
 RECORDING_WORKER = """
-import sys
+import os, sys
 from pathlib import Path
+from areal_lab.host.claim import claim_of
 from areal_lab.sinks import worker
 from tests.sinks.test_sinks import Recording
+
+tells = os.dup(1)
+
+class Telling:
+    def __init__(self, claim):
+        self.claim = claim
+
+    @property
+    def taken(self):
+        if taken := self.claim.taken:
+            os.write(tells, b"taken\\n")
+        return taken
+
 worker._open = lambda *_: Recording()
+worker.claim_of = lambda folder: Telling(claim_of(folder))
 worker.main(Path(sys.argv[1]), "tensorboard", 5.0)
 """
-"""The process of a sink whose tool is not installed here."""
+"""The process of a sink whose tool is not installed here; it tells when it finds its run taken."""
 
 
 @pytest.fixture
@@ -156,6 +171,7 @@ def test_every_sink_has_a_class() -> None:
         assert f"class {name}:" in file.read_text()
 
 
+@pytest.mark.timeout(60)  # so long it would wait for a process that does not look
 def test_a_sink_sends_nothing_that_another_process_writes(folder: Path) -> None:
     config = load_config(None, ["sinks=[tensorboard]"])
     (folder / "config.yaml").write_text(OmegaConf.to_yaml(config.model_dump()))
@@ -167,11 +183,12 @@ def test_a_sink_sends_nothing_that_another_process_writes(folder: Path) -> None:
         while json.loads(process.stdout.readline())["points"] < 1 + LINES:
             pass
         continue_elsewhere(folder)
+        assert process.stdout.readline() == b"taken\n"
         with (folder / "metrics.jsonl").open("a") as file:
             file.write(json.dumps({"step": 6, "version": 6, "time_s": 12.0, "loss": 0.5}) + "\n")
         rest, _ = process.communicate()
     assert process.returncode == 0
-    assert rest == b""
+    assert rest == b"taken\n"
 
 
 def test_a_measurement_of_several_versions_says_so(folder: Path) -> None:

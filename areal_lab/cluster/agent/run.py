@@ -27,6 +27,7 @@ from areal_lab.cluster.agent.lease import HostAgent
 from areal_lab.cluster.records import HostFacts, Refused, Welcome, from_json, to_json
 from areal_lab.engines.keys import authorization
 from areal_lab.host.asgi import served
+from areal_lab.host.certificates import certificates_for
 from areal_lab.host.owned_folders import (
     make_owned_folder,
     remove_abandoned_folders,
@@ -125,11 +126,12 @@ async def _join(
     """Ask until the run replies; None if the agent is to end before that."""
     until_s = time.monotonic() + wait_s
     said_s, last = time.monotonic(), ""
+    run = f"http://{joining.run}"
     async with httpx2.AsyncClient(
-        base_url=f"http://{joining.run}",
+        base_url=run,
         headers=authorization(joining.token),
         trust_env=False,
-        verify=False,  # the address is http
+        verify=certificates_for(run),
     ) as http:
         while True:
             try:

@@ -14,7 +14,7 @@ from areal_lab.cluster.shards import folders
 from areal_lab.cluster.shards.connections import Agent, Connections
 from areal_lab.cluster.shards.folders import Checksums, Folders
 from areal_lab.cluster.shards.mirror import folder_url, mirror
-from tests.cluster.shards.agent import KEY, running_agent
+from tests.cluster.shards.agent import running_agent
 
 NAMES = ("config.json", "empty", "model.safetensors")
 
@@ -32,13 +32,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def agent(folder: Path) -> Iterator[Agent]:
     with running_agent(folders={"w": str(folder)}) as running:
         yield running.agent
-
-
-@pytest.fixture
-def connections() -> Iterator[Connections]:
-    made = Connections(KEY)
-    yield made
-    made.close()
 
 
 @pytest.fixture

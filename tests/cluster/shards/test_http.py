@@ -55,13 +55,6 @@ def shared() -> Iterator[Running]:
 
 
 @pytest.fixture
-def connections() -> Iterator[Connections]:
-    made = Connections(KEY)
-    yield made
-    made.close()
-
-
-@pytest.fixture
 def store(shared: Running, connections: Connections) -> Iterator[HttpStore]:
     made = HttpStore(shared.agent, connections)
     yield made

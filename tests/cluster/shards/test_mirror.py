@@ -51,13 +51,6 @@ def agent(folder: Path) -> Iterator[Agent]:
         yield running.agent
 
 
-@pytest.fixture
-def connections() -> Iterator[Connections]:
-    made = Connections(KEY)
-    yield made
-    made.close()
-
-
 def content(folder: Path) -> dict[str, bytes]:
     return {
         path.relative_to(folder).as_posix(): path.read_bytes()
