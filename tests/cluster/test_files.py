@@ -113,6 +113,19 @@ async def test_ranks_that_start_at_the_same_time_get_one_folder_for_weights(tmp_
 
 
 @in_loop
+async def test_a_file_of_the_run_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    """Each rank is given the loss, while another one may be reading it."""
+    async with host_lab(tmp_path / "logs", 1) as lab:
+        (host,) = lab.hosts.working
+        path = await host.put_file("loss.pickle", b"loss")
+        with path.open("rb") as read:
+            assert await host.put_file("loss.pickle", b"another") == path
+            assert read.read() == b"loss"
+        assert path.read_bytes() == b"another"
+        assert list(path.parent.iterdir()) == [path]
+
+
+@in_loop
 async def test_a_folder_of_a_host_is_copied_to_this_machine(tmp_path: Path) -> None:
     async with host_lab(tmp_path / "logs", 1) as lab:
         (host,) = lab.hosts.working
