@@ -43,17 +43,26 @@ def live(setup: dict[str, object], job: dict[str, object]) -> NoReturn:
         path = setup["path"]
         assert isinstance(path, list)
         sys.path += path
+        may_start, start = os.pipe()
         program = os.fork()
     except BaseException as error:
         os.write(STATUS, f"R{error}".encode(errors="replace")[:500])
         os._exit(1)
     if program == 0:
         os.close(STATUS)
+        os.close(start)
+        if not os.read(may_start, 1):
+            os._exit(1)
+        os.close(may_start)
         _run(job)
     # Of what the program sends, init gets only signals that it handles, and Python handles one.
     _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
-    os.closerange(0, STATUS)  # the program's alone, so that its end is seen at the other ends
     os.write(STATUS, b"S")  # fails, and ends all of this, if the keeper died meanwhile
+    # Not before: a program that broke a limit would look like one that could not be started.
+    os.write(start, b"S")
+    os.close(start)
+    os.close(may_start)
+    os.closerange(0, STATUS)  # the program's alone, so that its end is seen at the other ends
     while True:
         ended, status = os.wait()
         if ended == program:

@@ -117,3 +117,20 @@ except OSError as error:
         *["Read-only file system"] * 4,
         "No space left on device",
     ]
+
+
+def test_a_program_begins_when_its_start_has_been_told() -> None:
+    """Init is slow: it waits for the program to write first, but not for ever."""
+    told = run(
+        "import select",
+        "from areal_lab.rewards.sandbox import cell",
+        "cell.confine = lambda setup: None",
+        "seen, tell = os.pipe()",
+        "if os.fork() == 0:",
+        "    os.dup2(seen, 10), os.dup2(tell, 11), os.dup2(tell, cell.STATUS)",
+        "    cell._signal.signal = lambda *given: select.select([10], [], [], 0.3)",
+        "    cell.live({'path': []}, {'source': 'import os; os.write(11, b\"program\")'})",
+        "os.close(tell)",
+        "with os.fdopen(seen, 'rb') as file: print(file.read())",
+    )
+    assert told == f"{b'Sprogram' + b'E' + bytes(4)!r}\n"
