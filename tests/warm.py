@@ -11,7 +11,8 @@ running the same `main`.
       |                                                  | fork
       +------------------------------------------------ child
 
-`areal-lab train`, which some tests run as a command, starts its children without this.
+A command that a test runs, as `areal-lab train`, starts its children without this, unless the test
+uses `ForkedPopen`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import asyncio
 import ctypes
 import fcntl
 import importlib
+import inspect
 import json
 import os
 import runpy
@@ -40,10 +42,18 @@ from areal_lab.host.processes import heavy_imports
 WARM = (
     "areal_lab.training.process.worker",
     "areal_lab.engines.embedded.server",
+    "areal_lab.cluster.rank_worker",
     "areal_lab.offline.worker",
     "tests.fault_lab.hosts.machine",
 )
 """Modules to fork; every other command is started normally."""
+
+STARTERS = (
+    "areal_lab.cli.watched",
+    "areal_lab.cluster.agent.main",
+    "areal_lab.controllers.rollout_worker",
+)
+"""Modules to fork that start such modules themselves, which are then forked from them."""
 
 LOADED = (
     "uvicorn.lifespan.on",
@@ -59,6 +69,8 @@ LOADED = (
 )
 """Modules that they import at run time on the tests' models."""
 
+_MACHINE = "tests.fault_lab.hosts.machine"
+"""Runs a module whose children are forked from it."""
 _PR_SET_CHILD_SUBREAPER = 36
 _MOVED = 512
 """Descriptors of a child are moved here while the lower numbers are cleared."""
@@ -66,28 +78,77 @@ _MOVED = 512
 
 @contextmanager
 def children_from_a_warm_interpreter(
-    modules: Sequence[str] = WARM, *, of_this_one: bool = False
+    modules: Sequence[str] = WARM,
+    starters: Sequence[str] = STARTERS,
+    *,
+    of_this_one: bool = False,
 ) -> Iterator[None]:
     """Let `asyncio.create_subprocess_exec` fork commands that run one of these modules.
 
     Args:
         modules: are run by `python -m`.
+        starters: the same, and what they start is forked from them.
         of_this_one: make the warm interpreter by a fork of this process, which has one thread.
     """
     start_cold = asyncio.create_subprocess_exec
     search_path = os.environ.get("PYTHONPATH")  # the warm interpreter uses this one
     warm = _Warm.forked() if of_this_one else _Warm()
+    _in_use.append(warm)
 
     async def start(*command: str, **options: Any) -> Any:
-        runs_one = command[:2] == (sys.executable, "-m") and command[2] in modules
-        if runs_one and options["env"].get("PYTHONPATH") == search_path:
-            return _Forked(warm.fork(command[2], command[3:], **options))
+        interpreter, flag, *module = command[:3]
+        here = (interpreter, flag) == (sys.executable, "-m")
+        if here and options["env"].get("PYTHONPATH") == search_path:
+            if module[0] in starters:
+                return _Forked(warm.fork(_MACHINE, ["-", *command[2:]], **options))
+            if module[0] in modules:
+                return _Forked(warm.fork(module[0], command[3:], **options))
         return await start_cold(*command, **options)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(asyncio, "create_subprocess_exec", start)
         yield
+    _in_use.remove(warm)
     warm.end()
+
+
+class ForkedPopen(subprocess.Popen[Any]):
+    """`subprocess.Popen` of `[sys.executable, "-m", module, ...]`, forked as are its trainers and
+    engines. It leads a session, and its words in `/proc` are those of the warm interpreter."""
+
+    def _execute_child(self, *given: Any) -> None:
+        names = inspect.signature(super()._execute_child).parameters  # type: ignore[misc]
+        at = dict(zip(names, given, strict=True))
+        interpreter, flag, *module_and_arguments = at["args"]
+        assert (interpreter, flag) == (sys.executable, "-m")
+        self.pid = _in_use[-1].fork(
+            _MACHINE,
+            ["-", *module_and_arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=1 if at["c2pwrite"] == -1 else at["c2pwrite"],
+            stderr=2 if at["errwrite"] == -1 else at["errwrite"],
+            env=os.environ if at["env"] is None else at["env"],
+            pass_fds=at["pass_fds"],
+            start_new_session=True,
+            cwd=at["cwd"],
+        )
+        self._child_created = True
+        pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+        self._close_pipe_fds(*(at[name] for name in pipes))  # type: ignore[attr-defined]
+
+
+def run_forked(
+    command: Sequence[str], *, timeout: float | None = None, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """`subprocess.run` of a command that is forked, with its output as text."""
+    pipe = subprocess.PIPE
+    with ForkedPopen(command, stdout=pipe, stderr=pipe, text=True, **options) as process:
+        try:
+            out, errors = process.communicate(timeout=timeout)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, out, errors)
 
 
 class _Forked:
@@ -122,6 +183,9 @@ class _Forked:
         return code
 
 
+_in_use: list[_Warm] = []
+
+
 class _Warm:
     """Handle of the warm interpreter, which is started at the first use."""
 
@@ -153,20 +217,24 @@ class _Warm:
         env: Mapping[str, str],
         pass_fds: Sequence[int],
         start_new_session: bool,
+        cwd: str | Path | None = None,
     ) -> int:
         """Process id of a new child that runs this module."""
         assert stdin == subprocess.DEVNULL
         assert start_new_session
         if self._socket is None:
             self._socket = self._started()
-        request = {"module": module, "arguments": arguments, "env": dict(env), "cwd": os.getcwd()}
-        request["numbers"] = [1, 2, *pass_fds]
+        request = {
+            "module": module,
+            "arguments": list(arguments),
+            "env": dict(env),
+            "cwd": str(cwd or os.getcwd()),
+            "numbers": [1, 2, *pass_fds],
+        }
+        files = [file if isinstance(file, int) else file.fileno() for file in (stdout, stderr)]
         with _adopting():
-            socket.send_fds(
-                self._socket,
-                [json.dumps(request).encode()],
-                [stdout.fileno(), stderr.fileno(), *pass_fds],
-            )
+            message = json.dumps(request).encode()
+            socket.send_fds(self._socket, [message], [*files, *pass_fds])
             reply = self._socket.recv(20)
         assert reply, "the warm interpreter exited; its output is above"
         return int(reply)
@@ -241,6 +309,8 @@ def _become(request: dict[str, Any], fds: list[int], requests: socket.socket) ->
         os.environ.update(request["env"])
         os.chdir(request["cwd"])
         sys.path[0] = request["cwd"]  # as with `-m`
+        searched = request["env"].get("PYTHONPATH", "").split(os.pathsep)
+        sys.path[1:1] = [folder for folder in searched if folder and folder not in sys.path]
         sys.argv[1:] = request["arguments"]
         runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
         code = 0

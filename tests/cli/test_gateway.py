@@ -24,6 +24,7 @@ from areal_lab.cli import gateway
 from areal_lab.engines.keys import key_file
 from benchmarks.tiny_model import write_tiny_model
 from tests.pipeline.tiny_run import rescored_difference
+from tests.warm import ForkedPopen
 
 BOUND_S = 60.0
 TEMPLATE = (
@@ -52,7 +53,7 @@ def bearer(key: str) -> dict[str, str]:
 def served(command: list[str]) -> Iterator[subprocess.Popen[str]]:
     """A process that a failed test does not wait for."""
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
+    with ForkedPopen(command, stdout=pipe, stderr=pipe, text=True) as process:
         try:
             yield process
         finally:

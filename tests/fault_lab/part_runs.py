@@ -76,6 +76,7 @@ from tests.pipeline.tiny_run import (
     tiny_config,
     trained_samples,
 )
+from tests.warm import ForkedPopen
 
 Counts = dict[str, int]
 Counted = dict[PartFault, Counts]
@@ -277,7 +278,7 @@ def run_is_killed(folder: Path, patch: pytest.MonkeyPatch) -> Counted:
         "mode: subprocess, workers: 2}",
     )
     (folder / "config.yaml").write_text(OmegaConf.to_yaml(config.model_dump()))
-    run = subprocess.Popen(
+    run = ForkedPopen(
         [sys.executable, "-m", "areal_lab.cli.app", "train", str(folder / "config.yaml")],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -27,6 +27,7 @@ from areal_lab.pipeline.state import StopSignal
 from tests.offline.rank_checks import CASES, RANKS
 from tests.offline.small import config_for, metrics_of, model_folder, run_here, write_rows
 from tests.training.tiny import save_model
+from tests.warm import ForkedPopen
 
 ROOT = Path(__file__).parents[2]
 
@@ -66,7 +67,7 @@ def test_two_ranks_equal_one_process(tmp_path: Path) -> None:
     for kind in CASES:
         save_model(tmp_path / kind)
     ranks = [
-        subprocess.Popen(
+        ForkedPopen(
             [sys.executable, "-m", "tests.offline.rank_checks", str(tmp_path), str(rank)],
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=ROOT,
         )
@@ -157,7 +158,7 @@ def test_the_command_prints_the_folder_and_ctrl_c_saves(tmp_path: Path) -> None:
         f"run_dir={tmp_path / 'runs'}", "total_train_steps=100000", "eval_every_steps=0",
         "actor.device=cpu", "dataset.batch_size=4",
     ]  # fmt: skip
-    process = subprocess.Popen(
+    process = ForkedPopen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
     )
     assert process.stderr is not None

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 
@@ -31,6 +32,7 @@ from areal_lab.control.events import (
 from areal_lab.live.attach import AttachedRun
 from areal_lab.live.mailbox import RequestRefused, RunEnded
 from areal_lab.live.presence import read_presence
+from areal_lab.pipeline import detached
 from areal_lab.pipeline.train import TrainingRun
 from areal_lab.runlog.by_hand import requests
 from areal_lab.runlog.read_run import read_events
@@ -38,6 +40,7 @@ from areal_lab.runlog.replay import check_replay
 from tests.pipeline.rewards import even_digits
 from tests.pipeline.test_run import children_of, ends_within
 from tests.pipeline.tiny_run import tiny_config, trained_samples
+from tests.warm import ForkedPopen
 
 SAMPLES, LONGEST = 4, 12
 """Samples of a group, and tokens of a response, as `tiny_config` has them."""
@@ -192,9 +195,12 @@ def test_a_program_that_ends_leaves_nothing_running(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., AttachedRun]]:
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., AttachedRun]]:
     """Starts runs in other processes, and ends those that a failing test leaves behind."""
     runs: list[AttachedRun] = []
+    monkeypatch.setattr(
+        detached, "subprocess", SimpleNamespace(Popen=ForkedPopen, DEVNULL=subprocess.DEVNULL)
+    )
 
     def start_run(*overrides: str) -> AttachedRun:
         config = tiny_config(

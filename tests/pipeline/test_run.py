@@ -40,6 +40,7 @@ from tests.pipeline.tiny_run import (
     trained_samples,
 )
 from tests.runlog.test_summary import CONTRACT
+from tests.warm import ForkedPopen
 
 STEPS = 6
 
@@ -379,7 +380,7 @@ def start_command(folder: Path, *overrides: str) -> subprocess.Popen[str]:
     config = tiny_config(folder, *overrides)
     path = folder / "config.yaml"
     path.write_text(OmegaConf.to_yaml(config.model_dump()))
-    return subprocess.Popen(
+    return ForkedPopen(
         [sys.executable, "-m", "areal_lab.cli.app", "train", str(path)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -96,24 +96,41 @@ async def start(
     return engine
 
 
-@pytest.fixture(scope="session", params=EACH_ENGINE.values())
-def engine_lab(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, announce: Announce
-) -> Iterator[Lab]:
-    """A running server of each engine in turn."""
-    folder = tmp_path_factory.mktemp(f"real-{request.param}")
+@pytest.fixture(scope="session")
+def labs(
+    tmp_path_factory: pytest.TempPathFactory, announce: Announce
+) -> Iterator[Callable[[str], Lab]]:
+    """The running server of an engine, started when it is first asked for.
+
+    All run to the end of the session: a parametrized fixture would start one again for each file,
+    since pytest-xdist hands out whole files.
+    """
     models = {seed: tiny_model(seed) for seed in range(3)}
+    running: dict[str, Lab] = {}
     with asyncio.Runner() as runner:
-        weights = write_weights(models[0], folder / "first", 0, dtype=torch.float32)
-        engine = runner.run(start(request.param, weights, folder / "engine.log", announce))
-        yield Lab(
-            facts=ENGINES[request.param],
-            loop=runner.get_loop(),
-            engine=engine,
-            root=folder,
-            models=models,
-        )
-        runner.run(engine.stop())
+
+        def lab_of(name: str) -> Lab:
+            if name not in running:
+                folder = tmp_path_factory.mktemp(f"real-{name}")
+                weights = write_weights(models[0], folder / "first", 0, dtype=torch.float32)
+                running[name] = Lab(
+                    facts=ENGINES[name],
+                    loop=runner.get_loop(),
+                    engine=runner.run(start(name, weights, folder / "engine.log", announce)),
+                    root=folder,
+                    models=dict(models),
+                )
+            return running[name]
+
+        yield lab_of
+        for lab in running.values():
+            runner.run(lab.engine.stop())
+
+
+@pytest.fixture(scope="session", params=EACH_ENGINE.values())
+def engine_lab(request: pytest.FixtureRequest, labs: Callable[[str], Lab]) -> Lab:
+    """A running server of each engine in turn."""
+    return labs(request.param)
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -37,6 +36,7 @@ from reproductions.within_prompt import SIGMA
 from simulator.config.load import load_simulation, presets
 from simulator.costs.trainer_speeds import FIGURE_6A
 from simulator.stats.statistics import Estimate
+from tests.warm import run_forked
 
 QUICK = Arguments(
     json=False,
@@ -283,9 +283,8 @@ def test_the_quick_form_of_each_runs(
 ) -> None:
     command = [sys.executable, "-m", program_of(reproduce), "--quick", "--json"]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
-    )
+    done = run_forked(command, cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr
     record = json.loads(done.stdout.splitlines()[-1])
     assert record["name"] == program_of(reproduce).rpartition(".")[2]
     assert record["rows"] or record["tables"]

@@ -9,13 +9,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
 from areal_lab import read_sweep
+from tests.warm import ForkedPopen, run_forked
 
 STUDY = """
 command: simulate
@@ -41,9 +42,7 @@ def command(folder: Path, *overrides: str) -> list[str]:
 
 
 def swept(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(folder, *overrides), capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-    )
+    return run_forked(command(folder, *overrides), timeout=TIMEOUT_S)
 
 
 @contextmanager
@@ -51,7 +50,7 @@ def sweeping(folder: Path, *overrides: str) -> Iterator[subprocess.Popen[str]]:
     """A sweep of which one cell is complete and one runs."""
     with (
         (folder / "output").open("w") as output,
-        subprocess.Popen(command(folder, *overrides), stdout=output, stderr=output) as sweep,
+        ForkedPopen(command(folder, *overrides), stdout=output, stderr=output) as sweep,
     ):
         try:
             wait_for(
@@ -76,13 +75,16 @@ def statuses(folder: Path) -> list[str]:
 
 
 def simulations(folder: Path) -> list[psutil.Process]:
-    """Runs of this study that are alive."""
+    """Runs of this study that are alive: leaders of sessions that write the log of a cell."""
+    cells = folder / "out" / "cells"
     found = []
-    for process in psutil.process_iter(["cmdline", "status"]):
-        words = process.info["cmdline"] or []
-        if "areal_lab.cli.watched" in words and str(folder) in " ".join(words):
-            found.append(process)
-    return [process for process in found if process.info["status"] != psutil.STATUS_ZOMBIE]
+    for process in psutil.process_iter():
+        # A process that has ended has no descriptors.
+        with suppress(OSError):
+            log = Path(f"/proc/{process.pid}/fd/2").readlink()
+            if log.is_relative_to(cells) and os.getsid(process.pid) == process.pid:
+                found.append(process)
+    return found
 
 
 def test_a_sweep_makes_the_same_table_whatever_ends_first(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ SHAPE: dict[str, Any] = {
     "max_position_embeddings": 512,
 }
 ROW_TOKENS = 64
+GROUP = 4
 PROMPT_TOKENS = 4
 
 
@@ -77,8 +78,8 @@ def full_micro_batches(
         version,
         tuple(
             Trajectory(
-                group=index // 4,
-                sample=index % 4,
+                group=index // GROUP,
+                sample=index % GROUP,
                 prompt_tokens=row(PROMPT_TOKENS),
                 parts=(Segment(row(answer), (-8.0,) * answer, version),),
                 finish_reason="stop",
@@ -101,13 +102,13 @@ def measured_and_estimated(
         add_lora(model, rank=rank, alpha=alpha, targets=targets, merged=True)
     learner = make_learner(model, settings, ranks)
     vocab = model.config.vocab_size
-    batches = [
-        full_micro_batches(v, vocab, tokens=tokens, ranks=ranks.data_count) for v in range(2)
-    ]
-    train_batch(learner, batches[0])
+    # A step of a group per rank: it makes the moments of the optimizer.
+    small = GROUP * ROW_TOKENS // 2
+    train_batch(learner, full_micro_batches(0, vocab, tokens=small, ranks=ranks.data_count))
     learner.optimizer.zero_grad()
+    batch = full_micro_batches(1, vocab, tokens=tokens, ranks=ranks.data_count)
     with LiveBytes(list(_tensors(learner))) as live:
-        outcome = train_batch(learner, batches[1])
+        outcome = train_batch(learner, batch)
     if ranks.first:
         assert outcome.metrics["micro_batches"] == 2 * ranks.data_count
         assert outcome.metrics["packed_tokens"] == 2 * ranks.data_count * tokens

@@ -40,13 +40,14 @@ from areal_lab.training.step import train_batch
 from tests.training.parallel_checks import RANKS, prepare
 from tests.training.test_step import own_loss
 from tests.training.tiny import learner_for, random_batch, save_model, settings_for
+from tests.warm import ForkedPopen
 
 
 @pytest.mark.slow
 def test_ranks_equal_one_process(tmp_path: Path) -> None:
     prepare(tmp_path)
     ranks = [
-        subprocess.Popen(
+        ForkedPopen(
             [sys.executable, "-m", "tests.training.parallel_checks", str(tmp_path), str(rank)],
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
             cwd=Path(__file__).parents[2],

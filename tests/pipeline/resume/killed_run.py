@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -25,6 +24,7 @@ from areal_lab.runlog.file import read_log_file
 from areal_lab.runlog.lags import trained_batches
 from areal_lab.runlog.records import ActionRecord
 from areal_lab.runlog.replay import check_replay
+from tests.warm import ForkedPopen
 
 Found = TypeVar("Found")
 Victim = Literal["run", "trainer", "engine", "pipeline", "stopped"]
@@ -52,15 +52,13 @@ class Kill:
     """Then wait this long, into what it began."""
 
 
-def start(folder: Path) -> subprocess.Popen[bytes]:
+def start(folder: Path) -> ForkedPopen:
     """Start or continue the run of a folder."""
     with (folder / "logs" / "run.log").open("ab") as output:
-        return subprocess.Popen(
+        return ForkedPopen(
             [sys.executable, "-m", "areal_lab.cli.app", "train", "--resume", str(folder)],
-            stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            start_new_session=True,
         )
 
 
@@ -80,7 +78,7 @@ def live(folder: Path, kill: Kill | None) -> int | None:
         process.wait()
 
 
-def _comes(kill: Kill, process: subprocess.Popen[bytes], folder: Path) -> bool:
+def _comes(kill: Kill, process: ForkedPopen, folder: Path) -> bool:
     """Wait for the moment; returns whether it came before the end of the run."""
     wanted = f'"type":"{MOMENTS[kill.moment].__name__}"'.encode()
     until_s = time.monotonic() + GIVE_UP_S
@@ -109,13 +107,12 @@ def wait_for(look: Callable[[], Found]) -> Found:
     return found
 
 
-def _kill(victim: Victim, process: subprocess.Popen[bytes]) -> None:
+def _kill(victim: Victim, process: ForkedPopen) -> None:
     try:
         parent = psutil.Process(process.pid)
         children = parent.children(recursive=True)
     except psutil.NoSuchProcess:
         return
-    named = {"trainer": "training.process.worker", "engine": "engines.embedded"}
     match victim:
         case "stopped":
             parent.send_signal(signal.SIGINT)
@@ -125,7 +122,7 @@ def _kill(victim: Victim, process: subprocess.Popen[bytes]) -> None:
         case "pipeline":
             chosen = [parent]
         case _:
-            chosen = [c for c in children if any(named[victim] in word for word in _words(c))]
+            chosen = [child for child in children if _log(child).startswith(victim)]
     for one in chosen:
         try:
             os.kill(one.pid, signal.SIGKILL)
@@ -133,11 +130,12 @@ def _kill(victim: Victim, process: subprocess.Popen[bytes]) -> None:
             pass
 
 
-def _words(process: psutil.Process) -> list[str]:
+def _log(process: psutil.Process) -> str:
+    """Name of the file that has the output of a process."""
     try:
-        return process.cmdline()
-    except psutil.Error:
-        return []
+        return Path(f"/proc/{process.pid}/fd/1").readlink().name
+    except OSError:
+        return ""  # it is gone
 
 
 def trained_groups(folder: Path) -> Counter[GroupId]:
