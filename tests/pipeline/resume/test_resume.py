@@ -37,7 +37,6 @@ from tests.pipeline.tiny_run import (
     tiny_config,
     trained_samples,
 )
-from tests.warm import ForkedPopen
 
 STEPS, GROUPS = 5, 3
 ONE_BY_ONE = "rollout.max_running_requests=1"
@@ -163,7 +162,7 @@ def test_a_run_with_restarts_survives_the_kill_of_its_own_process(tmp_path: Path
     file = tmp_path / "config.yaml"
     file.write_text(OmegaConf.to_yaml(config.model_dump()))
     command = [sys.executable, "-m", "areal_lab.cli.app", "train", str(file), "--restart", "2"]
-    with ForkedPopen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as supervisor:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as supervisor:
         folder = wait_for(lambda: next((tmp_path / "runs").glob("*/process.json"), None)).parent
         for step in (3, 7):
             wait_for(lambda step=step: len(trained_groups(folder)) >= step * GROUPS)
