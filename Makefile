@@ -118,17 +118,18 @@ $(CLUSTER)/.ready: pyproject.toml constraints.txt $(READY)
 
 test-cluster: slurm $(CLUSTER)/.ready
 	@echo "Testing on clusters of emulated nodes (six to eight minutes)."
-	@$(CLUSTER)/bin/python -m pytest -m cluster --numprocesses 3 --dist loadfile --no-loadscope-reorder tests/cluster $(ARGS)
+	@PYTHONDONTWRITEBYTECODE= $(CLUSTER)/bin/python -m pytest -m cluster --numprocesses 3 --dist loadfile --no-loadscope-reorder tests/cluster $(ARGS)
 
 test-deploy: $(READY)
 	@$(BIN)/python -m tests.cluster.deploy.validators.environments
 	@echo "Testing generated deployment files, and planted mistakes, against validators (half a minute)."
-	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m 'deploy or not deploy' tests/cluster/deploy $(ARGS)
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m 'deploy or not deploy' --numprocesses 2 tests/cluster/deploy $(ARGS)
 
 test-sglang: $(READY)
 	@$(BIN)/areal-lab engine install sglang
 	@echo "Testing against real servers (about 15 minutes); each takes up to a minute to start."
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'sglang or not sglang' -k 'not vllm' \
+	@OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= \
+		$(BIN)/python -m pytest -m 'sglang or not sglang' -k 'not vllm' \
 		--numprocesses 2 --dist loadfile --no-loadscope-reorder tests/real_engines $(ARGS)
 
 test-vllm: $(READY)
@@ -201,7 +202,7 @@ chromium:
 
 test-browser: chromium $(READY)
 	@echo "Testing the notebooks and the site in Chromium (seven minutes)."
-	@$(BIN)/python -m pytest -m browser tests/browser $(ARGS)
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m browser --numprocesses 2 --dist loadfile tests/browser $(ARGS)
 
 notebooks: $(READY)
 	@echo "Serving the notebooks; the address opens in your browser, Ctrl-C ends it."

@@ -34,7 +34,8 @@ gc.disable()
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run tests that start processes first: at the end, one worker would run them alone."""
-    items.sort(key=lambda item: item.path.parent.name not in ("pipeline", "training"))
+    long = ("pipeline", "resume", "training")
+    items.sort(key=lambda item: item.path.parent.name not in long)
 
 
 def pytest_collection_finish() -> None:

@@ -1,24 +1,23 @@
-"""Every notebook as an app and as an offline page: no errors, no requests, controls that work."""
+"""Every notebook as an app: readable, no errors, no requests to others, controls that work."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from tools.notebooks.export import export
 from tools.notebooks.files import app_title, existing, source
-from tools.notebooks.pages import files, open_page, wait_until_drawn
+from tools.notebooks.pages import HEIGHT_PX, Watched, open_page, wait_until_drawn
 
 pytestmark = pytest.mark.browser
 
 WIDTHS_PX = (1280, 820)
-SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 BRIGHT, MOST_BRIGHT = 235, 0.03
 """Gray level from which a pixel is bright, and the share of a dark page that may be."""
 PICTURES = "svg[role=img], canvas, marimo-vega img, .vega-embed svg, img[src^='data:image']"
@@ -53,12 +52,21 @@ FIRST_CONTROL: dict[str, str] = {
 """Which control to use, where the first one changes no picture."""
 
 
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("notebooks")
-    export(folder)
-    with files(folder) as address:
-        yield address
+@dataclass(frozen=True, slots=True)
+class App:
+    """A notebook as an app, open in a light page as wide as the first of the widths."""
+
+    name: str
+    watched: Watched
+
+
+@pytest.fixture(scope="module", params=existing())
+def app(request: pytest.FixtureRequest, browser: Any, gallery_address: str) -> Iterator[App]:
+    """Each app in turn: opening one runs its notebook."""
+    address = f"{gallery_address}/?file={request.param}.py"
+    with open_page(browser, address, width_px=WIDTHS_PX[0]) as watched:
+        wait_until_drawn(watched)
+        yield App(request.param, watched)
 
 
 def test_the_gallery_names_every_notebook_and_shows_its_picture(
@@ -75,58 +83,60 @@ def test_the_gallery_names_every_notebook_and_shows_its_picture(
     assert watched.problems == []
 
 
+def test_an_app_is_readable_when_its_window_gets_narrower(app: App, screenshots: Path) -> None:
+    for width_px in WIDTHS_PX:
+        shot_of(app.watched, width_px, screenshots / f"{app.name}-{width_px}-light.png")
+    assert app.watched.problems == []
+
+
+def test_a_control_changes_a_picture(app: App) -> None:
+    page = app.watched.page
+    page.set_viewport_size({"width": WIDTHS_PX[0], "height": HEIGHT_PX})
+    before = pictures(page)
+    control = page.locator(FIRST_CONTROL.get(app.name, CONTROLS)).first
+    if control.get_attribute("role") == "slider":
+        control.press("ArrowRight")
+    elif control.evaluate("(element) => element.tagName") == "SELECT":
+        control.select_option(index=control.locator("option").count() - 1)
+    else:
+        control.click()
+    tries = 0
+    while pictures(page) == before:
+        tries += 1
+        assert tries < MOST_TRIES, "no picture has changed"
+        page.wait_for_timeout(TRY_MS)
+    assert app.watched.problems == []
+
+
 @pytest.mark.parametrize("name", existing())
-def test_an_app_is_readable_at_every_width_and_scheme(
+def test_a_dark_app_is_readable_when_its_window_gets_wider(
     browser: Any, gallery_address: str, screenshots: Path, name: str
 ) -> None:
-    for width_px in WIDTHS_PX:
-        for scheme in SCHEMES:
-            address = f"{gallery_address}/?file={name}.py"
-            with open_page(browser, address, width_px=width_px, scheme=scheme) as watched:
-                page = watched.page
-                wait_until_drawn(watched)
-                shot = page.screenshot(path=screenshots / f"{name}-{width_px}-{scheme}.png")
-                assert page.get_by_text("internal error").count() == 0
-                wider = "document.documentElement.scrollWidth - window.innerWidth"
-                assert page.evaluate(wider) <= 0, f"{width_px} px: wider than the window"
-                letters = page.evaluate(LETTERS)
-                assert len(letters) > 50
-                small = [text for size_px, text in letters if size_px < SMALLEST_PX]
-                assert small == [], f"{width_px} px: letters under {SMALLEST_PX} px"
-            assert watched.problems == [], f"{width_px} px, {scheme}"
-            if scheme == "dark":
-                assert bright_share(shot) < MOST_BRIGHT, f"{width_px} px: white on dark"
-
-
-@pytest.mark.parametrize("name", existing())
-def test_an_exported_page_shows_its_pictures_without_the_network(
-    browser: Any, exported: str, name: str
-) -> None:
-    with open_page(browser, f"{exported}/{name}.html") as watched:
-        watched.page.get_by_role("heading", name="The code").wait_for()
-        watched.page.locator(PICTURES).first.wait_for()
-    assert watched.problems == []
-
-
-@pytest.mark.parametrize("name", existing())
-def test_a_control_changes_a_picture(browser: Any, gallery_address: str, name: str) -> None:
-    with open_page(browser, f"{gallery_address}/?file={name}.py") as watched:
-        page = watched.page
+    narrow_first = WIDTHS_PX[::-1]
+    address = f"{gallery_address}/?file={name}.py"
+    with open_page(browser, address, width_px=narrow_first[0], scheme="dark") as watched:
         wait_until_drawn(watched)
-        before = pictures(page)
-        control = page.locator(FIRST_CONTROL.get(name, CONTROLS)).first
-        if control.get_attribute("role") == "slider":
-            control.press("ArrowRight")
-        elif control.evaluate("(element) => element.tagName") == "SELECT":
-            control.select_option(index=control.locator("option").count() - 1)
-        else:
-            control.click()
-        tries = 0
-        while pictures(page) == before:
-            tries += 1
-            assert tries < MOST_TRIES, "no picture has changed"
-            page.wait_for_timeout(TRY_MS)
+        for width_px in narrow_first:
+            shot = shot_of(watched, width_px, screenshots / f"{name}-{width_px}-dark.png")
+            assert bright_share(shot) < MOST_BRIGHT, f"{width_px} px: white on dark"
     assert watched.problems == []
+
+
+def shot_of(watched: Watched, width_px: int, path: Path) -> bytes:
+    """A picture of an app in a window of this width, in which it must be readable."""
+    page = watched.page
+    page.set_viewport_size({"width": width_px, "height": HEIGHT_PX})
+    # Charts are drawn again when they have another width.
+    page.wait_for_function("document.documentElement.scrollWidth <= window.innerWidth")
+    shot: bytes = page.screenshot(path=path)
+    assert page.get_by_text("internal error").count() == 0
+    wider = "document.documentElement.scrollWidth - window.innerWidth"
+    assert page.evaluate(wider) <= 0, f"{width_px} px: wider than the window"
+    letters = page.evaluate(LETTERS)
+    assert len(letters) > 50
+    small = [text for size_px, text in letters if size_px < SMALLEST_PX]
+    assert small == [], f"{width_px} px: letters under {SMALLEST_PX} px"
+    return shot
 
 
 def pictures(page: Any) -> str:
