@@ -135,7 +135,8 @@ test-sglang: $(READY)
 test-vllm: $(READY)
 	@$(BIN)/areal-lab engine install vllm
 	@echo "Testing against real servers (about 15 minutes); each takes up to two minutes to start."
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'sglang or not sglang' -k vllm \
+	@OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= \
+		$(BIN)/python -m pytest -m 'sglang or not sglang' -k vllm \
 		tests/real_engines $(ARGS)
 
 lint: $(READY)

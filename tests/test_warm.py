@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from areal_lab.host.processes import start_child
-from tests.warm import children_from_a_warm_interpreter
+from tests.warm import children_from_a_warm_interpreter, run_forked
 
 FACTS = """
 import json, os, signal, sys, threading
@@ -75,3 +76,15 @@ def test_a_forked_child_sees_the_same_as_a_started_one(
         forked = [facts(code) for code in (0, 7)]
     assert forked == started
     assert [rest for _, *rest in forked] == [[0, "some words\n"], [7, "some words\n"]]
+
+
+def test_a_forked_command_has_its_folder_its_search_path_and_its_output(tmp_path: Path) -> None:
+    (tmp_path / "says.py").write_text(
+        "import os, sys; print(os.getcwd(), *sys.argv[1:]); sys.exit('no')"
+    )
+    done = run_forked(
+        [sys.executable, "-m", "says", "a"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path.cwd())},  # of `tests`
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (1, f"{tmp_path} a\n", "no\n")

@@ -25,6 +25,7 @@ import inspect
 import json
 import os
 import runpy
+import signal
 import socket
 import subprocess
 import sys
@@ -74,6 +75,7 @@ _MACHINE = "tests.fault_lab.hosts.machine"
 _PR_SET_CHILD_SUBREAPER = 36
 _MOVED = 512
 """Descriptors of a child are moved here while the lower numbers are cleared."""
+_in_use: list[_Warm] = []
 
 
 @contextmanager
@@ -96,13 +98,12 @@ def children_from_a_warm_interpreter(
     _in_use.append(warm)
 
     async def start(*command: str, **options: Any) -> Any:
-        interpreter, flag, *module = command[:3]
-        here = (interpreter, flag) == (sys.executable, "-m")
-        if here and options["env"].get("PYTHONPATH") == search_path:
-            if module[0] in starters:
-                return _Forked(warm.fork(_MACHINE, ["-", *command[2:]], **options))
-            if module[0] in modules:
-                return _Forked(warm.fork(module[0], command[3:], **options))
+        known = command[:2] == (sys.executable, "-m") and command[2] in {*modules, *starters}
+        if known and options["env"].get("PYTHONPATH") == search_path:
+            _, _, module, *arguments = command
+            if module in starters:
+                module, arguments = _MACHINE, ["-", module, *arguments]
+            return _Forked(warm.fork(module, arguments, **options))
         return await start_cold(*command, **options)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -121,6 +122,9 @@ class ForkedPopen(subprocess.Popen[Any]):
         at = dict(zip(names, given, strict=True))
         interpreter, flag, *module_and_arguments = at["args"]
         assert (interpreter, flag) == (sys.executable, "-m")
+        assert at["p2cwrite"] == -1, "it reads /dev/null"
+        assert at["preexec_fn"] is None
+        assert not at["shell"]
         self.pid = _in_use[-1].fork(
             _MACHINE,
             ["-", *module_and_arguments],
@@ -181,9 +185,6 @@ class _Forked:
                 loop.remove_reader(pidfd)
                 os.close(pidfd)
         return code
-
-
-_in_use: list[_Warm] = []
 
 
 class _Warm:
@@ -277,6 +278,8 @@ def _serve(requests: socket.socket) -> None:
         for name in LOADED:
             importlib.import_module(name)
     assert threading.active_count() == 1, "a fork would lose the other threads"
+    # It is asked to end by the end of the socket, not by what its group gets.
+    handlers = {n: signal.signal(n, signal.SIG_IGN) for n in (signal.SIGINT, signal.SIGTERM)}
     while True:
         request, fds, _, _ = socket.recv_fds(requests, 1 << 20, 32)
         if not request:
@@ -287,6 +290,8 @@ def _serve(requests: socket.socket) -> None:
             if os.fork() == 0:
                 os.close(write_end)
                 os.read(read_end, 1)  # the intermediate has exited: the requester is our parent now
+                for number, handler in handlers.items():
+                    signal.signal(number, handler)
                 _become(json.loads(request), fds, requests)
             os._exit(0)
         os.waitpid(intermediate, 0)

@@ -26,8 +26,6 @@ def gallery_address() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def screenshots(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder outside the tree; the last line of the tests has its name."""
-    folder = tmp_path_factory.mktemp("screenshots")
-    yield folder
-    print(f"\nscreenshots of the notebooks: {folder}")
+def screenshots(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of pytest's, which keeps those of the last three runs."""
+    return tmp_path_factory.mktemp("screenshots")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,8 @@ LETTERS = """
 """
 """Size in pixels and text of every element with letters; those of a canvas are not known."""
 MOST_TRIES, TRY_MS = 300, 100
+SETTLED = 5
+"""Looks at the pictures, one after another, that have to find the same."""
 FIRST_CONTROL: dict[str, str] = {
     "06_train_live": "[role=slider]",  # the menu of runs has one entry
     "01_ratio_and_clip": "[role=slider]",  # the radio in front of it is the one that is chosen
@@ -91,8 +93,7 @@ def test_an_app_is_readable_when_its_window_gets_narrower(app: App, screenshots:
 
 def test_a_control_changes_a_picture(app: App) -> None:
     page = app.watched.page
-    page.set_viewport_size({"width": WIDTHS_PX[0], "height": HEIGHT_PX})
-    before = pictures(page)
+    before = resized(page, WIDTHS_PX[0])
     control = page.locator(FIRST_CONTROL.get(app.name, CONTROLS)).first
     if control.get_attribute("role") == "slider":
         control.press("ArrowRight")
@@ -100,11 +101,7 @@ def test_a_control_changes_a_picture(app: App) -> None:
         control.select_option(index=control.locator("option").count() - 1)
     else:
         control.click()
-    tries = 0
-    while pictures(page) == before:
-        tries += 1
-        assert tries < MOST_TRIES, "no picture has changed"
-        page.wait_for_timeout(TRY_MS)
+    wait_for(page, lambda: pictures(page) != before, "no picture has changed")
     assert app.watched.problems == []
 
 
@@ -125,9 +122,7 @@ def test_a_dark_app_is_readable_when_its_window_gets_wider(
 def shot_of(watched: Watched, width_px: int, path: Path) -> bytes:
     """A picture of an app in a window of this width, in which it must be readable."""
     page = watched.page
-    page.set_viewport_size({"width": width_px, "height": HEIGHT_PX})
-    # Charts are drawn again when they have another width.
-    page.wait_for_function("document.documentElement.scrollWidth <= window.innerWidth")
+    resized(page, width_px)
     shot: bytes = page.screenshot(path=path)
     assert page.get_by_text("internal error").count() == 0
     wider = "document.documentElement.scrollWidth - window.innerWidth"
@@ -137,6 +132,27 @@ def shot_of(watched: Watched, width_px: int, path: Path) -> bytes:
     small = [text for size_px, text in letters if size_px < SMALLEST_PX]
     assert small == [], f"{width_px} px: letters under {SMALLEST_PX} px"
     return shot
+
+
+def resized(page: Any, width_px: int) -> str:
+    """Its pictures in a window of this width; charts draw themselves again."""
+    page.set_viewport_size({"width": width_px, "height": HEIGHT_PX})
+    seen = [pictures(page)]
+
+    def settled() -> bool:
+        seen.append(pictures(page))
+        return len(seen) > SETTLED and len(set(seen[-SETTLED:])) == 1
+
+    wait_for(page, settled, "its pictures keep changing")
+    return seen[-1]
+
+
+def wait_for(page: Any, condition: Callable[[], bool], otherwise: str) -> None:
+    for _ in range(MOST_TRIES):
+        if condition():
+            return
+        page.wait_for_timeout(TRY_MS)
+    pytest.fail(otherwise)
 
 
 def pictures(page: Any) -> str:

@@ -33,7 +33,6 @@ from areal_lab.pipeline.servers.attach import attach
 from areal_lab.preflight import check as preflight
 from areal_lab.preflight import placement
 from tests.engines.tiny import tiny_model
-from tests.warm import ForkedPopen
 
 BOUND_S = 60.0
 CONFIG = Path(__file__).parents[2] / "configs" / "arithmetic.yaml"
@@ -147,7 +146,7 @@ def test_serve_runs_until_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.delenv(KEY_VARIABLE, raising=False)
     model = write_weights(tiny_model(), tmp_path, 0, dtype=torch.float32).path
     arguments = ["serve", "embedded", "--model-path", str(model), "--port", "0"]
-    with ForkedPopen(
+    with subprocess.Popen(
         [sys.executable, "-m", "areal_lab.cli.app", "engine", *arguments, "--weight-version", "5"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

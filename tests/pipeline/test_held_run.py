@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -198,8 +199,13 @@ def test_a_program_that_ends_leaves_nothing_running(tmp_path: Path) -> None:
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., AttachedRun]]:
     """Starts runs in other processes, and ends those that a failing test leaves behind."""
     runs: list[AttachedRun] = []
+
+    def popen(command: list[str], **options: Any) -> ForkedPopen:
+        assert options["start_new_session"]  # a forked command has one in any case
+        return ForkedPopen(command, **options)
+
     monkeypatch.setattr(
-        detached, "subprocess", SimpleNamespace(Popen=ForkedPopen, DEVNULL=subprocess.DEVNULL)
+        detached, "subprocess", SimpleNamespace(Popen=popen, DEVNULL=subprocess.DEVNULL)
     )
 
     def start_run(*overrides: str) -> AttachedRun:

@@ -348,7 +348,7 @@ def test_children_and_shared_memory_go_when_the_pipeline_is_killed(tmp_path: Pat
     wait_for_steps(process, 1)
     children = children_of(process.pid)
     roots = list(SHARED_MEMORY.glob(f"areal_lab-{process.pid}-*"))
-    assert len(children) >= 3  # the trainer, an engine, a reward worker
+    assert len(children) >= 4  # the trainer, an engine, a reward worker, the warm interpreter
     process.kill()
     process.communicate()
     for child in children:

@@ -2,7 +2,8 @@
 
 Descriptors: 0 to 2 of the program; 3 and 4 a link to another cell, if there is one; 5 tells the
 keeper how it goes, and is init's alone. Messages on it: `S` the program starts; `E` and four bytes,
-it ended with this wait status; `R` and a text, it was not started.
+it ended with this wait status; `R` and a text, it was not started. A pipe on which init lets the
+program begin is gone when it begins.
 """
 
 from __future__ import annotations
