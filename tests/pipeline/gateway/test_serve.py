@@ -181,8 +181,8 @@ def test_calls_end_before_the_gateway_does(model: Path) -> None:
 
 
 def test_calls_that_are_cut_off_keep_their_tokens(model: Path) -> None:
-    # Few at a time, so that they do not all end before they are cut off.
-    plan = plan_of(model, "rollout.max_running_requests=2")
+    # Few at a time and long ones, so that some are cut off while they sample.
+    plan = plan_of(model, "rollout.max_running_requests=2", "gconfig.max_new_tokens=240")
 
     async def scenario() -> None:
         async with serving(plan) as (gateway, work, client):
