@@ -22,7 +22,7 @@ help:
 	@echo "make demo           train a real language model asynchronously, on this CPU (about a minute, 2.7 GB)"
 	@echo "make demo-agent     the same model learns to call a calculator: several turns, a tool (two minutes)"
 	@echo "make demo-sglang    the same with SGLang as the engine (installed first; 2.7 GB)"
-	@echo "make test           the test suite (six to seven minutes)"
+	@echo "make test           the test suite (7 to 15 minutes)"
 	@echo "make test-slow      the tests that take about a minute each, or more"
 	@echo "make test-agents    unmodified agent libraries against the gateway, and its fuzzer (installed first; 0.9 GB)"
 	@echo "make test-cluster   runs on clusters of emulated nodes, with the real schedulers (installed first; 0.4 GB)"
@@ -89,11 +89,11 @@ demo-sglang: $(READY)
 
 # An empty PYTHONDONTWRITEBYTECODE lets the many processes of the tests compile each module once.
 test: $(READY)
-	@echo "Running the test suite (six to seven minutes on two cores)."
+	@echo "Running the test suite (7 to 15 minutes on two cores)."
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-slow: $(READY)
-	@echo "Running the tests that take about a minute each, or more (about nine minutes)."
+	@echo "Running the tests that take about a minute each, or more (up to 16 minutes on two cores)."
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m slow --numprocesses 2 $(ARGS)
 
 # AREAL_LAB_FUZZ_REQUESTS: how many requests the fuzzer sends; the default suite sends 200.
