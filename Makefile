@@ -127,7 +127,7 @@ test-deploy: $(READY)
 
 test-sglang: $(READY)
 	@$(BIN)/areal-lab engine install sglang
-	@echo "Testing against real servers (up to 20 minutes); each takes up to a minute to start."
+	@echo "Testing against real servers (up to 21 minutes); each takes up to a minute to start."
 	@OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= \
 		$(BIN)/python -m pytest -m 'sglang or not sglang' -k 'not vllm' \
 		--numprocesses 2 --dist loadfile --no-loadscope-reorder tests/real_engines $(ARGS)

@@ -79,12 +79,13 @@ def test_a_forked_child_sees_the_same_as_a_started_one(
 
 
 def test_a_forked_command_has_its_folder_its_search_path_and_its_output(tmp_path: Path) -> None:
-    (tmp_path / "says.py").write_text(
+    (tmp_path / "searched").mkdir()
+    (tmp_path / "searched" / "says.py").write_text(
         "import os, sys; print(os.getcwd(), *sys.argv[1:]); sys.exit('no')"
     )
     done = run_forked(
         [sys.executable, "-m", "says", "a"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(Path.cwd())},  # of `tests`
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "searched")},
     )
     assert (done.returncode, done.stdout, done.stderr) == (1, f"{tmp_path} a\n", "no\n")

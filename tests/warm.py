@@ -11,8 +11,8 @@ running the same `main`.
       |                                                  | fork
       +------------------------------------------------ child
 
-A command that a test runs, as `areal-lab train`, starts its children without this, unless the test
-uses `ForkedPopen`.
+A command that a test runs, such as `areal-lab train`, starts its children without this, unless the
+test uses `ForkedPopen`.
 """
 
 from __future__ import annotations
@@ -117,6 +117,7 @@ class ForkedPopen(subprocess.Popen[Any]):
     """`subprocess.Popen` of `[sys.executable, "-m", module, ...]`, forked as are its trainers and
     engines. It leads a session, and its words in `/proc` are those of the warm interpreter."""
 
+    # Popen has made the pipes when it calls this, and does the rest with the process id.
     def _execute_child(self, *given: Any) -> None:
         names = inspect.signature(super()._execute_child).parameters  # type: ignore[misc]
         at = dict(zip(names, given, strict=True))
