@@ -31,7 +31,7 @@ help:
 	@echo "make test-vllm      the same with vLLM (installed first; 3.6 GB)"
 	@echo "make bubblewrap     install bubblewrap, at which the tests of the sandbox then run, too"
 	@echo "make slurm          install Slurm, of which the tests start clusters on this machine"
-	@echo "make lint           style, types, import contracts and words, in two to four minutes"
+	@echo "make lint           style, types, import contracts and words (up to two minutes)"
 	@echo "make environments   install what the tests of other targets need (4.5 GB in all, about five minutes)"
 	@echo "make check          lint, types and import contracts, then the test suite"
 	@echo "make test-browser   the notebooks and the site in Debian's Chromium (seven minutes)"
