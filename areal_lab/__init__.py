@@ -24,14 +24,16 @@ if TYPE_CHECKING:
     from areal_lab.live.snapshot import Snapshot as Snapshot
     from areal_lab.pipeline.compare_losses import LossComparison as LossComparison
     from areal_lab.pipeline.compare_losses import compare_losses as compare_losses
-    from areal_lab.pipeline.detached import start_run as start_run
-    from areal_lab.pipeline.step_report import StepReport as StepReport
+    from areal_lab.pipeline.console import start_run as start_run
     from areal_lab.pipeline.train import TrainingRun as TrainingRun
     from areal_lab.pipeline.train import resume_run as resume_run
     from areal_lab.pipeline.train import train as train
+    from areal_lab.runlog.compare import RunComparison as RunComparison
+    from areal_lab.runlog.compare import compare as compare
     from areal_lab.runlog.read_run import read_run as read_run
     from areal_lab.runlog.seeds import SeedResults as SeedResults
     from areal_lab.runlog.seeds import load_seed_results as load_seed_results
+    from areal_lab.shell.step_report import StepReport as StepReport
     from areal_lab.sweep.read import RecordedSweep as RecordedSweep
     from areal_lab.sweep.read import read_sweep as read_sweep
 
@@ -42,15 +44,17 @@ _HOMES = {
     "ProblemSet": "areal_lab.data.problems",
     "RecordedSweep": "areal_lab.sweep.read",
     "RequestRefused": "areal_lab.live.mailbox",
+    "RunComparison": "areal_lab.runlog.compare",
     "RunEnded": "areal_lab.live.mailbox",
     "SeedResults": "areal_lab.runlog.seeds",
     "Segment": "areal_lab.data.trajectory",
     "Snapshot": "areal_lab.live.snapshot",
-    "StepReport": "areal_lab.pipeline.step_report",
+    "StepReport": "areal_lab.shell.step_report",
     "TrainConfig": "areal_lab.config.schema",
     "TrainingRun": "areal_lab.pipeline.train",
     "Trajectory": "areal_lab.data.trajectory",
     "attach_run": "areal_lab.live.attach",
+    "compare": "areal_lab.runlog.compare",
     "compare_losses": "areal_lab.pipeline.compare_losses",
     "live_runs": "areal_lab.live.attach",
     "load_config": "areal_lab.config.load",
@@ -58,7 +62,7 @@ _HOMES = {
     "read_run": "areal_lab.runlog.read_run",
     "read_sweep": "areal_lab.sweep.read",
     "resume_run": "areal_lab.pipeline.train",
-    "start_run": "areal_lab.pipeline.detached",
+    "start_run": "areal_lab.pipeline.console",
     "train": "areal_lab.pipeline.train",
 }
 

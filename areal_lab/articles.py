@@ -13,7 +13,7 @@
     LocalScheduler, RayScheduler,               who brings up these hosts
     SlurmScheduler
     FSDPPPOActor, RemoteSGLangEngine            what the controllers start there
-    DistributedBatch                            a batch as metadata (`cluster.shards.metadata`)
+    DistributedBatch                            a batch as metadata (`controllers.batch`)
 
 docs/from_areal.md has the settings. There is no `Actor`: in AReaL it is the policy that is trained,
 in articles the process that generates, which is an engine here. A `workflow` is a
@@ -22,10 +22,11 @@ setting, `rollout.workflow` (docs/agents.md).
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
-import json
 import math
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,14 +35,16 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from areal_lab.agents.multi_turn import MultiTurn
 from areal_lab.agents.tool_use import DESCRIBED, ToolUse
-from areal_lab.agents.tools.renamed import as_schema
-from areal_lab.cluster.shards.metadata import DistributedBatch
-from areal_lab.config.load import load_config
+from areal_lab.agents.tools.catalogue import as_schema
+from areal_lab.config.functions import Form, check_call
+from areal_lab.config.given import Source, given_number, given_texts
+from areal_lab.config.load import load_config, train_config
 from areal_lab.config.offline import OfflineConfig
 from areal_lab.config.problem import refusal
 from areal_lab.config.schema import DatasetConfig, RolloutConfig, TrainConfig
 from areal_lab.control.events import Version
 from areal_lab.control.order import bounded_lag
+from areal_lab.controllers.batch import DistributedBatch
 from areal_lab.controllers.fronts import (
     FSDPPPOActor,
     LocalScheduler,
@@ -51,15 +54,18 @@ from areal_lab.controllers.fronts import (
     SlurmScheduler,
     TrainController,
 )
-from areal_lab.data.jsonl import images_of_row, problem_of_row, read_rows, split_problems
+from areal_lab.data.jsonl import split_problems
 from areal_lab.data.problems import Problem, ProblemSet
-from areal_lab.data.sources import load_problems
+from areal_lab.data.rows import object_rows
+from areal_lab.data.sources import given_list
 from areal_lab.data.trajectory import Trajectory
 from areal_lab.models.locate import resolve_model_path
+from areal_lab.offline.console import train_here
 from areal_lab.offline.rows import given_rows
-from areal_lab.pipeline.step_report import StepReport
 from areal_lab.pipeline.train import train
+from areal_lab.resolve.problems import renderer, run_problems
 from areal_lab.rewards.service import RewardFunction
+from areal_lab.shell.step_report import StepReport
 
 if TYPE_CHECKING:
     from areal_lab.functional.losses.policy import HasLoss
@@ -100,13 +106,15 @@ PPOConfig = TrainConfig
 """AReaL's config of a PPO run; algorithms differ in settings here, not in classes."""
 DataConfig = DatasetConfig
 
-Rows: TypeAlias = Iterable[Mapping[str, Any] | Problem]
-"""Problems, or rows with the fields that `dataset.prompt_field` and `answer_field` name."""
+Rows: TypeAlias = object
+"""Problems, or rows with the fields that `dataset.prompt_field` and `answer_field` name: a list, an
+iterable, a frame, a table, a data set of `datasets`, or the path of a file."""
 _Sample = TypeVar("_Sample")
+_Config = TypeVar("_Config", "AgentConfig", "VLMConfig")
 
 
 def load_expr_config(
-    argv: Sequence[str], config_class: type[TrainConfig] = TrainConfig
+    argv: Sequence[str] | str, config_class: type[TrainConfig] = TrainConfig
 ) -> tuple[TrainConfig, str]:
     """AReaL's way to read a command line: `--config FILE a.b=c ...`.
 
@@ -123,10 +131,10 @@ def load_expr_config(
     """
     if config_class is not TrainConfig:
         raise TypeError(f"config_class is {config_class.__name__}, but must be GRPOConfig")
-    rest = list(argv)
+    rest = shlex.split(argv) if isinstance(argv, str) else given_texts(argv, "argv")
     if "--config" not in rest[:-1]:
         raise refusal(
-            "--config", f"the arguments are {' '.join(argv)!r}, but must have --config FILE"
+            "--config", f"the arguments are {' '.join(rest)!r}, but must have --config FILE"
         )
     at = rest.index("--config")
     file = rest[at + 1]
@@ -151,12 +159,12 @@ class PPOTrainer:
 
     def __init__(
         self,
-        config: TrainConfig,
+        config: TrainConfig | Source,
         train_dataset: Rows | None = None,
         valid_dataset: Rows | None = None,
     ) -> None:
-        self.config = config
-        self.problems = _problems(config, train_dataset, valid_dataset)
+        self.config = train_config(config)
+        self.problems = _problems(self.config, train_dataset, valid_dataset)
 
     def train(
         self,
@@ -176,6 +184,7 @@ class PPOTrainer:
             ConfigError: one line per problem, before any process starts.
             Exception: whatever ended the run early.
         """
+        _check_callback(on_step, _ON_STEP)
         run = train(self.config, problems=self.problems, reward_fn=reward_fn, loss=loss)
         for report in run:
             on_step(report)
@@ -215,9 +224,15 @@ class SFTTrainer:
     def __init__(
         self,
         config: OfflineConfig,
-        train_dataset: Iterable[Mapping[str, Any]] | None = None,
-        valid_dataset: Iterable[Mapping[str, Any]] | None = None,
+        train_dataset: Rows | None = None,
+        valid_dataset: Rows | None = None,
     ) -> None:
+        if not isinstance(config, OfflineConfig):
+            raise refusal(
+                "config",
+                f"config is {type(config).__name__}, but must say what is trained: "
+                'load_offline("sft", FILE), "rm" or "dpo"',
+            )
         self.config = config
         if (train_dataset is None) != (valid_dataset is None):
             raise ValueError(
@@ -240,8 +255,7 @@ class SFTTrainer:
             ConfigError: one line per problem, before anything is loaded.
             NonFiniteStep: the loss or gradient of a step is not finite.
         """
-        from areal_lab.offline.here import train_here  # loads torch
-
+        _check_callback(on_step, _ON_OFFLINE_STEP)
         return train_here(self.config, self.rows, on_step=on_step)
 
     def __enter__(self) -> SFTTrainer:
@@ -261,44 +275,35 @@ RWTrainer = SFTTrainer
 DPOTrainer = SFTTrainer
 
 
-def _problems(config: TrainConfig, train: Rows | None, held_out: Rows | None) -> ProblemSet:
+def _given_as(kind: type[_Config], value: object, name: str) -> _Config:
+    """A record of this module, or its fields by name; None is the defaults."""
+    fields = {} if value is None else value
+    if isinstance(fields, kind):
+        return fields
+    known = [one.name for one in dataclasses.fields(kind)]
+    if not isinstance(fields, Mapping) or not set(fields) <= set(known):
+        raise ValueError(
+            f"{name} is {value!r:.60}, but must be {kind.__name__}(...), or have its fields by "
+            f"name: {', '.join(known)}"
+        )
+    return kind(**fields)
+
+
+def _problems(config: TrainConfig, train: object, held_out: object) -> ProblemSet:
     if (train is None) != (held_out is None):
         raise ValueError(
             "train_dataset and valid_dataset belong together: give both, or neither, which reads "
             "config.dataset"
         )
-    if train is None or held_out is None:
-        return load_problems(config.dataset, seed=config.seed)
-    kept = tuple(_read(config.dataset, held_out, "valid_dataset"))
+    if train is None:
+        return run_problems(config)
+    render = renderer(config.actor.path)
+    kept = given_list(held_out, "valid_dataset", config.dataset, render)
     keys = {problem.key for problem in kept}
-    new = (one for one in _read(config.dataset, train, "train_dataset") if one.key not in keys)
-    return ProblemSet(train=tuple(new), held_out=kept)
-
-
-def _read(
-    dataset: DatasetConfig, rows: Rows, name: str, folder: Path | None = None
-) -> Iterable[Problem]:
-    """The problems of rows.
-
-    Args:
-        dataset: names the fields.
-        rows: to read.
-        name: of the rows, for errors.
-        folder: that paths of images are relative to; the working directory by default.
-    """
-    for number, row in enumerate(rows, start=1):
-        if isinstance(row, Problem):
-            yield row
-        else:
-            where = f"{name}, row {number}"
-            yield problem_of_row(
-                row,
-                where,
-                dataset.prompt_field,
-                dataset.answer_field,
-                dataset.prompt_template,
-                images=images_of_row(row, where, dataset.image_field, folder or Path()),
-            )
+    found = given_list(train, "train_dataset", config.dataset, render)
+    return ProblemSet(
+        train=tuple(one for one in found if one.key not in keys), held_out=tuple(kept)
+    )
 
 
 MultiTurnWorkflow = MultiTurn
@@ -308,7 +313,7 @@ TIRWorkflow = functools.partial(ToolUse, notation="python")
 """AReaL's tool-integrated reasoning: Python fences that are run. A setting is
 `rollout.workflow={name: tool_use, notation: python}`."""
 _TOOLS = {"calculator": "calculator", "code_execute": "python", "web_search": "search"}
-_RENAMED = "areal_lab.agents.tools.renamed:Renamed"
+_RENAMED = "areal_lab.agents.tools.catalogue:Renamed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -337,6 +342,7 @@ class AgentConfig:
                 f"reward_shaping is {self.reward_shaping!r}, but must be trajectory; a reward of "
                 "single turns is what a workflow of your own returns (docs/agents.md)"
             )
+        object.__setattr__(self, "tools", tuple(self._all_tools()))  # an iterator is read once
         self.workflow()
 
     def workflow(self) -> dict[str, Any]:
@@ -348,7 +354,21 @@ class AgentConfig:
             "tools": [self._tool(one) for one in self.tools],
         }
 
-    def _tool(self, given: Mapping[str, Any] | str) -> dict[str, Any]:
+    def _all_tools(self) -> list[Any]:
+        given: Any = self.tools
+        one = isinstance(given, str | Mapping) or callable(given)
+        if not one and not isinstance(given, Iterable):
+            raise ValueError(f"tools is {given!r:.60}, but must be a list, such as ['calculator']")
+        return [given] if one else list(given)
+
+    def _tool(self, given: object) -> dict[str, Any]:
+        if callable(given):
+            given = {"name": getattr(given, "__name__", ""), "function": given}
+        if not isinstance(given, str | Mapping):
+            raise ValueError(
+                f"a tool is {given!r:.60}, but must be a name ({', '.join(_TOOLS)}), a function, "
+                'or fields: {"name": "weather", "function": "module:weather"}'
+            )
         tool: dict[str, Any] = {"name": given} if isinstance(given, str) else dict(given)
         name, function = str(tool.get("name", "")), tool.get("function")
         if function is not None:
@@ -395,18 +415,15 @@ class AgentTrainer:
     def __init__(
         self,
         model_name: str,
-        agent_config: AgentConfig | None = None,
-        async_config: TrainConfig | Mapping[str, Any] | None = None,
+        agent_config: AgentConfig | Mapping[str, Any] | None = None,
+        async_config: TrainConfig | Source | None = None,
     ) -> None:
-        if isinstance(async_config, TrainConfig):
-            config = async_config
-        else:
-            config = load_config(None, async_config or {})
+        config = train_config({} if async_config is None else async_config)
         template = config.dataset.prompt_template
         self.config = config.with_settings(
             {
                 "actor.path": model_name,
-                "rollout.workflow": (agent_config or AgentConfig()).workflow(),
+                "rollout.workflow": _given_as(AgentConfig, agent_config, "agent_config").workflow(),
                 "dataset.prompt_template": (
                     template if DESCRIBED in template else f"{DESCRIBED}\n\n{template}\n"
                 ),
@@ -425,16 +442,22 @@ class AgentTrainer:
         Raises:
             ValueError: in one line: it takes neither two nor three arguments.
         """
+        if not callable(fn):
+            raise ValueError(
+                f"the reward function {name!r} is {fn!r:.60}, but must be a function, such as "
+                "lambda response, ground_truth: float(response == ground_truth)"
+            )
         if (count := _arguments(fn)) not in (_PAIR, _TRIPLE):
             raise ValueError(
                 f"the reward function {name!r} has {count} positional parameters without a "
                 "default, but must have 2 (response, ground_truth) or 3 (trajectory, task, answer)"
             )
+        _check_pair_or_triple(name, fn, count)
         self._rewards[name] = fn
 
     def train(
         self,
-        tasks: str | Path | Rows,
+        tasks: Rows,
         num_epochs: float = 1,
         *,
         on_step: Callable[[StepReport], object] = lambda _: None,
@@ -452,13 +475,13 @@ class AgentTrainer:
             ValueError: in one line: the tasks cannot be read, or one does not say which of the
                 reward functions it is for.
         """
-        rows = _task_rows(tasks)
+        rows = [row for _, row in object_rows(tasks, "tasks", kept=Problem)]
         self._check_rewards(rows)
         dataset = self.config.dataset
         name = dataset.prompt_field
         if rows and isinstance(rows[0], Mapping) and name not in rows[0] and "task" in rows[0]:
             dataset = dataset.model_copy(update={"prompt_field": "task"})
-        problems = list(_read(dataset, rows, "tasks"))
+        problems = given_list(rows, "tasks", dataset, renderer(self.config.actor.path))
         return _trained(self.config, problems, num_epochs, self._rewards, on_step)
 
     def _check_rewards(self, rows: Sequence[Mapping[str, Any] | Problem]) -> None:
@@ -484,7 +507,7 @@ def _trained(
     on_step: Callable[[StepReport], object],
 ) -> dict[str, Any]:
     """Run over the problems, of which a part is held out; returns the content of `summary.json`."""
-    if not num_epochs > 0:
+    if not given_number(num_epochs, "num_epochs") > 0:
         raise ValueError(f"num_epochs is {num_epochs}, but must be > 0")
     dataset = config.dataset
     split = split_problems(
@@ -496,10 +519,41 @@ def _trained(
     )
     steps = max(1, math.ceil(num_epochs * len(split.train) / dataset.batch_size))
     config = config.with_settings({"total_train_steps": steps})
+    _check_callback(on_step, _ON_STEP)
     run = train(config, problems=split, reward_fn=_ByName(dict(rewards)) if rewards else None)
     for report in run:
         on_step(report)
     return run.summary
+
+
+_ON_STEP = Form("on_step(report)", may_wait=False)
+_ON_OFFLINE_STEP = Form("on_step(number, metrics)", may_wait=False)
+
+
+def _check_pair_or_triple(name: str, function: Callable[..., Any], count: int) -> None:
+    """Refuse what cannot be called as the reward functions of articles are.
+
+    Raises:
+        ValueError: in one line.
+    """
+    pair, triple = "score(response, ground_truth)", "score(trajectory, task, answer)"
+    form = Form(triple if count == _TRIPLE else pair, may_wait=False)
+    try:
+        check_call(function, form)
+    except ValueError as error:
+        raise ValueError(f"the reward function {name!r} {error}") from error
+
+
+def _check_callback(on_step: Callable[..., object], form: Form) -> None:
+    """Refuse what cannot be called after a step, before the first one.
+
+    Raises:
+        ValueError: in one line.
+    """
+    try:
+        check_call(on_step, form)
+    except ValueError as error:
+        raise ValueError(f"on_step {error}") from error
 
 
 _PAIR, _TRIPLE = len(("response", "ground_truth")), len(("trajectory", "task", "answer"))
@@ -535,25 +589,6 @@ class _ByName:
         return function(completion, example["answer"])
 
 
-def _task_rows(tasks: str | Path | Rows) -> list[Mapping[str, Any] | Problem]:
-    if not isinstance(tasks, str | Path):
-        return list(tasks)
-    path = Path(tasks)
-    try:
-        text = path.read_text(encoding="utf-8").lstrip()
-    except (OSError, UnicodeError) as error:
-        raise ValueError(f"tasks {path} cannot be read: {error}") from error
-    if not text.startswith("["):
-        return [row for _, row in read_rows(path)]
-    try:
-        rows = json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"tasks {path} is no JSON: {error}") from error
-    if not all(isinstance(row, dict) for row in rows):
-        raise ValueError(f"tasks {path} has entries that are no objects")
-    return list(rows)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VLMConfig:
     """Rows and responses of the vision-language actors in articles."""
@@ -587,18 +622,17 @@ class VLMActor:
         model_name: str,
         vision_encoder: str | None = None,
         backend: str = "embedded",
-        config: VLMConfig | None = None,
-        async_config: TrainConfig | Mapping[str, Any] | None = None,
+        config: VLMConfig | Mapping[str, Any] | None = None,
+        async_config: TrainConfig | Source | None = None,
     ) -> None:
         if vision_encoder:
             raise ValueError(
                 f"vision_encoder is {vision_encoder!r}, but the model has its own, which features "
                 "of another would not fit; leave it out"
             )
-        asked = config or VLMConfig()
-        if not isinstance(async_config, TrainConfig):
-            async_config = load_config(None, async_config or {})
-        self.config = async_config.with_settings(
+        asked = _given_as(VLMConfig, config, "config")
+        base = train_config({} if async_config is None else async_config)
+        self.config = base.with_settings(
             {
                 "actor.path": model_name,
                 "rollout.backend": backend,
@@ -610,7 +644,7 @@ class VLMActor:
 
     def train(
         self,
-        tasks: str | Path | Rows,
+        tasks: Rows,
         reward_fn: Callable[..., Any] | None = None,
         num_epochs: float = 1,
         *,
@@ -630,9 +664,11 @@ class VLMActor:
             ConfigError: one line per problem, before any process starts.
             ValueError: in one line: the rows cannot be read.
         """
-        folder = Path(tasks).parent if isinstance(tasks, str | Path) else Path()
-        problems = list(_read(self.config.dataset, _task_rows(tasks), "tasks", folder))
+        render = renderer(self.config.actor.path)
+        problems = given_list(tasks, "tasks", self.config.dataset, render)
         rewards = {"reward": reward_fn or vlm_math_reward}
+        if reward_fn is not None:
+            _check_pair_or_triple("reward_fn", reward_fn, _PAIR)
         return _trained(self.config, problems, num_epochs, rewards, on_step)
 
 
@@ -662,7 +698,8 @@ class Learner:
         config: of which `actor` and `gconfig` count.
     """
 
-    def __init__(self, config: TrainConfig) -> None:
+    def __init__(self, config: TrainConfig | Source) -> None:
+        config = train_config(config)
         # They load torch, which the other names do without.
         from areal_lab.training.learner import make_learner
         from areal_lab.training.model import load_policy
@@ -691,7 +728,7 @@ class Learner:
 
         outcome = train_batch(self._learner, TrainBatchRequest(self.version, tuple(trajectories)))
         self.version += 1
-        return outcome.metrics
+        return outcome.metrics | outcome.measured
 
 
 class AsyncReplayBuffer(Generic[_Sample]):
@@ -707,10 +744,11 @@ class AsyncReplayBuffer(Generic[_Sample]):
     """
 
     def __init__(self, batch_size: int, max_staleness: float = math.inf) -> None:
-        if batch_size < 1:
-            raise ValueError(f"batch_size is {batch_size}, but must be >= 1")
-        self._batch_size = batch_size
-        self._backlog = bounded_lag(max_staleness, drop=True).make_backlog(batch_size)
+        if not given_number(batch_size, "batch_size").is_integer() or batch_size < 1:
+            raise ValueError(f"batch_size is {batch_size}, but must be >= 1 and whole")
+        self._batch_size = int(batch_size)
+        most = given_number(max_staleness, "max_staleness")
+        self._backlog = bounded_lag(most, drop=True).make_backlog(batch_size)
         self._samples: dict[int, _Sample] = {}
         self._next = 0
         self.dropped = 0

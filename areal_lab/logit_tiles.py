@@ -1,6 +1,6 @@
 """How many logits exist at a time while log-probs are computed from hidden states.
 
-Standard library only, so that the estimate of memory (`preflight`) and the computation
+Standard library only, so that the estimate of memory (`resolve`) and the computation
 (`functional.logprobs`) share it.
 """
 

@@ -34,11 +34,12 @@ from typing import Any, Final
 
 from areal_lab.config.load import load_config
 from areal_lab.config.schema import TrainConfig
-from areal_lab.pipeline.progress import Silent
-from areal_lab.pipeline.run import RunResult, prepare, run
-from areal_lab.pipeline.state import StopSignal
+from areal_lab.pipeline.run import RunResult, run
+from areal_lab.resolve.resolved import resolve
 from areal_lab.runlog.file import read_log_file
 from areal_lab.runlog.lags import total, trained_batches
+from areal_lab.shell.display import Silent
+from areal_lab.shell.stop import StopSignal
 from benchmarks import harness
 from benchmarks.tiny_model import write_tiny_model
 
@@ -111,8 +112,7 @@ def measure(workload: Workload, folder: Path, *, asynchronous: bool) -> dict[str
     config = configuration(workload, folder, asynchronous=asynchronous)
     result = asyncio.run(
         run(
-            config,
-            prepare(config),
+            resolve(config, reward_fn=digits_share),
             on_step=lambda report: print(
                 f"  {'async' if asynchronous else 'sync'} step {report.step}/{report.total_steps} "
                 f"{report.step_s:.1f} s",
@@ -121,7 +121,6 @@ def measure(workload: Workload, folder: Path, *, asynchronous: bool) -> dict[str
             ),
             display=Silent(),
             stop=StopSignal(),
-            reward_fn=digits_share,
             response_tokens=workload.answer_tokens,
         )
     )

@@ -23,18 +23,8 @@ from heapq import heappop, heappush
 from random import Random
 from typing import Any
 
+from areal_lab.control import events as ev
 from areal_lab.control.coordinator import Coordinator, Limits
-from areal_lab.control.events import (
-    Action,
-    Event,
-    GroupFinished,
-    PushWeights,
-    RunStarted,
-    StartGroup,
-    Train,
-    TrainStepDone,
-    WeightsPushed,
-)
 from areal_lab.control.microbatch import balanced_parts, dynamic_batches
 from areal_lab.control.order import bounded_lag, oldest_finished_first, strict_start_order
 from areal_lab.control.schedule import asynchronous
@@ -77,12 +67,12 @@ def run_limits(order: str) -> Limits:
     )
 
 
-def record(limits: Limits, events: int, *, seed: int = 0) -> list[Event]:
+def record(limits: Limits, events: int, *, seed: int = 0) -> list[ev.Event]:
     """The first `events` events of a run in virtual time."""
     random = Random(seed)
     coordinator = Coordinator(limits)
-    log: list[Event] = [RunStarted(tuple(range(ENGINES)))]
-    coming: list[tuple[float, int, Event]] = []
+    log: list[ev.Event] = [ev.RunStarted(tuple(range(ENGINES)))]
+    coming: list[tuple[float, int, ev.Event]] = []
     now_s, number = 0.0, 0
     while len(log) <= events:
         for action in coordinator.handle(log[-1]):
@@ -95,14 +85,14 @@ def record(limits: Limits, events: int, *, seed: int = 0) -> list[Event]:
     return log[:events]
 
 
-def _outcome(action: Action, random: Random) -> tuple[float, Event] | None:
+def _outcome(action: ev.Action, random: Random) -> tuple[float, ev.Event] | None:
     match action:
-        case StartGroup(group, _, version):
-            return random.lognormvariate(0, 1), GroupFinished(group, version, version)
-        case Train(version, _):
-            return TRAIN_S, TrainStepDone(version + 1)
-        case PushWeights(version):
-            return PUSH_S, WeightsPushed(version)
+        case ev.StartGroup(group, _, version):
+            return random.lognormvariate(0, 1), ev.GroupFinished(group, version, version)
+        case ev.Train(version, _):
+            return TRAIN_S, ev.TrainStepDone(version + 1)
+        case ev.PushWeights(version):
+            return PUSH_S, ev.WeightsPushed(version)
         case _:
             return None
 

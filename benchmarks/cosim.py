@@ -35,8 +35,7 @@ from unittest.mock import patch
 import torch
 from transformers import AutoModelForCausalLM
 
-from areal_lab.data.problems import PromptSource
-from areal_lab.data.seeds import sample_seed
+from areal_lab.data.problems import PromptSource, sample_seed
 from areal_lab.data.sources import load_problems
 from areal_lab.data.tokenize import TextCodec
 from areal_lab.engines.embedded.sampler import uniform
@@ -47,9 +46,8 @@ from benchmarks.harness import parse, report, spread
 from cosim.cluster import cluster_of
 from cosim.load import load_cosim
 from cosim.policy import Policy
-from cosim.rows import Row
 from cosim.run import run_cosim
-from cosim.sampler import Sampler
+from cosim.sampler import Row, Sampler
 from simulator.run.one_seed import run_system
 
 STEPS = 250

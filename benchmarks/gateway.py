@@ -30,7 +30,7 @@ from typing import Any
 
 import psutil
 
-from areal_lab.agents.gateway.conversation import Scores
+from areal_lab.agents.gateway.calls import Scores
 from areal_lab.agents.gateway.server import base_url, bind, serve
 from areal_lab.agents.gateway.service import Service
 from areal_lab.agents.gateway.sessions import Limits
@@ -38,7 +38,7 @@ from areal_lab.agents.gateway.stream import PIECE_TOKENS
 from areal_lab.agents.messages import ChatReply, ChatRequest, Message
 from areal_lab.data.trajectory import Segment
 from areal_lab.engines.protocol import Generated
-from areal_lab.host.collector import collected_in_pauses
+from areal_lab.host.asgi import collected_in_pauses
 from areal_lab.host.processes import start_child, watch_parent
 from benchmarks.harness import Arguments, parse, report, spread
 
@@ -92,7 +92,7 @@ class Scripted:
         await asyncio.sleep(answer_s(int(request.messages[-1].content.removeprefix(QUESTION))))
         return [self._reply] * request.replies
 
-    def prompt_tokens(self, request: ChatRequest) -> int:
+    async def prompt_tokens(self, request: ChatRequest) -> int:
         """A word is a token."""
         return sum(len(message.content.split()) for message in request.messages)
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from areal_lab.host.cpu import processor_name
+from areal_lab.host.machine import processor_name
 
 Figures = Mapping[str, Any]
 

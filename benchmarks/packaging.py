@@ -44,6 +44,7 @@ IMPORTS: Final = {
     "swanlab": ("areal_lab", "swanlab"),
     "trackio": ("areal_lab", "trackio"),
     "ray": ("areal_lab", "ray"),
+    "test": ("areal_lab", "pytest", "hypothesis"),
     "dev": ("areal_lab", "simulator", "areal_lab.functional"),
 }
 """Modules to import in each installation; all but `base` are extras."""

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from areal_lab.host.shared_memory import SHARED_MEMORY
+from areal_lab.host.process_groups import SHARED_MEMORY
 
 _MIB = 1 << 20
 

@@ -23,8 +23,8 @@ from areal_lab.data.chain import words_of, write_chains
 from areal_lab.data.tokenize import TextCodec
 from areal_lab.models.locate import resolve_model_path
 from areal_lab.pipeline.model_evaluation import evaluate, prepare_evaluation
-from areal_lab.pipeline.progress import Silent
 from areal_lab.pipeline.train import train
+from areal_lab.shell.display import Silent
 from benchmarks.harness import parse, report
 from benchmarks.tiny_model import write_tiny_model
 

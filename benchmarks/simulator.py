@@ -42,8 +42,8 @@ from simulator.costs.training_timing import Sizes
 from simulator.plan.schema import load_plan
 from simulator.plan.search import find_plan
 from simulator.plan.trial import workers
-from simulator.run.draws import Draws
 from simulator.run.one_seed import no_search_for_cycles, run_system
+from simulator.run.responses import Draws
 from simulator.run.system import System, Timing, Training
 
 PAPER: Final = "table_1_1.5b_asynchronous"
@@ -77,13 +77,15 @@ def engines_alone(config: SimulationConfig, groups: int) -> tuple[float, int]:
     with no_search_for_cycles():
         begin_s = time.process_time()
         for group, responses in enumerate(lengths):
-            engines[group % len(engines)].submit(0.0, group, system.prompt_tokens, responses, 0)
+            engines[group % len(engines)].submit(
+                0.0, group, system.workload.prompt_tokens, responses, 0
+            )
         for engine in engines:
             while (next_s := engine.next_s()) < math.inf:
                 done += len(engine.advance(next_s))
         seconds = time.process_time() - begin_s
     assert done == groups
-    return seconds, groups * system.samples
+    return seconds, groups * system.workload.samples_per_prompt
 
 
 def measure(case: str, run: Callable[[], tuple[float, int]], repeats: int) -> dict[str, Any]:

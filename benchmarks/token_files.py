@@ -34,8 +34,8 @@ from areal_lab.data.tokenize import TextCodec
 from areal_lab.data.trajectory import Segment, Trajectory
 from areal_lab.models.locate import resolve_model_path
 from areal_lab.runlog.folder import RunFolder, SampleText
-from areal_lab.runlog.tokens.fields import fields_path, write_fields
-from areal_lab.runlog.tokens.files import read_samples
+from areal_lab.runlog.token_columns import fields_path, write_fields
+from areal_lab.runlog.token_files import read_samples
 from areal_lab.training.learner import make_learner
 from areal_lab.training.metrics import TokenRecord, token_fields
 from areal_lab.training.model import load_policy

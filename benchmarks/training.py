@@ -49,7 +49,7 @@ from areal_lab.training import minibatch
 from areal_lab.training.learner import Learner, make_learner
 from areal_lab.training.lora import add_lora, target_modules
 from areal_lab.training.model import load_policy
-from areal_lab.training.parallel.group import RankPlace, join, leave
+from areal_lab.training.parallel import RankPlace, join, leave
 from areal_lab.training.protocol import TrainBatchRequest
 from areal_lab.training.ranks import ALONE, Ranks
 from areal_lab.training.settings import TrainerSettings

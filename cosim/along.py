@@ -18,7 +18,7 @@ from functools import partial
 from areal_lab.control.events import Finish, GroupId, Train, TrainStepDone, Version
 from areal_lab.runlog.records import ActionRecord, EventRecord, GroupRecord, Log, Record
 from cosim.policy import Policy
-from cosim.rows import Row, cuts, kept_by_share, kept_by_tokens
+from cosim.sampler import Row, cuts, kept_by_share, kept_by_tokens
 from cosim.steps import Steps
 
 
@@ -62,7 +62,7 @@ def until_step(log: Log, steps: int) -> Iterator[Record]:
 
 
 def _ends_with(log: Log, steps: int) -> bool:
-    """Whether a log ends after this training step."""
+    """Return whether a log ends after this training step."""
     trained = len(train_actions(log))
     return trained == steps and any(isinstance(one.action, Finish) for one in log.actions)
 
@@ -74,11 +74,7 @@ def follow(
 
     Args:
         steps: receives the records, with the rewards of what the policy generated.
-        train_steps: training steps to follow.
         tokens_per_token: logged tokens that a real one stands for; 0 takes shares of each response.
-
-    Raises:
-        ValueError: if the log has no record of a group that it trains on.
     """
     trained = [group for train in train_actions(log)[:train_steps] for group in train.groups]
     rows = _plan(log, policy, trained)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from areal_lab.config.problem import ConfigError, Kind, Problem, problems_of
-from areal_lab.preflight.limits import limits_of
+from areal_lab.resolve.limits import limits_of
 from cosim.schema import ClusterConfig, CosimConfig
 from simulator.assembly.simulate import build
 from simulator.config.load import ALIASES, load_simulation
@@ -29,6 +29,9 @@ _INSTEAD: Final = {
     "schedule.max_lag": "rollout.max_lag",
     "schedule.drop_late": "rollout.drop_late",
     "schedule.max_concurrent_prompts": "rollout.max_concurrent_rollouts",
+    "schedule.slots": "rollout.slots",
+    "schedule.max_drift": "rollout.bounded_drift.max_drift",
+    "schedule.min_eta": "rollout.bounded_drift.min_eta",
     "rollout.routing": "rollout.routing",
     "workload.prompts_per_batch": "dataset.batch_size",
     "workload.samples_per_prompt": "gconfig.n_samples",
@@ -44,11 +47,7 @@ _INSTEAD: Final = {
 
 
 def cluster_of(config: CosimConfig) -> SimulationConfig:
-    """The cluster to simulate.
-
-    Raises:
-        ConfigError: one line per problem.
-    """
+    """The cluster to simulate."""
     preset = _preset(config.simulator)
     if preset.cluster.hybrid_gpus:
         raise ConfigError(
@@ -79,9 +78,12 @@ def cluster_of(config: CosimConfig) -> SimulationConfig:
             "schedule.eta": schedule.max_head_offpolicyness,
             "schedule.interruptible": schedule.interruptible,
             "schedule.batch_order": schedule.batch_order,
+            "schedule.max_drift": schedule.bounded_drift.max_drift,
+            "schedule.min_eta": schedule.bounded_drift.min_eta,
             "schedule.max_lag": schedule.max_lag,
             "schedule.drop_late": schedule.drop_late,
             "schedule.max_concurrent_prompts": limits_of(config).max_in_flight,
+            "schedule.slots": schedule.slots,
             "rollout.routing": schedule.routing,
             "seed": config.simulator.seed,
             "seeds": 1,
@@ -90,22 +92,18 @@ def cluster_of(config: CosimConfig) -> SimulationConfig:
 
 
 def system_of(config: CosimConfig) -> System:
-    """The system to simulate, with the limits of a real run of this config.
-
-    Raises:
-        ConfigError: the cluster is impossible; one line per problem.
-    """
+    """The system to simulate, with the limits of a real run of this config."""
     try:
         system = build(cluster_of(config))
     except ConfigError as error:
         raise ConfigError(*map(_of_cluster, error.problems)) from error
-    if system.turns > 1:
+    if system.workload.most_turns > 1:
         raise ConfigError(
             Problem(
                 Kind.SETTINGS,
                 "simulator.settings",
-                f"simulator.preset has workload.turns={system.turns}, but a co-simulated response "
-                "has one turn; use simulator.settings=[workload.turns=1]",
+                f"simulator.preset has workload.turns={system.workload.most_turns}, but a "
+                "co-simulated response has one turn; use simulator.settings=[workload.turns=1]",
             )
         )
     if system.limits.batch_parts > 1:

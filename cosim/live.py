@@ -14,13 +14,13 @@ from typing import Final
 
 import numpy as np
 
+from areal_lab.control.drift import Measured, measured
 from areal_lab.control.events import GroupId, Train, Version
 from areal_lab.runlog.records import Mode
 from cosim.policy import Policy
-from cosim.rows import Row
+from cosim.sampler import Row
 from cosim.steps import Steps
-from simulator.run.draws import Draws
-from simulator.run.responses import GroupDraws, Scores
+from simulator.run.responses import Draws, GroupDraws, Scores
 from simulator.run.system import System
 
 
@@ -93,6 +93,11 @@ class Live:
         self._steps.learn(self._policy, groups)
         for group in train.groups:
             del self._under[group]
+
+    # Part of the protocol; the policy measures it.
+    def measured(self, lag: float) -> Measured:  # noqa: ARG002
+        """What the step measured."""
+        return measured(self._steps.pending)
 
     def give_up(self, group: GroupId) -> None:
         """Forget a group."""

@@ -5,29 +5,37 @@ defaults (cosim.schema) <- YAML file <- overrides, the last one wins
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
 from areal_lab.config.functions import load_function
+from areal_lab.config.given import Overrides, Sources, source_files
 from areal_lab.config.load import ALIASES as TRAIN_ALIASES
-from areal_lab.config.load import Overrides, load_record
-from areal_lab.config.problem import ConfigError, Kind, Problem, problems_of
-from areal_lab.config.schema import EvaluationConfig
-from areal_lab.config.shipped import cosim_configs, recipes, settings_file, training_configs
-from areal_lab.data.problems import ProblemSet
-from areal_lab.models.folder import read_model_facts
-from areal_lab.preflight.check import (
+from areal_lab.config.load import load_record
+from areal_lab.config.problem import ConfigError, Kind, Problem, attempt, problems_of
+from areal_lab.config.schema import EvaluationConfig, RewardConfig
+from areal_lab.config.shipped import cosim_configs, recipes, training_configs
+from areal_lab.config.unread import Condition, ReadSettings
+from areal_lab.resolve.allocation import layout_of
+from areal_lab.resolve.check import (
     check_batches,
     check_limits,
-    check_model,
     check_problems,
     check_run_folder,
     check_tokens,
+    refuse,
 )
-from areal_lab.preflight.functions import check_objective
-from areal_lab.rewards.address import is_address
+from areal_lab.resolve.functions import check_objective
+from areal_lab.resolve.learning import cannot_learn, unlikely_to_learn
+from areal_lab.resolve.limits import Threads, limits_of
+from areal_lab.resolve.placement import Placed, this_machine
+from areal_lab.resolve.resolved import Resolved, parts_of, read_model, serve
+from areal_lab.resolve.unread import TRAIN
+from areal_lab.rewards.usable import check_reward
+from areal_lab.rewards.wire import is_address
 from areal_lab.runlog.read_run import read_events
 from areal_lab.runlog.records import Log, Scalar
 from areal_lab.sinks.start import check_sinks
@@ -36,7 +44,9 @@ from areal_lab.training.objective.loss import choose_loss
 from areal_lab.training.objective.trial_call import try_objective
 from areal_lab.training.settings import TrainerSettings
 from cosim.along import train_actions
+from cosim.cluster import system_of
 from cosim.schema import CosimConfig
+from simulator.run.system import System
 
 ALIASES: Final[Mapping[str, str]] = MappingProxyType(
     {**TRAIN_ALIASES, "preset": "simulator.preset"}
@@ -44,9 +54,48 @@ ALIASES: Final[Mapping[str, str]] = MappingProxyType(
 """Other names of settings."""
 
 
-def load_cosim(
-    source: str | Path | Sequence[str | Path] | None = None, overrides: Overrides = ()
-) -> CosimConfig:
+_PROCESSES: Final = (
+    *("rollout.engine_args", "rollout.pause_mode", "rollout.transfer", "rollout.threads"),
+    *("rollout.transfer_timeout_s", "rollout.device", "rollout.port", "rollout.addresses"),
+    *("rollout.ready_timeout_s", "rollout.health_interval_s", "rollout.health_timeout_s"),
+    *("rollout.stall_timeout_s", "rollout.max_engine_restarts", "rollout.stream_interval"),
+    *("rollout.request_timeout_s", "rollout.scaling.", "token_fields", "actor.device"),
+    *("actor.shard_ranks", "actor.offload", "actor.collective_timeout_s", "reward.timeout_s"),
+    *("reward.workers", "reward.max_error_rate", "evaluation.engine_share"),
+    *("evaluation.remeasure", "scheduler.", "cluster.", "checkpoint."),
+)
+READ: Final = ReadSettings(
+    CosimConfig,
+    always=(*TRAIN.always, "mode", "objective", "tokens_per_token"),
+    conditions=(
+        Condition(
+            ("rollout.workflow",),
+            lambda _: False,
+            "on areal-lab cosim, which samples one response to each prompt; leave it out, or use "
+            "areal-lab train",
+            refused=True,
+        ),
+        Condition(
+            ("actor.param_dtype",),
+            lambda _: False,
+            "on areal-lab cosim, whose model has no working copies; leave it out, or use areal-lab "
+            "train",
+            refused=True,
+        ),
+        Condition(_PROCESSES, lambda _: False, "on areal-lab cosim, which has one process"),
+        Condition(
+            ("simulator.",),
+            lambda config: not config.log,
+            "with log, whose schedule is followed",
+        ),
+        Condition(("log",), lambda config: config.mode == "along", "without mode=along"),
+        *TRAIN.conditions,
+    ),
+)
+"""When each setting of a co-simulated run is read."""
+
+
+def load_cosim(source: Sources = None, overrides: Overrides | None = ()) -> CosimConfig:
     """Merge a YAML file and overrides onto the defaults.
 
     Args:
@@ -54,27 +103,34 @@ def load_cosim(
             of a shipped one (`cosim`) or of a recipe; of several, each wins over those before it;
             None takes the defaults.
         overrides: `a.b=c` each, the value in YAML: `eta=inf`, `objective=naive`; or values by name.
-
-    Raises:
-        ConfigError: one line for each unknown key and each value that is not allowed.
-        ValueError: in one line: no such file, or it is broken.
     """
     known = {**training_configs(), **recipes(), **cosim_configs()}
-    sources = [] if source is None else [source] if isinstance(source, str | Path) else source
-    files = [settings_file(one, known, "config") for one in sources]
+    files = source_files(source, known, "config")
     config = load_record(CosimConfig(), files, overrides, ALIASES, bases=known)
     if config.objective is not None:
         config.actor.use_decoupled_loss = config.objective == "decoupled"
     return config
 
 
-def check_cosim(config: CosimConfig) -> tuple[ProblemSet, Path]:
-    """Refuse a run that cannot work; return its problems and the folder of its model.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedCosim(Resolved):
+    """A co-simulated run that can start."""
+
+    schedule: System | Log
+    """What is simulated, or the log that it follows."""
+
+
+def resolve_cosim(config: CosimConfig) -> ResolvedCosim:
+    """Check everything before a model is loaded.
+
+    A log sets `config.rollout` to its schedule.
 
     Raises:
-        ConfigError: with all problems.
+        ConfigError: one line per problem.
     """
     found = [
+        *READ.refusals(config),
+        *cannot_learn(config),
         *check_limits(config),
         *check_batches(config),
         *check_run_folder(config),
@@ -83,17 +139,12 @@ def check_cosim(config: CosimConfig) -> tuple[ProblemSet, Path]:
         *_check_mode(config),
         *_check_evaluation(config),
     ]
-    problems: ProblemSet | None = None
-    try:
-        problems = check_problems(config)
-    except ConfigError as error:
-        found += error.problems
-    try:
-        folder = check_model(config)
-    except ConfigError as error:
-        raise ConfigError(*found, *error.problems) from error
+    problems = attempt(found, lambda: check_problems(config), "dataset")
+    model, facts = read_model(config, found)
+    engines, codec = layout_of(config).engines, None
     if problems is not None:
-        if any(one.images for one in (*problems.train, *problems.held_out)):
+        asked = (*problems.train, *problems.held_out)
+        if any(one.images for one in asked):
             found.append(
                 _problem(
                     "dataset.type",
@@ -101,20 +152,31 @@ def check_cosim(config: CosimConfig) -> tuple[ProblemSet, Path]:
                     "co-simulation generates text only; use areal-lab train",
                 )
             )
-        prompts = [one.prompt for one in (*problems.train, *problems.held_out)]
-        found += check_tokens(config, prompts, folder, read_model_facts(folder))
-    if found or problems is None:
-        raise ConfigError(*found)
-    return problems, folder
+        prompts = [one.prompt for one in asked]
+        codec = attempt(
+            found,
+            lambda: check_tokens(config, engines, prompts, model, facts),
+            "actor.path",
+        )
+    refuse(found)
+    assert problems is not None, "refused above"
+    assert codec is not None, "refused above"
+    schedule = read_schedule(config) if config.log else system_of(config)
+    placed = Placed(config=config, machine=this_machine(), engines=engines)
+    return ResolvedCosim(
+        **parts_of(serve(placed, model, facts, codec, workflow=None)),
+        problems=problems,
+        limits=limits_of(config),
+        # More threads may round differently in each run.
+        threads=Threads(engine=1, trainer=config.actor.threads or 1),
+        notes=(*READ.notes(config), *unlikely_to_learn(config)),
+        reward_fn=config.reward.fn,
+        schedule=schedule,
+    )
 
 
 def read_schedule(config: CosimConfig) -> Log:
-    """The log that a run follows, whose schedule is then the run's.
-
-    Raises:
-        ConfigError: if it does not fit the run's settings.
-        ValueError: in one line, if it cannot be read.
-    """
+    """The log that a run follows, whose schedule is then the run's."""
     log = read_events(Path(config.log))
     trained = train_actions(log)
     limits = log.header.limits
@@ -170,7 +232,7 @@ def _check_functions(config: CosimConfig) -> Iterator[Problem]:
     """In this process, which is the one that calls them."""
     settings = TrainerSettings(config=config, model_path="", weights_root="")
     for setting, custom, load in (
-        ("reward.fn", config.reward.fn, lambda: _load_reward(config.reward.fn)),
+        ("reward.fn", config.reward.fn, lambda: _load_reward(config.reward)),
         ("actor.loss_fn", config.actor.loss_fn, lambda: choose_loss(settings)),
         ("actor.advantage_fn", config.actor.advantage_fn, lambda: choose_advantages(settings)),
     ):
@@ -185,19 +247,26 @@ def _check_functions(config: CosimConfig) -> Iterator[Problem]:
         yield from try_objective(settings)
 
 
-def _load_reward(fn: str) -> None:
+def _load_reward(reward: RewardConfig) -> None:
+    fn = reward.fn
     if is_address(fn):
         raise ValueError(
             f"{fn} is a service, but a co-simulation calls a function of its process; name "
             "module:function"
         )
-    load_function(fn)
+    check_reward(load_function(fn), reward.kwargs, reward.sandbox)
 
 
 def _check_mode(config: CosimConfig) -> list[Problem]:
     if config.log and config.mode == "live":
         text = "log is set, but mode=live simulates its schedule; use mode=along, or empty log"
         return [_problem("log", text)]
+    if config.mode == "along" and config.rollout.schedule == "bounded_drift":
+        text = (
+            "rollout.schedule is 'bounded_drift', which follows what the model measures, but "
+            "mode=along has its schedule before there is a model; use mode=live"
+        )
+        return [_problem("rollout.schedule", text)]
     unknown = config.tokens_per_token == 0 and config.evaluation.max_problems == 0
     if config.mode == "live" and unknown:
         text = (

@@ -17,17 +17,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from areal_lab.config.functions import load_function
-from areal_lab.config.schema import TrainConfig
 from areal_lab.control.events import GroupId, Version
-from areal_lab.data.problems import Problem, ProblemSet, PromptSource
-from areal_lab.data.seeds import sample_seed
-from areal_lab.data.tokenize import TextCodec
+from areal_lab.data.images import encode_prompt
+from areal_lab.data.problems import Problem, PromptSource, sample_seed
+from areal_lab.resolve.resolved import Resolved
 from areal_lab.rewards.worker import bound, reward_of
 from areal_lab.training.learner import make_learner
 from areal_lab.training.lora import add_lora, merged_tensors, target_modules
@@ -36,11 +35,7 @@ from areal_lab.training.process.output import save_folder
 from areal_lab.training.protocol import TrainBatchRequest
 from areal_lab.training.settings import TrainerSettings
 from areal_lab.training.step import train_batch
-from cosim.rows import Row
-from cosim.sampler import Sampler
-
-_OF_THIS_PROCESS: Final = "peak_rss_bytes"
-"""A metric that is another number in every run."""
+from cosim.sampler import Row, Sampler
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +57,9 @@ class HeldOut:
 class Policy:
     """The model of a co-simulated run, its weights by version, and its problems."""
 
-    def __init__(self, config: TrainConfig, problems: ProblemSet, folder: Path) -> None:
-        """Load the model of a Hugging Face folder twice: to generate, and to learn."""
+    def __init__(self, resolved: Resolved) -> None:
+        """Load the model twice: to generate, and to learn."""
+        config, problems, folder = resolved.config, resolved.problems, resolved.model
         torch.manual_seed(config.seed)
         settings = TrainerSettings(config=config, model_path=str(folder), weights_root="")
         actor = config.actor
@@ -75,7 +71,7 @@ class Policy:
             )
         self.version: Version = 0
         """Of the learner."""
-        self.codec = TextCodec.load(folder)
+        self.codec = resolved.codec
         self.sampler = Sampler(folder, config, self.codec)
         self._config = config
         self._folder = folder
@@ -101,11 +97,7 @@ class Policy:
         self.sampler.generate(rows)
 
     def score(self, rows: Sequence[Row]) -> None:
-        """Compute the rewards of the rows of one group.
-
-        Raises:
-            Exception: of the reward function; a co-simulated run has no group that fails.
-        """
+        """Compute the rewards of the rows of one group."""
         example = self._source[rows[0].group].as_example()
         for row in rows:
             row.reward, row.rewards = self._scored(row, example)
@@ -124,9 +116,7 @@ class Policy:
         outcome = train_batch(self._learner, TrainBatchRequest(self.version, trajectories))
         self.version += 1
         self._export()
-        metrics = dict(outcome.metrics)
-        metrics.pop(_OF_THIS_PROCESS)
-        return metrics
+        return dict(outcome.metrics)
 
     def save(self, path: Path) -> None:
         """Write the learner's weights as a Hugging Face folder."""
@@ -163,7 +153,7 @@ class Policy:
         return HeldOut(self.version, tuple(means), mean_tokens)
 
     def _rows(self, problem: Problem, stream: str, group: GroupId, samples: int) -> list[Row]:
-        prompt = self.codec.encode(problem.prompt)
+        prompt = encode_prompt(self.codec, None, problem.prompt, begins=not problem.rendered).tokens
         seed = partial(sample_seed, self._config.seed, stream, group)
         return [Row(group, sample, prompt, seed(sample)) for sample in range(samples)]
 

@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from areal_lab.control.events import GroupFiltered, RunStarted, Save, TrainStepDone, Version
-from areal_lab.pipeline.step_report import StepReport
+from areal_lab.host.durable import append_lines
 from areal_lab.runlog.alarm_log import AlarmLog
 from areal_lab.runlog.folder import RunFolder
-from areal_lab.runlog.held_out import append_held_out, measured_of
+from areal_lab.runlog.held_out import HeldOutReward, append_held_out
+from areal_lab.runlog.lags import LoggedLedger
 from areal_lab.runlog.records import (
     ActionRecord,
     EventRecord,
@@ -24,10 +25,16 @@ from areal_lab.runlog.records import (
     RunHeader,
     encode,
 )
+from areal_lab.shell.step_report import StepReport
+from areal_lab.shell.stop import StopSignal
 from cosim.policy import HeldOut, Policy
-from cosim.rows import Row
+from cosim.sampler import Row
 
 _HOUR_S = 3600.0
+
+
+class Stopped(Exception):
+    """A stop was requested, and the running step has ended."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,21 +50,30 @@ class Steps:
     alarms: AlarmLog
     note: Callable[[str], None]
     """Tells the user that an alarm begins or ends."""
+    stop: StopSignal
+    stopped: bool = False
+    """True once `stop` has ended the run before its last step."""
     records: list[Record] = field(default_factory=list)
     measured: list[HeldOut] = field(default_factory=list)
     """Of the first version, and of later ones."""
-    _pending: dict[str, float] = field(default_factory=dict)
+    pending: dict[str, float] = field(default_factory=dict)
     """Metrics of the step that runs."""
     _eta: float = 0.0
     _began_s: float = 0.0
     _last_s: float = 0.0
     _tokens: int = 0
     """Simulated ones, of groups that ended since the last step."""
+    _ledger: LoggedLedger = field(default_factory=LoggedLedger)
+    """Of the simulated tokens."""
     _filtered: int = 0
     """Groups that were filtered since the last step."""
 
     def write(self, record: Record) -> None:
-        """Write a record of the log, and what follows from it."""
+        """Write a record of the log, and what follows from it.
+
+        Raises:
+            Stopped: after the record of a step's end.
+        """
         if isinstance(record, RunHeader):
             record = RunHeader(
                 mode="cosim",
@@ -65,10 +81,11 @@ class Steps:
                 limits=record.limits,
                 processes=record.processes,
             )
-            self._eta = float(str(record.limits["eta"]))
+            # The largest one of a schedule that sets it.
+            self._eta = float(str(record.limits.get("max_eta", record.limits["eta"])))
         self.records.append(record)
-        with self.folder.events.open("a", encoding="utf-8") as file:
-            file.write(encode(record) + "\n")
+        self._ledger.add(record)
+        append_lines(self.folder.events, encode(record) + "\n")
         match record:
             case EventRecord(t_s, RunStarted()):
                 self._began_s = self._last_s = t_s
@@ -85,7 +102,7 @@ class Steps:
 
     def learn(self, policy: Policy, groups: Sequence[Sequence[Row]]) -> None:
         """Let the policy learn from scored groups, and measure it if it is time."""
-        self._pending = policy.learn(groups)
+        self.pending = policy.learn(groups)
         every = self.eval_every_steps
         if (every and policy.version % every == 0) or policy.version == self.total_steps:
             self.measure(policy)
@@ -96,12 +113,15 @@ class Steps:
         if found is not None:
             self.measured.append(found)
             if found.version == 0:  # later ones are in the metrics of their step
-                append_held_out(self.folder.path, measured_of(found.version, found.problem_means))
-            self._pending["held_out_reward"] = found.mean
+                append_held_out(
+                    self.folder.path, HeldOutReward(found.problem_means).measured(found.version)
+                )
+            self.pending["held_out_reward"] = found.mean
 
     def _report(self, version: Version, t_s: float) -> None:
-        metrics = {**self._pending, "filtered_groups": float(self._filtered)}
-        self._pending, self._filtered = {}, 0
+        metrics = {**self.pending, "filtered_groups": float(self._filtered)}
+        metrics |= self._ledger.metrics
+        self.pending, self._filtered = {}, 0
         time_s, step_s = t_s - self._began_s, t_s - self._last_s
         tokens, self._tokens, self._last_s = self._tokens, 0, t_s
         report = StepReport.of(
@@ -116,3 +136,6 @@ class Steps:
         self.on_step(report)
         for text in self.alarms.add(report.step, report.time_s, metrics, self._eta):
             self.note(text)
+        if self.stop.requested and version < self.total_steps:
+            self.stopped = True
+            raise Stopped

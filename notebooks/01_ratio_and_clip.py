@@ -25,12 +25,12 @@ def _():
     mo.md(r"""
     # Ratio and clip
 
-    *Three policies know a token: the one that sampled it ($\pi_{behav}$), the one an update
-    starts from ($\pi_{prox}$), the one that is trained ($\pi_\theta$). Which losses still learn
-    from the token, and how hard do they push?*
+    *Three policies give a probability to a token: the one that sampled it ($\pi_{behav}$), the one
+    from which an update starts ($\pi_{prox}$), and the trained one ($\pi_\theta$). Which losses
+    still have a gradient at the token, and how large is it?*
 
-    Costs 1.1 CPU s to the first picture, which needs no torch; the arrows below it load torch, and
-    the whole page takes 5 CPU s and 400 MB.
+    The first picture takes 1.1 CPU s without torch. The arrows below it load torch; the whole page
+    takes 5 CPU s and 400 MB.
     """)
     return
 
@@ -39,10 +39,10 @@ def _():
 def _():
     mo.md(r"""
     **The usual answer:** the clip stops a token that has moved too far. **Too far from what?** The
-    red point is a stale token in the first moment of an update. $\pi_\theta$ has not moved yet
-    ($r = 1$), but the weights before it have made the token 1.5 times as likely since it was
-    sampled ($w = 1.5$). Standard PPO looks at $r \cdot w = 1.5$ and drops the token before
-    anything has happened. Decoupled PPO looks at $r$ and trains on it. **Drag the point.**
+    red point is a stale token at the start of an update. $\pi_\theta$ has not moved yet ($r = 1$),
+    but earlier updates have made the token 1.5 times as likely since it was sampled ($w = 1.5$).
+    Standard PPO clips $r \cdot w = 1.5$ and drops the token before the update. Decoupled PPO clips
+    $r$ and trains on the token. **Drag the point.**
     """)
     return
 
@@ -150,9 +150,9 @@ def _():
     mo.md(r"""
     ## The push on this token
 
-    The gradient of a loss can move $\log \pi_\theta$ and nothing else. The arrows are its negative:
-    where descent pushes the token. The pale bar is $r w A$, what importance sampling without a
-    trust region would push.
+    The gradient of a loss can move $\log \pi_\theta$ only. The arrows are the negative gradient:
+    the direction in which descent pushes the token. The pale bar is $r w A$, the push of importance
+    sampling without a trust region.
     """)
     return
 
@@ -239,14 +239,14 @@ def _():
     push = -loss_surface(loss, ratios=r, weights=w, advantages=A, response_tokens=100).gradient
     ```
 
-    CISPO has the same upper ε as the others here and no lower one (its usual cap is a weight of 5).
-    SAPO and GSPO have the numbers of their papers. GSPO sees whole responses: the token is one of
-    100, the other 99 are on policy.
+    CISPO has the same upper ε as the other losses here and no lower one (its usual cap is a weight
+    of 5). SAPO and GSPO have the numbers of their papers. GSPO uses whole responses: the token is
+    one of 100, and the other 99 are on policy.
 
-    ## Everywhere on the plane
+    ## The whole plane
 
-    Arrows point to where the token goes; a hollow dot has no gradient. All arrows are horizontal:
-    no update can change $w$.
+    Arrows show the direction of the push; a hollow dot has no gradient. All arrows are horizontal,
+    because no update can change $w$.
     """)
     return
 
@@ -280,16 +280,16 @@ def _(field_ratios, field_weights, fields):
 def _():
     mo.md(r"""
     - **PPO** ends at a diagonal, **decoupled PPO** at a vertical line. At $w = 1$ they agree.
-    - **Dual clip** differs for a bad token only: it ends the push where $r$ exceeds $c = 3$.
-    - **CISPO** has no hollow dots. **SAPO** fades out instead of ending.
-    - **GSPO** ends at 1.04: its ε of 0.0004 bounds the geometric mean of 100 ratios, of which this
-      one moves alone. Inside, each token gets the same push, whatever its own ratio.
+    - **Dual clip** differs for a bad token only: it has no push if $r$ exceeds $c = 3$.
+    - **CISPO** has no hollow dots. The push of **SAPO** decreases gradually.
+    - **GSPO** ends at 1.04: its ε of 0.0004 bounds the geometric mean of 100 ratios, of which only
+      this one moves. Inside the bound each token gets the same push, whatever its own ratio.
 
-    ## Often told, and wrong
+    ## Common wrong statements
 
-    Switch a sentence on to see what it would do (red, dashed) and what the loss does (blue). Each
-    is refuted by a test of `tests/functional/losses/test_retellings.py`; `docs/retellings.md` has
-    the sources, and more of them.
+    Switch a statement on to see its effect (red, dashed) and the effect of the loss (blue). A test
+    in `tests/functional/losses/test_retellings.py` refutes each of them; `docs/retellings.md` has
+    the sources and more statements.
     """)
     return
 
@@ -461,10 +461,11 @@ def _():
     ## Try this
 
     - Switch to the bad token and drag it to $r = 3.17$, $w = 1$. PPO pushes it down three times as
-      hard as a token on policy. Dual clip has just let go of it.
-    - Drag along $w = 1$: PPO and decoupled PPO agree everywhere. Then along the dotted diagonal
-      $r w = 1$: PPO never clips there, not even where decoupled PPO has stopped long ago.
-    - Make ε 0.05 and count the hollow dots of SAPO. It has no ε: the others narrow, it does not.
+      hard as a token on policy. Dual clip does not push it any more.
+    - Drag along $w = 1$: PPO and decoupled PPO agree everywhere. Then drag along the dotted
+      diagonal $r w = 1$: PPO never clips there, not even where decoupled PPO clips.
+    - Set ε to 0.05 and count the hollow dots of SAPO. SAPO has no ε, so its range does not become
+      narrower.
 
     ## The code
     """)

@@ -25,11 +25,11 @@ def _():
     mo.md(r"""
     # Advantages
 
-    *A reward says whether a response was right. How hard does each estimator then push on the
-    response, and on which prompts?*
+    *A reward says whether a response was correct. How hard does each estimator push on the
+    response, and on which prompts does it push most?*
 
-    Costs 1.0 CPU s to the first picture, which needs no torch; the numbers below it load torch, and
-    the whole page takes 4 CPU s and 330 MB.
+    The first picture takes 1.0 CPU s without torch. The numbers below it load torch; the whole page
+    takes 4 CPU s and 330 MB.
     """)
     return
 
@@ -93,11 +93,11 @@ def _(lengths, names, set_history, start):
 @app.cell(hide_code=True)
 def _():
     mo.md(r"""
-    ## What becomes of them
+    ## Advantages of each estimator
 
     Blue pushes a response up, orange down. $\Sigma A^2$ is the squared size of a prompt's gradient,
-    if the gradients of its responses have nothing to do with each other. **Framed** numbers changed
-    with the last click; at first, the last response of D has just become right.
+    if the gradients of its responses are orthogonal. **Framed** numbers changed with the last
+    click; at first, the last response of D has just become right.
     """)
     return
 
@@ -214,12 +214,12 @@ def _():
     - **GRPO** divides by each group's deviation, so A, solved once, has the $\Sigma A^2$ of B,
       solved four times: 7 for every mixed group. **Dr. GRPO** does not divide: A has less than half
       of B.
-    - **D teaches nothing** where a group is compared with itself. **REINFORCE++** knows no groups:
-      it pushes all of D up, because D is easier than the rest.
-    - **One more right response in D** changed the numbers of D alone in GRPO, and those of all
-      prompts in **LitePPO**, **GPG** and **REINFORCE++**, which look at the whole batch.
+    - **D has no gradient** if an estimator compares a response with its group. **REINFORCE++** has
+      no groups: it pushes all of D up, because D is easier than the other prompts.
+    - **One more right response in D** changed only the numbers of D in GRPO, but those of all
+      prompts in **LitePPO**, **GPG** and **REINFORCE++**, which use the whole batch.
     - **OPO** weighs its mean by length. **MaxRL** pushes the rare right response hardest.
-      **Pass@k** pushes a single best response and nothing else.
+      **Pass@k** pushes a single best response only.
 
     | | $A_i$ | library |
     | :--- | :--- | :--- |
@@ -325,22 +325,23 @@ def _(curves, group_size):
     mo.md(f"""
     With G = {group_size.value}, a prompt solved in 10 % of the attempts has weight
     {_weights["GRPO"]:.2f} in GRPO, {_weights["Dr. GRPO"]:.2f} in Dr. GRPO and
-    {_weights["MaxRL"]:.2f} in MaxRL. It has both right and wrong responses, and so teaches anything
-    at all, in {100 * _mixed:.0f} % of the batches.
+    {_weights["MaxRL"]:.2f} in MaxRL. It has both right and wrong responses, and therefore a
+    gradient, in {100 * _mixed:.0f} % of the batches.
 
     ```python
     prompt_weight(grpo_advantages, rates, group_size={group_size.value}).weight
     ```
 
     A weight of 1 everywhere maximizes the mean success rate: Dr. GRPO up to $(G - 1) / G$, RLOO
-    exactly. GRPO's deviation prefers what is almost never or almost always solved, in large groups
-    without a bound. MaxRL, in large groups, maximizes the mean *logarithm* of the success rate. So
-    the scale is no matter of the learning rate: it chooses prompts.
+    exactly. GRPO's deviation favors prompts that are almost never or almost always solved, in large
+    groups without a bound. MaxRL, in large groups, maximizes the mean *logarithm* of the success
+    rate. The scale is therefore not equivalent to a learning rate: it weighs prompts.
 
     ## Several rewards
 
-    A second reward for short responses. Summed before the division, a short wrong response is as
-    good as a long right one. **GDPO** divides each reward by its own deviation first.
+    Here a second reward is for short responses. If rewards are summed before the division, a short
+    wrong response is as good as a long right one. **GDPO** divides each reward by its own deviation
+    first.
     """)
     return
 
@@ -391,12 +392,13 @@ def _(short, two_rewards):
 
     ## Try this
 
-    - Make all of A right, tile by tile. Nobody touched B, but LitePPO pushes it harder with each
-      click, 1.4 in place of 1.0 at the end: the deviation of the batch fell.
-    - Make one response of C wrong. D, which is still all right, is pushed up harder by REINFORCE++,
-      and stays at 0 in GRPO.
-    - Set the group size to 2. The curves are flat, GRPO's too: two responses know nothing of
-      difficulty. And at p = 0.1 they differ, and teach anything at all, in 18 % of the batches.
+    - Make all of A right, tile by tile. B does not change, but LitePPO pushes it harder with each
+      click, 1.4 instead of 1.0 at the end, because the deviation of the batch falls.
+    - Make one response of C wrong. REINFORCE++ pushes D, which is still all right, up harder; in
+      GRPO D stays at 0.
+    - Set the group size to 2. All curves are flat, also GRPO's: two responses contain no
+      information about difficulty. At p = 0.1 they differ, and have a gradient, in only 18 % of the
+      batches.
 
     ## The code
     """)

@@ -22,8 +22,7 @@ with app.setup:
     from areal_lab.control.straggler import straggler_steps
     from areal_lab.runlog.records import log_of
     from areal_lab.runlog.trained_samples import oldest_first, story, trained_samples
-    from areal_lab.widgets.lag_bars import lag_bars
-    from areal_lab.widgets.lag_rows import lag_rows
+    from areal_lab.widgets.lags import lag_bars, lag_rows
     from areal_lab.widgets.source import code_of
     from areal_lab.widgets.strip import Strip
     from areal_lab.widgets.timeline import timeline_rows
@@ -35,15 +34,16 @@ def _():
     mo.md(r"""
     # Staleness
 
-    *The staleness bound η says how many versions generation may run ahead of training. How old can
-    a token be when it is trained on?*
+    *The staleness bound η limits how many versions generation may run ahead of training. How old
+    can a token be when it is trained on?*
 
-    Costs 1 CPU s to the first picture and 3 CPU s for the page, without torch. A moved control
+    The first picture takes 1 CPU s, the page 3 CPU s, without torch. Each change of a control
     simulates five runs of 30 training steps: 0.1 CPU s.
 
-    **The usual answer:** η versions. Equation 3 of AReaL starts no more prompts than η batches
-    ahead, so with η = 2 no token should be older than 2 versions. Make your guess, then look at the
-    orange tokens: four GPUs, four prompts a step, responses of 200 tokens on average.
+    **The usual answer:** η versions. Equation 3 of AReaL starts prompts at most η batches ahead, so
+    with η = 2 no token should be older than 2 versions. Make your guess, then look at the orange
+    tokens. The cluster has four GPUs, four prompts per step, and responses of 200 tokens on
+    average.
     """)
     return
 
@@ -198,9 +198,9 @@ def _():
     mo.md(r"""
     ## The cluster in motion
 
-    Two engines generate, a trainer trains, all at the same time. When new weights are ready, the
-    engines pause, load them and continue the same responses: the tokens before are one version
-    older from then on. A long response sees several such pauses.
+    Two engines and a trainer work at the same time. When new weights are ready, the engines pause,
+    load them and continue the same responses. From then on the earlier tokens are one version
+    older. A long response is paused several times.
     """)
     return
 
@@ -230,9 +230,9 @@ def _(chosen, log, selected, timeline):
 @app.cell(hide_code=True)
 def _():
     mo.md(r"""
-    Select a response above, and this shows the time from its start to its training step.
+    Select a response above to see the time from its start to its training step.
 
-    ## Why equation 3 bounds no single age
+    ## Equation 3 bounds the number of prompts, not their age
 
     $$\left\lfloor (N_r - 1) / B \right\rfloor \le i + \eta$$
 
@@ -240,10 +240,10 @@ def _():
     most_started = admissible(i, batch_size=B, eta=eta)
     ```
 
-    It bounds $N_r$, the **number** of prompts that were started. Below, prompt 0 does not end while
-    the others end at once, with batches of one prompt. Every step trains on a younger one, the
-    count stays within its bound, and prompt 0 gets a version older. The rows are what the
-    coordinator of real runs decides, for the η and the batch order chosen above.
+    The equation bounds $N_r$, the **number** of prompts that were started. In this example, prompt
+    0 does not end, the other prompts end at once, and a batch has one prompt. Every step trains on
+    a younger prompt, the count stays within its bound, and prompt 0 becomes one version older. The
+    coordinator of real runs computes the rows, for the η and the batch order chosen above.
     """)
     return
 
@@ -276,8 +276,8 @@ def _():
     mo.md(r"""
     ## Three batch orders
 
-    What a batch consists of is a policy of its own. All three see the same lengths: seed $k$ draws
-    the same responses for every order and every η. The grey band is "as old as η".
+    The batch order is a separate setting. All three orders have the same lengths: seed $k$ draws
+    the same responses for every order and every η. The grey band is an age of η.
     """)
     return
 
@@ -304,7 +304,7 @@ def _():
 
 @app.cell(hide_code=True)
 def _(compared):
-    from areal_lab.widgets.order_curves import order_curves
+    from areal_lab.widgets.lags import order_curves
 
     order_curves(
         {
@@ -322,21 +322,22 @@ def _(compared):
 @app.cell(hide_code=True)
 def _():
     mo.md(r"""
-    - **Oldest finished first**, the order of the released system, takes whatever is there. It never
-      makes the trainer wait for one response, and pays with age.
+    - **Oldest finished first**, the order of the released system, takes the finished responses. The
+      trainer never waits for a single response, but tokens become older.
     - **Strict start order** trains in the order of starts. It keeps the bound of η versions, and
       the trainer waits for the slowest response of every batch.
     - **Bounded lag** lets a response be overtaken as long as the bound permits.
 
-    In this small cluster the last two cost the same: 0.3 s a step at η = 2, nothing from η = 3 on.
+    In this small cluster the last two orders cost the same: 0.3 s per step at η = 2, nothing
+    from η = 3 on.
 
     ## Try this
 
-    - Switch *interrupt for new weights* off. No token is older than η any more, in any order: the
-      engines finish every response before they load weights. A step takes 13 % longer, since
-      engines idle while the last responses end.
-    - Drag η from 2 to 8. The step takes 2.5 s from η = 3 on, since the trainer never waits: a
-      larger η makes the tokens older and nothing faster.
+    - Switch *interrupt for new weights* off. No token is older than η, in any order, because the
+      engines finish every response before they load weights. A step takes 13 % longer, because
+      engines are idle while the last responses end.
+    - Drag η from 2 to 8. The step takes 2.5 s from η = 3 on, because the trainer never waits: a
+      larger η makes the tokens older, but the step not faster.
     - Set η to 1 and the spread of lengths to 1.2 (of their logarithm; math problems have 0.7). The
       heavier tail makes tokens three versions old, although η is 1.
 

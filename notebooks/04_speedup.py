@@ -38,10 +38,11 @@ def _():
     mo.md(r"""
     # The 2.77x
 
-    **Asynchronous AReaL is 2.77 times faster than synchronous AReaL (Table 1). What makes it so?**
+    **Asynchronous AReaL is 2.77 times faster than synchronous AReaL (Table 1). Which factors
+    explain this?**
 
-    About 1.5 s of CPU; no torch, no GPU. Results are packaged, with the command that made them; a
-    button simulates them again (2 to 15 s of CPU a seed).
+    The page takes about 1.5 s of CPU, without torch and without a GPU. It shows packaged results
+    with their command; a button simulates them again (2 to 15 s of CPU per seed).
     """)
     return
 
@@ -175,21 +176,22 @@ def _(found):
         whole["interruption"],
     )
     mo.md(f"""
-    Asynchrony alone does not pay: with everything off it is **slower**, {_none.mean:.2f}x, because
-    32 GPUs train what 128 would train in turn. The largest factor is not AReaL's but **the
-    baseline's, x {whole["split"].factor.mean:.2f}**: synchronous AReaL with 96 + 32 GPUs leaves one
-    part waiting for the other. Against a synchronous run that uses all GPUs in turn
-    {_turns.mean:.2f}x remains. Interruption is worth **x {_cut.factor.mean:.2f}** on average:
+    Asynchrony alone does not pay: with all switches off it is **slower**, {_none.mean:.2f}x,
+    because 32 GPUs train the batch that 128 GPUs would train in turn. The largest factor is not
+    AReaL's but **the baseline's, x {whole["split"].factor.mean:.2f}**: in synchronous AReaL with
+    96 + 32 GPUs one part waits for the other. Relative to a synchronous run that uses all GPUs in
+    turn, {_turns.mean:.2f}x remains. Interruption is worth **x {_cut.factor.mean:.2f}** on average:
     x {_cut.least:.2f} unless responses differ in length *and* small batches decode slowly, up to
-    x {_cut.most:.2f} if both are so.
+    x {_cut.most:.2f} with both.
 
-    From {_all.mean:.2f} to the paper a factor of {PAPER / _all.mean:.2f} is left unexplained. Most
-    of it may be the correlation of lengths within a prompt, which decides how many responses run
-    at once: 0.8 instead of 0.743, inside its measured interval, gives {_alike["ratio"]:.2f}x.
+    Between {_all.mean:.2f} and the paper's number a factor of {PAPER / _all.mean:.2f} is
+    unexplained. Most of it may come from the correlation of lengths within a prompt, which
+    determines how many responses run at once: 0.8 instead of 0.743, inside its measured interval,
+    gives {_alike["ratio"]:.2f}x.
 
-    Blue bars multiply from everything off to the ratio, each to within {_width:.2f} (95 %). A grey
-    line reaches from the order of switching in which a switch matters least to that in which it
-    matters most; pale bars are the state before.
+    Blue bars multiply from all switches off to the ratio, each to within {_width:.2f} (95 %). A
+    grey line shows the range of a factor over the orders of switching; pale bars are the state
+    before your last change.
     """)
     return (whole,)
 
@@ -199,9 +201,10 @@ def _():
     mo.md(r"""
     ## Why an average over orders
 
-    What a switch changes depends on what is already on: nothing waits for a long response if there
-    is none. So the factor of a switch is its geometric mean over all $n!$ orders of switching,
-    which is the Shapley value of the logarithm; factors multiply to the whole whatever the order.
+    The effect of a switch depends on the other switches: without long responses nothing waits for
+    one. The factor of a switch is therefore its geometric mean over all $n!$ orders of switching,
+    which is the Shapley value of the logarithm. In every order the factors multiply to the whole
+    ratio.
 
     $$ \ln f_i = \frac{1}{n!} \sum_{\text{orders}} \ln v(\text{before} \cup i) -
     \ln v(\text{before}), \qquad \prod_i f_i = \frac{v(\text{all})}{v(\text{none})} $$
@@ -211,8 +214,8 @@ def _():
     found.waterfall(["tail", "split"])  # the other two stay off
     ```
 
-    $v$ is the time of a synchronous step over that of an asynchronous one (eta 4), seed by seed:
-    both get the same prompts and lengths, so most of the noise cancels.
+    $v$ is the time of a synchronous step divided by the time of an asynchronous step (eta 4), for
+    each seed. Both have the same prompts and lengths, so most of the noise cancels.
     """)
     return
 
@@ -270,10 +273,11 @@ def _():
     mo.vstack(
         [
             mo.md("""
-    ## Beside the paper
+    ## Comparison with the paper
 
-    Red is printed in the paper, blue is simulated (intervals of 95 %). One number was fitted, the
-    engine's CPU time per decode step, to the synchronous 1.5B step; the rest is predicted.
+    Red numbers are from the paper, blue numbers are simulated (intervals of 95 %). One number was
+    fitted to the synchronous 1.5B step, the engine's CPU time per decode step; all others are
+    predicted.
     """),
             mo.hstack([_left, _right], widths="equal", gap=1),
         ]
@@ -331,10 +335,10 @@ def _(program, seeds, start):
     mo.vstack(
         [
             mo.md(f"""
-    ## Again, now
+    ## Simulate it again
 
-    The packaged rows are of whole runs. Fewer steps give nearly the same: about
-    **{PROGRAMS[program.value].cpu_s * seeds.value} s** of CPU for what is chosen here.
+    The packaged rows come from whole runs. Fewer steps give nearly the same result: about
+    **{PROGRAMS[program.value].cpu_s * seeds.value} s** of CPU for the current choice.
     """),
             mo.hstack([program, seeds, start], justify="start", gap=2, wrap=True),
         ]
@@ -388,9 +392,9 @@ def _():
     ## Try this
 
     - Switch **tail** off, and look at the bar of interruption: x 1.00. Without long responses
-      nothing is interrupted, and asynchrony gains only what the split lost.
-    - Switch **split** off: 2.0x is left against a baseline in which no GPU waits for the other
-      part. The paper has 2.27x against such a system, verl.
+      nothing is interrupted, and asynchrony gains only the time that the split lost.
+    - Switch **split** off: 2.0x remains relative to a baseline in which no GPU waits for the other
+      part. The paper has 2.27x relative to such a system, verl.
     - Take the order *as listed* instead of the average: interruption, now the last one, explains x
       1.58. *From the end* it explains nothing.
     """)

@@ -24,11 +24,11 @@ with app.setup:
     from areal_lab.widgets.source import code_of
     from areal_lab.widgets.timeline import timeline_strip
     from simulator.plan.bound import least_step_s
-    from simulator.plan.cache import key
-    from simulator.plan.points import TOOLTIPS, outcome_at, plan_points
+    from simulator.plan.frame import TOOLTIPS, outcome_at, plan_points
     from simulator.plan.search import screening_job
     from simulator.plan.summary import cost, hours, verdict
-    from simulator.report.provenance import cost_parts
+    from simulator.plan.trial import key
+    from simulator.report.to_json import cost_parts
 
 
 @app.cell(hide_code=True)
@@ -38,8 +38,8 @@ def _():
 
     *Which GPUs finish this training run before the deadline, for the least money?*
 
-    Costs 2 CPU s to the first picture, no torch: the simulations of the first question come with
-    the package. Another model or batch takes 5 to 30 CPU s, and only when you ask for it.
+    The first picture takes 2 CPU s without torch, because the package contains the simulations of
+    the first question. Another model or batch takes 5 to 30 CPU s, and only when you request it.
     """)
     return
 
@@ -48,8 +48,8 @@ def _():
 def _():
     mo.md(r"""
     **The usual answers:** rent the cheapest GPU-hours; or stay synchronous, so that no response is
-    stale. Below is what either of them costs, and the cheapest of all candidates. **Which of the
-    three would you have signed?**
+    stale. The picture shows the cost of both, and the cheapest of all candidates. **Which of the
+    three would you have chosen?**
     """)
     return
 
@@ -408,12 +408,12 @@ def _(cache, pick, plan):
         [
             mo.md(
                 f"""
-    Large points: the front, which no other candidate beats in time, cost and GPUs at once; the
-    number is its GPUs; bars and brackets are 90 % intervals, with the model's error on measured
-    runs and {plan.config.search.seeds} seeds. Ring: the recommendation (pale: before your last
-    change). Circles are asynchronous, squares synchronous. Hollow: {plan.bounded} of
-    {len(plan.space.possible)} candidates that are excluded by a lower bound, where they are drawn.
-    The first question was simulated by {cache.made_by}.
+    Large points are the front: no other candidate beats them in time, cost and GPUs at once. The
+    number is their GPUs. Bars and brackets are 90 % intervals, with the model's error on measured
+    runs and {plan.config.search.seeds} seeds. The ring is the recommendation (pale: before your
+    last change). Circles are asynchronous, squares synchronous. Hollow points are {plan.bounded} of
+    {len(plan.space.possible)} candidates, drawn at the lower bound that excludes them.
+    {cache.made_by} simulated the first question.
 
     **Click a point to see what its GPUs do,**
     """
@@ -484,20 +484,20 @@ def _(get_shown):
 @app.cell(hide_code=True)
 def _():
     mo.md(r"""
-    ## Why the synchronous bill is higher
+    ## Why a synchronous run costs more
 
     Click *stay synchronous* above, and look at the ends of its engines' rows. A batch is complete
-    with its longest response, and until then most GPUs wait. If the engines may run ahead, the
-    trainer has other responses to train on, and what remains is the slower of the two sides. In
-    closed form, with the time to train on a batch $t_{train}$, to generate it with full engines
-    $t_{work}$, to generate its longest response $t_{longest}$, and to generate the longest of one
-    prompt, on average, $t_{long}$:
+    when its longest response ends, and until then most GPUs wait. If the engines may run ahead, the
+    trainer has other responses to train on, and the slower side determines the time. In closed
+    form, with the time to train on a batch $t_{train}$, to generate it with full engines
+    $t_{work}$, to generate its longest response $t_{longest}$, and to generate the longest response
+    of one prompt, on average, $t_{long}$:
 
     $$t_{sync} \ge \max(t_{work},\ t_{longest}) + t_{train} + t_{update}$$
 
     $$t_{async} \ge \max\Big(t_{train},\ t_{work},\ \frac{t_{long} + t_{train}}{\eta + 1}\Big)$$
 
-    `least_step_s` computes it, a millisecond each. It excludes most candidates without a
+    `least_step_s` computes this bound in a millisecond. It excludes most candidates without a
     simulation.
     """)
     return
@@ -534,10 +534,10 @@ def _(plan):
 @app.cell(hide_code=True)
 def _():
     mo.md(r"""
-    ## Can you defend it?
+    ## Sensitivity of the recommendation
 
-    Each input at either end of its error, one at a time, for the candidates nearest to the
-    recommendation: what does it cost then, and is another one better?
+    For the candidates nearest to the recommendation, each input is set to both ends of its error,
+    one at a time. The results show the cost, and whether another candidate becomes better.
     """)
     return
 
@@ -565,10 +565,10 @@ def _(plan):
     ]
     _parts = mo.md(
         """
-    These are the errors of the cost model, part by part. Two trainers that were measured differ by
-    42 %, and yours may be a third one: time one training step of yours on one node, and set
-    `base.trainer.mfu`. Not modeled: checkpoints that block, evaluation, lengths that change through
-    learning, and what staleness costs in learning.
+    The table lists the errors of the cost model for each part. Two measured trainers differ by
+    42 %, and yours may differ as much: time one of your training steps on one node, and set
+    `base.trainer.mfu`. The model does not include checkpoints that block, evaluation, lengths that
+    change through learning, and the cost of staleness in learning.
 
     | part | error | source |
     | :-- | --: | :-- |
@@ -599,8 +599,8 @@ def _():
     mo.md(r"""
     ## Your own run
 
-    What you change here has to be simulated: turn on the switch that then appears above the
-    answers. Turn it off at any moment, and you keep what was found so far.
+    After a change, turn on the switch that appears above the answers to simulate it. If you turn it
+    off, the page keeps the results so far.
     """)
     return
 
@@ -658,12 +658,13 @@ def _():
     mo.md(r"""
     ## Try this
 
-    - **Forbid staleness** (eta 0). The recommendation is not a slower H100 cluster. It is another
-      GPU, twice as many of them, and more than twice the bill.
-    - **Pull the deadline from 24 to 8 hours.** Four times the GPUs cost only a third more. Then
-      forbid staleness, too: no cluster of the list can do it.
-    - **Raise the H100 to 5 $** (its high price in the table): the H200 takes over. Put it back,
-      and lower the A100 until it wins: at about 0.85 $, below the lowest price that is offered.
+    - **Forbid staleness** (eta 0). The recommendation is not a slower H100 cluster but another GPU,
+      twice as many of them, at more than twice the cost.
+    - **Move the deadline from 24 to 8 hours.** Four times the GPUs cost only a third more. Then
+      forbid staleness, too: no cluster of the list meets the deadline.
+    - **Raise the price of the H100 to 5 $** (its high price in the table): the recommendation is
+      the H200. Reset it, and lower the price of the A100 until it is recommended: at about 0.85 $,
+      below the lowest offered price.
     """)
     return
 

@@ -23,10 +23,11 @@ with app.setup:
     from areal_lab.config.problem import ConfigError
     from areal_lab.control.coordinator import Coordinator
     from areal_lab.engines.launch.environments import installed
+    from areal_lab.host.terminal import page_text
     from areal_lab.live.mailbox import RequestRefused, RunEnded
     from areal_lab.live.snapshot import snapshot_of
-    from areal_lab.runlog.by_hand import in_words, requests
-    from areal_lab.widgets.lag_bars import lag_bars
+    from areal_lab.runlog.incidents import in_words, requests
+    from areal_lab.widgets.lags import lag_bars
     from areal_lab.widgets.run_charts import (
         idle_chart,
         lag_chart,
@@ -47,8 +48,8 @@ def _():
     *What does an asynchronous run do at this moment, and what happens when you pause it, or change
     eta, while it runs?*
 
-    Costs 2 CPU s to the first picture, no torch in the notebook's process. A run that you start has
-    processes of its own: for the small model two cores and 1 GB, until you stop it.
+    The first picture takes 2 CPU s, without torch in the notebook's process. A run that you start
+    uses separate processes: for the small model two cores and 1 GB, until you stop it.
     """)
     return
 
@@ -56,10 +57,10 @@ def _():
 @app.cell(hide_code=True)
 def _():
     mo.md(r"""
-    **The usual picture:** eta is a knob. Turn it to 0, and the next batch is fresh. **Look:** in
-    this recorded run eta went from 8 to 0, six batches ago, and every token is still 8 versions
-    old. Red is what lies beyond the bound. **Move the time: when does it end, and why then?** Start
-    a run of your own, and do it yourself.
+    **The usual picture:** when eta is set to 0, the next batch is fresh. **But** in this recorded
+    run eta went from 8 to 0 six batches ago, and every token is still 8 versions old. Tokens beyond
+    the bound are red. **Move the time: when are the tokens fresh, and why then?** Start your own
+    run, and try it.
     """)
     return
 
@@ -239,7 +240,7 @@ def _(alive, buttons, get_said, look_again, now, run, start_form, tick, which):
                 wrap=True,
             ),
             now if run is None else mo.hstack([buttons, tick], wrap=True),
-            mo.md("" if run is None else get_said() or "Ask the run: it replies here."),
+            mo.md("" if run is None else page_text(get_said()) or "Ask the run: it replies here."),
             mo.accordion({"Start a run": start_form}),
         ]
     )
@@ -263,7 +264,7 @@ def _(ahead, engine, first_eta, length, runs_folder, set_started, start, task):
         with mo.status.spinner("Checking the settings and starting the run"):
             started = start_run(load_config(task.value, settings))
         set_started(str(started.folder))
-        said_start = mo.md(f"Started: `{started.folder}`. It is shown above.")
+        said_start = mo.md(f"Started: {page_text(started.folder)}. It is shown above.")
     except ConfigError as error:
         said_start = mo.callout(mo.plain_text(str(error)), kind="danger")
     said_start
@@ -281,7 +282,7 @@ def _(now, recorded, run, tick):
 def _(now, recorded, run, snapshot):
     mo.stop(
         snapshot.counts is None,
-        mo.md(f"**{snapshot.state}**: {snapshot.error or snapshot.phase}").style(
+        mo.md(f"**{snapshot.state}**: {page_text(snapshot.error or snapshot.phase)}").style(
             {"font-size": "1.25rem"}
         ),
     )
@@ -297,7 +298,7 @@ def _(snapshot, steps):
     _more = f"({snapshot.status})" if snapshot.status else _waits
     mo.vstack(
         [
-            mo.md(f"**{snapshot.state}** {_more}").style({"font-size": "1.25rem"}),
+            mo.md(f"**{snapshot.state}** {page_text(_more)}").style({"font-size": "1.25rem"}),
             mo.hstack(
                 [
                     mo.stat(f"{snapshot.eta:g}", label="eta (versions)"),
@@ -388,7 +389,7 @@ def _(log, snapshot):
 @app.cell(hide_code=True)
 def _(admitted, batch_groups, counted, snapshot):
     mo.md(rf"""
-    ## Why
+    ## Explanation
 
     Eq. 3 bounds how many groups may have been **started** while the engines hold version $v$:
 
@@ -396,10 +397,10 @@ def _(admitted, batch_groups, counted, snapshot):
 
     Now $v = {counted.pushed_version}$, $\eta = {snapshot.eta:g}$ and $B = {batch_groups}$ admit
     {admitted:g} groups, and **{counted.started} were started**; {counted.trained} of them are
-    trained on. A lower eta admits nothing until the version has caught up, and takes nothing back:
-    what was admitted before is trained on, as late as it would have been. A pause takes nothing
-    back either: the step that runs ends, its weights are loaded, and every unfinished response
-    keeps its tokens.
+    trained on. A lower eta admits no group until the version has caught up, but drops none: groups
+    that were admitted before are trained on as late as without the change. A pause drops nothing
+    either: the running step ends, its weights are loaded, and every unfinished response keeps its
+    tokens.
     """)
     return
 
@@ -418,10 +419,10 @@ def _(log, run):
     mo.vstack(
         [
             mo.md("""
-    ## Done by hand so far
+    ## Requests so far
 
-    Each request is an event of the coordinator: the run logs it, and a replay of the log decides
-    the same. What cannot be done is refused with the reason, and the run continues.
+    Each request is an event of the coordinator: the run logs it, and a replay of the log makes the
+    same decisions. An impossible request is refused with the reason, and the run continues.
     """),
             mo.plain_text("\n".join(_lines) or "nothing"),
         ]
@@ -434,12 +435,12 @@ def _():
     mo.md(r"""
     ## Try this
 
-    - Move the time from 20 to 28 s. After eta became 0 there are exactly eight more batches of the
-      old age, one for each version of the old eta: that many had been admitted. Move it to 51 s:
-      on the way up it takes longer, since the engine has to get ahead first.
+    - Move the time from 20 to 28 s. After eta became 0, exactly eight more batches have the old
+      age, one for each version of the old eta, because they had already been admitted. Move it to
+      51 s: a rising eta takes longer, because the engine must get ahead first.
     - Start a run, and pause it while the trainer works. The step still ends and its weights are
-      loaded, and only then is everything *paused by hand*. Nothing is lost: look at *groups in
-      flight* before and after.
+      loaded; only then is everything *paused by hand*. Nothing is lost: compare *groups in flight*
+      before and after.
     - Set eta to 0 in your run, wait until the lag is 0, and look at what the trainer waits for. Set
       eta to 1: that wait is gone, for one version of lag.
     """)
@@ -455,8 +456,8 @@ def _():
                 code_of(start_run, AttachedRun.pause, Coordinator.refusal, admissible, lag_chart)
             ),
             mo.md(
-                "Pages: `docs/train.md` (hold a run, or find it again), `docs/design.md` (what is "
-                "asked of a run is an event). Equation 3: AReaL (arXiv:2505.24298), section 4.1."
+                "Pages: `docs/train.md` (control a run, or find it again), `docs/design.md` "
+                "(requests). Equation 3: AReaL (arXiv:2505.24298), section 4.1."
             ),
         ]
     )

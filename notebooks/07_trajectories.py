@@ -14,14 +14,14 @@ app = marimo.App(width="medium", app_title="Trajectories")
 with app.setup:
     import marimo as mo
 
+    from areal_lab.host.terminal import page_text
     from areal_lab.runlog.compare import groups_by_contrast, paired_samples
     from areal_lab.runlog.read_run import find_runs, read_run
-    from areal_lab.runlog.tokens.clipping import clipped_by_lag
+    from areal_lab.runlog.token_columns import clipped_by_lag
+    from areal_lab.widgets.run_charts import clipping_chart, parting_chart
     from areal_lab.widgets.source import code_of
     from areal_lab.widgets.strip import Strip
-    from areal_lab.widgets.token_charts import clipping_chart, parting_chart
-    from areal_lab.widgets.token_colors import quantities, token_colors
-    from areal_lab.widgets.token_text import heads_of, token_text
+    from areal_lab.widgets.token_colors import heads_of, quantities, token_colors, token_text
 
 
 @app.cell(hide_code=True)
@@ -29,10 +29,11 @@ def _():
     mo.md(r"""
     # Trajectories
 
-    *A run trained on these tokens. How old was each of them, and what did the loss make of it?*
+    *A run trained on these tokens. How old was each token, and did the loss train on it or drop
+    it?*
 
-    Costs 2 CPU s to the first picture, no torch; a run of 500,000 tokens takes 2 CPU s more, and
-    350 MB in all.
+    The first picture takes 2 CPU s without torch; a run of 500,000 tokens takes 2 CPU s more, and
+    350 MB in total.
     """)
     return
 
@@ -55,12 +56,14 @@ def _(again, folders, picked, typed):
     try:
         run = read_run(typed.value or folders[picked.value])
         groups = groups_by_contrast(run).reset_index()
-        _about = mo.md(run.title.replace("|", "·"))
+        _about = mo.md(page_text(run.title.replace("|", "·")))
     except ValueError as _error:
         run = groups = None
-        _about = mo.callout(mo.md(f"{_error}"), kind="danger")
+        _about = mo.callout(mo.md(page_text(_error)), kind="danger")
     if run is not None and len(run.tokens) == 0:
-        _about = mo.callout(mo.md(f"{run.title}: this run has no trajectories."), kind="warn")
+        _about = mo.callout(
+            mo.md(f"{page_text(run.title)}: this run has no trajectories."), kind="warn"
+        )
     mo.vstack([mo.hstack([picked, typed, again], justify="start", gap=1, wrap=True), _about])
     return groups, run
 
@@ -70,8 +73,8 @@ def _(run):
     mo.stop(
         run is None or "logprobs" not in run.tokens,
         mo.md("""
-    This run has no training fields, so what the loss made of its tokens is not known. Record them
-    with `areal-lab train ... token_fields=true`. The tokens themselves are below.
+    This run has no training fields, so the effect of the loss on its tokens is unknown. Record the
+    fields with `areal-lab train ... token_fields=true`. The tokens themselves are below.
     """),
     )
     epsilon = mo.ui.slider(0.05, 0.5, 0.05, 0.2, label="ε", show_value=True)
@@ -88,12 +91,12 @@ def _(epsilon, run):
 @app.cell(hide_code=True)
 def _(oldest):
     mo.md(f"""
-    **The usual answer:** old tokens are far off, so the loss clips them. **On these tokens**, of
-    those {oldest.name} versions old, standard PPO would have dropped
-    **{oldest.standard_ppo:.0%}**: it clips around the policy that *sampled* a token. Decoupled
-    PPO clips around the policy that the step *started from*, and dropped
-    **{oldest.decoupled_ppo:.1%}**. The age of a token is in its weight, below in orange and
-    purple, and the token is trained on.
+    **The usual answer:** old tokens are far off policy, so the loss clips them. **Of these
+    tokens**, at an age of {oldest.name} versions, standard PPO would have dropped
+    **{oldest.standard_ppo:.0%}**, because it clips around the policy that *sampled* a token.
+    Decoupled PPO clips around the policy from which the step *started*, and dropped
+    **{oldest.decoupled_ppo:.1%}**. It trains on an old token with a weight, shown below in orange
+    and purple.
     """)
     return
 
@@ -165,7 +168,7 @@ def _(quantity, run, shown, strip):
 def _(colors, quantity, strip):
     mo.vstack(
         [
-            mo.hstack([quantity, mo.md(f"{colors.meaning}")], justify="start", wrap=True),
+            mo.hstack([quantity, mo.md(page_text(colors.meaning))], justify="start", wrap=True),
             mo.ui.anywidget(strip),
             mo.md("Click a token to read its group:"),
         ]
@@ -192,8 +195,8 @@ def _(table):
     mo.vstack(
         [
             mo.md("""
-            **Groups**, those whose samples differ most first. What is selected is shown above;
-            nothing selected shows all samples.
+            **Groups**, sorted by the difference between their samples. The selection is shown
+            above; without a selection all samples are shown.
             """),
             table,
         ]
@@ -206,10 +209,10 @@ def _():
     mo.md("""
     ## Two runs, the same prompts
 
-    Runs with one seed have the same prompts and the same random numbers. **How long do their
-    responses stay the same?** Token for token, while the weights are the same. One small update,
-    and most differ from their first token on: a random number picks a token from the cumulated
-    probabilities, and any shift of them moves what it falls on.
+    Runs with the same seed have the same prompts and the same random numbers. **How long do their
+    responses stay the same?** They are equal token for token while the weights are equal. After one
+    small update, most differ from their first token on: a random number selects a token from the
+    cumulative probabilities, and a shift of these changes the selected token.
     """)
     return
 
@@ -224,8 +227,14 @@ def _(folders):
 @app.cell
 def _(folders, run, second_picked):
     mo.stop(run is None or len(run.tokens) == 0)
-    second = read_run(folders[second_picked.value])
-    pairs = paired_samples(run, second)
+    try:
+        second = read_run(folders[second_picked.value])
+        pairs = paired_samples(run, second)
+    except ValueError as _error:
+        mo.stop(
+            True,
+            mo.vstack([second_picked, mo.callout(mo.md(page_text(_error)), kind="danger")]),
+        )
     return pairs, second
 
 
@@ -271,10 +280,11 @@ def _():
     mo.md("""
     ## Try this
 
-    - Color the tokens by `ratio`, which decoupled PPO clips: almost all are grey. Then by `weight`
-      again, which it does not clip.
-    - Color by `entropy`, and look at dark blue, where the policy was certain. Then by `weight`:
-      these tokens keep a weight of 1 however old they are. An update moves a sure thing least.
+    - Color the tokens by `ratio`, which decoupled PPO clips: almost all are grey. Then color them
+      by `weight` again, which it does not clip.
+    - Color by `entropy`, and look at dark blue tokens, at which the policy was certain. Then color
+      by `weight`: these tokens keep a weight of 1 at any age. An update changes certain tokens
+      least.
     - Take the run `haiku-eta0`: without staleness all weights are 1, and both losses drop the same
       tokens.
     """)

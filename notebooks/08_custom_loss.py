@@ -26,11 +26,12 @@ def _():
     mo.md(r"""
     # A custom loss
 
-    *Five lines make a loss. Which slip in them ruins the training, and can it be seen beforehand?*
+    *A loss has five lines. Which mistake in them ruins the training, and can you find it before
+    training?*
 
-    Costs 2 CPU s to the first picture, which needs no torch; the checks below it load torch, and
-    the whole page takes 5 CPU s and 0.6 GB. A press of the button at the end trains for real: six
-    runs, about 13 s each on two idle cores, in under 1 GB.
+    The first picture takes 2 CPU s without torch. The checks below it load torch; the whole page
+    takes 5 CPU s and 0.6 GB. The button at the end starts real training: six runs, about 13 s each
+    on two idle cores, in under 1 GB.
     """)
     return
 
@@ -38,12 +39,12 @@ def _():
 @app.cell(hide_code=True)
 def _():
     mo.md(r"""
-    Two slips that are easily made in PPO's $\min(r A, \mathrm{clip}(r, 1 \pm \epsilon)\, A)$.
-    **Clip from above** forgets the lower end of the clip. A bad response, one that was worse than
-    others to its prompt, then has hardly a gradient: half of the data is thrown away. **No ratio**
-    forgets that responses are two versions old when they are trained on, and maximizes
-    $A \log \pi_\theta$: all data, nothing clipped. **The usual answer:** data is what counts, and a
-    little staleness does no harm. Which of them learns what PPO learns?
+    Two mistakes are easily made in PPO's $\min(r A, \mathrm{clip}(r, 1 \pm \epsilon)\, A)$. **Clip
+    from above** forgets the lower end of the clip. A bad response, which was worse than others to
+    its prompt, then has almost no gradient: half of the data is lost. **No ratio** ignores that
+    responses are two versions old when they are trained on, and maximizes $A \log \pi_\theta$: all
+    data, nothing clipped. **The usual answer:** more data matters, and a little staleness does no
+    harm. Which of the two losses learns as much as PPO?
     """)
     return
 
@@ -83,8 +84,8 @@ def _(differences, final):
     mo.md(f"""
     Lines are means of {final["PPO"].n} seeds in bands of their 95 % intervals (Student's t), of
     rewards that are running means of 5 steps. On held-out problems **clip from above** ends
-    {signed(differences["clip from above"])} from PPO, seed by seed; **no ratio** ends
-    {signed(differences["no ratio"])} from it. Below: the held-out rewards themselves.
+    {signed(differences["clip from above"])} from PPO, paired by seed; **no ratio** ends
+    {signed(differences["no ratio"])} from it. The held-out rewards themselves are below.
     """)
     return
 
@@ -115,9 +116,9 @@ def _(recorded):
 
     ## Five lines
 
-    Write your own, or begin with one of ours. `torch` and everything in `areal_lab.functional` are
-    there without an import. The text runs as it is, in this process: do not serve this page to
-    strangers.
+    Write your own loss, or start from one of ours. `torch` and everything in `areal_lab.functional`
+    are available without an import. The text runs unchecked in this process: serve this page to
+    trusted people only.
     """)
     return
 
@@ -208,9 +209,10 @@ def _():
     $$r = \pi_\theta / \pi_{prox}, \qquad w = \pi_{prox} / \pi_{behav}, \qquad
     \text{push} = -\partial L / \partial \log \pi_\theta$$
 
-    The push along $r$, at $w = 1$, on a good token, which should become more likely, and on a bad
-    one, which should not. **Clip from above** pushes a bad token only once it has become 1.2 times
-    as likely. **No ratio** pushes a bad token down just as hard when it is down already.
+    The picture shows the push along $r$, at $w = 1$, on a good token, which should become more
+    likely, and on a bad token, which should become less likely. **Clip from above** pushes a bad
+    token only if it has become 1.2 times as likely. **No ratio** pushes a bad token down just as
+    hard when it is already unlikely.
     """)
     return
 
@@ -263,8 +265,8 @@ def _(line, pushes):
 @app.cell(hide_code=True)
 def _():
     mo.md(r"""
-    And over both ratios: an arrow shows which way descent moves a token, a hollow dot that it does
-    not move it.
+    The next picture shows the push over both ratios. An arrow shows the direction in which descent
+    moves a token; a hollow dot has no gradient.
     """)
     return
 
@@ -304,11 +306,11 @@ def _():
     push = -loss_surface(loss, ratios=r, weights=w, advantages=A).gradient
     ```
 
-    ## One sample at a time
+    ## Gradients of single samples
 
-    A small policy (64 states, 6 actions) drifts through five versions. The last one trains on
-    samples of all five, 4,000 of each, and `vmap(grad(loss))` gives one gradient per sample. Does
-    the mean gradient of old samples still point where the unbiased one does?
+    A small policy (64 states, 6 actions) drifts through five versions. The last version trains on
+    samples of all five, 4,000 of each, and `vmap(grad(loss))` computes one gradient per sample.
+    Does the mean gradient of old samples still have the direction of the unbiased gradient?
     """)
     return
 
@@ -374,8 +376,8 @@ def _(cosines):
 
     The wrong loss passes this test. At lag 4 the cosine of **no ratio** is
     {cosines["no ratio"][4]:.2f}, that of PPO {cosines["PPO"][4]:.2f}: PPO leaves out tokens that
-    have moved far enough. One gradient says where the next step goes, not where a loss stops. The
-    curves of the push say that.
+    have moved far enough. One gradient gives the direction of the next step, but not the point
+    where a loss stops. The curves of the push show this point.
     """)
     return
 
@@ -385,11 +387,11 @@ def _():
     mo.md(r"""
     ## Train it
 
-    The model adds two numbers below 100. It was made for this (75,000 parameters,
-    `tools/tiny_model.py`): its most likely response is nearly always right, a sampled one in
-    36&nbsp;% of cases. Each run is a real one: a trainer, an inference server and a reward worker,
-    60 asynchronous steps. Its folder is kept in `runs/`, where notebook 7 finds it. Three seeds are
-    the fewest with a useful interval: that of two is more than three times as wide.
+    The model adds two numbers below 100 (75,000 parameters, made by `tools/tiny_model.py`). Its
+    most likely response is nearly always right, a sampled response in 36&nbsp;% of cases. Each run
+    is a real run with a trainer, an inference server and a reward worker, and has 60 asynchronous
+    steps. Its folder is in `runs/`, where notebook 7 finds it. Three seeds are the fewest with a
+    useful interval: the interval of two seeds is more than three times as wide.
     """)
     return
 
@@ -498,13 +500,13 @@ def _(differences):
     mo.md(rf"""
     ## Try this
 
-    - Show **no ratio, good only** among the recorded losses: no ratio either, but responses with
-      $A > 0$ alone. It ends {signed(differences["no ratio, good only"])} from PPO. It is mostly for
-      the bad ones that a loss needs a ratio.
+    - Show **no ratio, good only** among the recorded losses: it has no ratio either, and trains
+      only on responses with $A > 0$. It ends {signed(differences["no ratio, good only"])} from PPO.
+      A loss needs a ratio mostly for bad responses.
     - Start from **no ratio** and train it with η = 0: the two lines are one. Without staleness
-      $r = 1$, where $r A$ and $A \log \pi_\theta$ have the same gradient, so that the two runs of
-      a seed generate the same responses.
-    - Learn from bad responses only: write `advantages.clamp(max=0)` for `advantages` in **no
+      $r = 1$, where $r A$ and $A \log \pi_\theta$ have the same gradient, so the two runs of a seed
+      generate the same responses.
+    - Train on bad responses only: replace `advantages` by `advantages.clamp(max=0)` in **no
       ratio**. The check passes, and the reward is 0 after twenty steps.
 
     ## The code

@@ -15,10 +15,11 @@ with app.setup:
     import altair as alt
     import marimo as mo
 
+    from areal_lab.host.terminal import page_text
     from areal_lab.widgets.chart_parts import BLUE, GREY, RED, on_page, plain_axis, table, words
     from areal_lab.widgets.source import code_of
     from simulator import fit_lengths, load_simulation, replicate, traces
-    from simulator.calibrate.length_curves import batch_curve, batch_tail, quantile_curves
+    from simulator.calibrate.lengths import batch_curve, batch_tail, quantile_curves
 
     LENGTHS = {
         "trace": "as observed",
@@ -47,7 +48,8 @@ def _():
 
     **How long are your responses, and what does the longest one cost a training step?**
 
-    About 4 s of CPU, 1 s of it before the first picture; no torch, no GPU.
+    The page takes about 4 s of CPU, 1 s of it before the first picture, without torch and without a
+    GPU.
     """)
     return
 
@@ -110,7 +112,7 @@ def _(column, pick, prompt_column, upload):
         else:
             fit = fit_lengths(pick.value)
     except ValueError as _error:
-        mo.stop(True, mo.callout(mo.md(f"{_error}"), "danger"))
+        mo.stop(True, mo.callout(str(_error), "danger"))
     return (fit,)
 
 
@@ -180,11 +182,11 @@ def _(cap, fit, over):
         f"""
     A straight line is a log-normal. The fitted one is never off by more than
     **{100 * fit.distance:.1f} points** (Kolmogorov-Smirnov distance; chance alone gives up to
-    {100 * fit.chance_distance:.1f} with {fit.answers:,} responses). Is that good enough? Simulated
-    with it instead of the lengths themselves{_cut}, an asynchronous step of the same cluster is
-    {_told(_async.mean)}, and a **synchronous** step is **{_told(_sync.mean)}**
-    ({_sync.low - 1:+.0%} to {_sync.high - 1:+.0%}). It waits for the longest response, of which the
-    distance says little: the cap cuts off
+    {100 * fit.chance_distance:.1f} with {fit.answers:,} responses). Is this good enough? Simulated
+    with the fit instead of the lengths themselves{_cut}, an asynchronous step of the same cluster
+    is {_told(_async.mean)}, and a **synchronous** step is **{_told(_sync.mean)}**
+    ({_sync.low - 1:+.0%} to {_sync.high - 1:+.0%}). A synchronous step waits for the longest
+    response, about which the distance says little: the cap cuts off
     {fit.model(max_tokens=cap.value).capped_share():.2%} of the log-normal and
     {fit.model("trace", max_tokens=cap.value).capped_share() or fit.capped_share:.2%} of the
     responses.
@@ -219,7 +221,7 @@ def _(fit):
             *_rows,
         ]
     )
-    _notes = "\n".join(f"- {note}" for note in fit.notes)
+    _notes = "\n".join(f"- {page_text(note)}" for note in fit.notes)
     mo.vstack(
         [
             mo.md(r"""
@@ -229,8 +231,8 @@ def _(fit):
     fit = fit_lengths("lengths.csv")  # or a run folder, numbers, a trace
     ```
 
-    keeps the mean and takes the spread $\sigma$ that makes all lengths most likely. A response that
-    reached the cap $c$ only says that it would have been at least as long:
+    The fit keeps the mean and maximizes the likelihood of all lengths over the spread $\sigma$. A
+    response that reached the cap $c$ counts as at least this long:
 
     $$ \ln L = \sum_{x < c} \ln \frac{\phi(z(x))}{\sigma} + n_{x = c} \ln (1 - \Phi(z(c))), \quad
     z(x) = \frac{\ln x - \mu}{\sigma} $$
@@ -279,12 +281,12 @@ def _(cap, prompts, tail):
     mo.vstack(
         [
             mo.md(f"""
-    ## What the tail does to a synchronous step
+    ## Effect of the tail on a synchronous step
 
     A synchronous step starts {prompts.value} x {SAMPLES} responses together and trains when the
     last one has ended. When half of its decode steps are done, **{tail.done_at_half.mean:.0%}** of
-    the responses have ended: the other half is for the longest
-    **{1 - tail.done_at_half.mean:.0%}**. A place in the decode batches is empty
+    the responses have ended: the other half of the steps is for the longest
+    **{1 - tail.done_at_half.mean:.0%}**. A slot in the decode batches is empty
     **{tail.waiting.mean:.0%}** of the time, $1 - \\text{{mean}} / \\text{{longest}}$.
     """),
             mo.hstack([prompts, cap], justify="start", gap=2, wrap=True),
@@ -406,13 +408,15 @@ def _(alike, prompts, steps):
         steps["constant", "asynchronous"], lambda one: one.step_s
     )
     mo.md(f"""
-    Simulated: R1-Distill-Qwen-1.5B on 16 H800, 12 of them generate, {prompts.value} x {SAMPLES}
-    responses a step, correlation {alike:.2f} within a prompt. Means of three seeds with 95 %
-    intervals; grey ticks are the values before the last change. All lengths have the same mean.
+    The simulated cluster has R1-Distill-Qwen-1.5B on 16 H800, of which 12 generate, with
+    {prompts.value} x {SAMPLES} responses per step and a correlation of {alike:.2f} within a prompt.
+    The picture has means of three seeds with 95 % intervals; grey ticks are the values before the
+    last change. All lengths have the same mean.
 
-    **Mean against longest.** An asynchronous step costs what the mean costs. A synchronous one
-    takes **{_gain.mean:.1f} times** as long ({_gain.low:.1f} to {_gain.high:.1f}); without a tail
-    it would be {_even.mean:.1f} times, because generation and training take turns.
+    **Mean against longest.** The mean length determines the time of an asynchronous step. A
+    synchronous step takes **{_gain.mean:.1f} times** as long ({_gain.low:.1f} to {_gain.high:.1f});
+    without a tail it would take {_even.mean:.1f} times as long, because generation and training
+    take turns.
     """)
     return
 
@@ -449,9 +453,9 @@ def _(by_size, growth):
     ## A larger batch hides its own tail
 
     A synchronous step with 64 prompts takes **{growth:.1f} times** as long as one with 8, not 8
-    times: both wait for one response, which is about as long. The seconds per prompt fall from
+    times: both wait for one response of about the same length. The seconds per prompt fall from
     {by_size[8, "synchronous"].mean / 8:.0f} to {by_size[64, "synchronous"].mean / 64:.0f}. The
-    dashed line is the naive answer: twice the work, twice the time.
+    dashed line is the naive expectation: twice the work, twice the time.
     """)
     return
 
@@ -510,12 +514,12 @@ def _(cap, family, fit, upload):
     mo.vstack(
         [
             mo.md("""
-    ## Take it with you
+    ## Export
 
-    The block below is what `areal-lab simulate lengths.yaml` reads, alone or in a file of yours.
+    `areal-lab simulate lengths.yaml` reads the block below, alone or as a part of your file.
     """),
             mo.hstack([family, *_downloads], justify="start", align="center", gap=2, wrap=True),
-            mo.md(f"```yaml\n{block}```"),
+            mo.plain_text(block),
         ]
     )
     return (block,)
@@ -528,9 +532,10 @@ def _():
 
     - Cut the responses of `deepseek_r1_client66` off at 16,000 tokens, which one in ten exceeds:
       the synchronous step loses 30 % of its time, the asynchronous one 6 %.
-    - Take `deepseek_r1` with 8 prompts a step. This log-normal ends too *early*, and makes the
-      synchronous step too short. The sign of the error is that of the tail; no distance shows it.
-    - Upload lengths of your own (a column `tokens`, and `prompt_id` if you have it). A run folder
+    - Choose `deepseek_r1` with 8 prompts per step. This log-normal ends too *early*, and makes the
+      synchronous step too short. The tail determines the sign of the error; the distance does not
+      show it.
+    - Upload your own lengths (a column `tokens`, and `prompt_id` if you have it). A run folder
       needs no file: `simulator.fit_lengths("runs/demo")`.
     """)
     return
@@ -543,10 +548,10 @@ def _():
             mo.md("""
     ## The code
 
-    All of this is `simulator.fit_lengths` and `simulator.replicate`; see *Your own lengths* in
-    `docs/simulator.md`. The traces are published logs, whose sources and licenses are in
-    `simulator/workload/data`. That long responses dominate synchronous steps is section 3 of AReaL
-    (arXiv:2505.24298).
+    This page uses `simulator.fit_lengths` and `simulator.replicate`; see *Your own lengths* in
+    `docs/simulator.md`. The traces are published logs; their sources and licenses are in
+    `simulator/workload/data`. Section 3 of AReaL (arXiv:2505.24298) shows that long responses
+    dominate synchronous steps.
     """),
             mo.accordion(code_of(fit_lengths, quantile_curves, batch_tail)),
         ]

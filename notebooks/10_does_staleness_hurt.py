@@ -44,11 +44,11 @@ def _():
     mo.md(r"""
     # Does staleness hurt?
 
-    *What does eta cost a policy that learns, what does it gain in hours, and what does the
-    decoupled objective save?*
+    *How much reward does eta cost, how many hours does it save, and how much of the loss does the
+    decoupled objective prevent?*
 
-    Costs 2 CPU s; no torch, since the runs are packaged. A press of the button at the end trains
-    for real: torch, 0.8 GB, and about 8 s of CPU plus 0.25 s a step.
+    The page takes 2 CPU s without torch, because the runs are packaged. The button at the end
+    starts real training: torch, 0.8 GB, and about 8 s of CPU plus 0.25 s per step.
     """)
     return
 
@@ -57,10 +57,10 @@ def _():
 def _():
     mo.md(r"""
     A cluster that generates while it trains learns from old samples: a token may be up to η
-    versions old. A model of 102,000 parameters does so here, under the schedule of the paper's 128
-    GPUs, scaled to its batch. **The usual answer:** data is data, and a little staleness is free.
-    Which of the two asynchronous lines comes nearer to the synchronous one over steps? And which is
-    ahead of it over hours?
+    versions old. Here a model of 102,000 parameters learns under the schedule of the paper's 128
+    GPUs, scaled to its batch. **The usual answer:** a little staleness costs nothing. Which of the
+    two asynchronous lines is closer to the synchronous line over steps? And which is ahead of it
+    over hours?
     """)
     return
 
@@ -213,18 +213,19 @@ def _(curves, eta, gains, hours, losses, setting):
     mo.md(f"""
     **Over steps η = {eta} costs {whom(_costs)}**: after {_steps} steps naive PPO is
     {signed(losses["naive"])} from synchronous training, the decoupled objective
-    {signed(losses["decoupled"])}. **Over hours it pays for {whom(_pays)}**: a synchronous run takes
-    {gains["decoupled"].mean:.2f} times the hours to the reward at which the decoupled one ends, and
-    {gains["naive"].mean:.2f} times those of naive PPO. The {_steps} steps take {hours:.1f}
-    simulated hours (dashed). The synchronous run has done
-    {step_at(curves["synchronous"], hours):.0f} by then and is at {then["synchronous"].mean:.2f},
-    the decoupled one at {then["decoupled"].mean:.2f}, naive PPO at {then["naive"].mean:.2f}.
+    {signed(losses["decoupled"])}. **Over hours it pays for {whom(_pays)}**: a synchronous run needs
+    {gains["decoupled"].mean:.2f} times the hours for the final reward of the decoupled run, and
+    {gains["naive"].mean:.2f} times the hours for that of naive PPO. The {_steps} steps take
+    {hours:.1f} simulated hours (dashed). By then the synchronous run has done
+    {step_at(curves["synchronous"], hours):.0f} steps and its reward is
+    {then["synchronous"].mean:.2f}; the decoupled run is at {then["decoupled"].mean:.2f}, naive PPO
+    at {then["naive"].mean:.2f}.
 
     Lines are means over {len(curves["naive"])} seeds in bands of their 95 % intervals (Student's
-    t); a pale line is the η before. Reward is the share of 1,024 held-out problems that the newest
-    weights solve; a loss is that of the last quarter of the steps, seed by seed. "Costs" and "pays"
-    are said where the interval leaves out 0, and 1. Hours to equal reward are 0 for a run that ends
-    at or below its start.
+    t); a pale line is the previous η. Reward is the share of 1,024 held-out problems that the
+    newest weights solve. A loss of reward is taken over the last quarter of the steps, paired by
+    seed. The text says "costs" if the interval excludes 0, and "pays" if it excludes 1. Hours to
+    equal reward are 0 for a run that ends at or below its start.
     """)
     return (then,)
 
@@ -235,7 +236,7 @@ def _(eta, setting, settings):
     correlations = rank_correlations(cells)
     mo.vstack(
         [
-            mo.md("## What predicts it"),
+            mo.md("## Predictor of the lost reward"),
             mo.md(legend(["naive", "decoupled"], [one.name for one in settings])),
             mo.hstack(loss_charts(cells, chosen=(setting.value.name, eta)), widths="equal", gap=1),
         ],
@@ -250,15 +251,16 @@ def _(cells, correlations, curves, eta):
         name: mean(runs, lambda run: run.clip_fraction).mean for name, runs in curves.items()
     }
     mo.md(f"""
-    Not the lag, but how far the policy moves during the lag: the **drift**. Over {len(cells)} cells
-    the rank correlation of the reward lost is **{correlations[0]:.2f} with drift** and
-    {correlations[1]:.2f} with lag (Spearman). Within one task and learning rate both grow with η;
-    between them only drift tells. Point at a dot for its numbers; rings are what is chosen above.
+    The **drift**, the distance that the policy moves during the lag, predicts the loss of reward
+    better than the lag itself. Over {len(cells)} cells the rank correlation of the reward lost is
+    **{correlations[0]:.2f} with drift** and {correlations[1]:.2f} with lag (Spearman). Within one
+    task and learning rate both grow with η; across tasks and learning rates only drift predicts the
+    loss. Point at a dot for its numbers; rings mark the choice above.
 
     Naive PPO clips around the policy that sampled, up to η versions ago; the decoupled objective
-    clips around the newest one before the step. So with η = {eta} the clip takes the gradient from
-    {_clipped["naive"]:.1%} of the tokens with naive PPO, and from {_clipped["decoupled"]:.1%} with
-    the decoupled objective.
+    clips around the newest policy before the step. With η = {eta} the clip therefore removes the
+    gradient from {_clipped["naive"]:.1%} of the tokens with naive PPO, and from
+    {_clipped["decoupled"]:.1%} with the decoupled objective.
     """)
     return
 
@@ -334,11 +336,12 @@ def _(objective, own_eta, rate, seed, setting, start, steps):
     mo.vstack(
         [
             mo.md(f"""
-    ## A run of your own
+    ## Your own run
 
-    It learns {setting.value.task}, which is chosen above, in this process and on one core: about
-    **{8 + steps.value / 4:.0f} s** of CPU. With the settings and seed of a packaged run it repeats
-    that run: the same problems, the same samples. Its line is drawn over the packaged ones.
+    The run learns {setting.value.task}, the task chosen above, in this process and on one core:
+    about **{8 + steps.value / 4:.0f} s** of CPU. With the settings and seed of a packaged run it
+    repeats this run: the same problems, the same samples. Its line is drawn over the packaged
+    lines.
     """),
             mo.hstack(
                 [objective, own_eta, rate, seed, steps, start],
@@ -433,13 +436,13 @@ def _(cells, setting):
     mo.md(f"""
     ## Try this
 
-    - Take η = 2. The hours are those of η = 8, and the reward is higher: from 2 on the trainer is
+    - Choose η = 2. The hours are those of η = 8, and the reward is higher: from 2 on the trainer is
       the bottleneck, and more staleness gains nothing. {_one.steps} steps take {_hours}.
-    - Take η = inf with addition. Naive PPO does not lose more than at 8, although its tokens are
-      several times as old: its drift hardly grows. {_one.name}: {_naive}.
-    - Train addition with a learning rate of 1e-3 for 30 steps. With η = 8 naive PPO forgets what
-      it knew, from 0.49 to 0.00, with a drift of 1.9. The decoupled objective keeps 0.20 (drift
-      0.7); the synchronous run, η = 0, is at 0.49 again (drift 0.09). Seed 1.
+    - Choose η = inf with addition. Naive PPO does not lose more than at 8, although its tokens are
+      several times as old, because its drift hardly grows. {_one.name}: {_naive}.
+    - Train addition with a learning rate of 1e-3 for 30 steps. With η = 8 the reward of naive PPO
+      falls from 0.49 to 0.00, with a drift of 1.9. The decoupled objective keeps 0.20 (drift 0.7);
+      the synchronous run, η = 0, is at 0.49 again (drift 0.09). Seed 1.
 
     ## The code
     """)
@@ -455,8 +458,9 @@ def _(saved):
             ),
             mo.md(f"""
     `areal_lab/functional/losses/policy.py` has the decoupled objective (AReaL, arXiv:2505.24298,
-    eq. 5), `areal_lab/training/metrics.py` drift, `docs/cosim.md` the co-simulation,
-    `reproductions/table_2.py` the paper's table from these runs. Packaged: {saved.origin}.
+    eq. 5), `areal_lab/training/metrics.py` has drift, `docs/cosim.md` describes the co-simulation,
+    and `reproductions/table_2.py` computes the paper's table from these runs. Packaged runs:
+    {saved.origin}.
     """),
         ]
     )

@@ -5,6 +5,7 @@
     speedup lag_by_batch_order where_asynchrony_pays            three results not in the paper
     table_2 figure_5 table_8 corrections                        learning under staleness,
     learning.where_staleness_hurts learning.gradients_by_lag    co-simulated
+    bounded_drift
     calibration within_prompt                                   fitted and measured parameters
 
 `--full` simulates all steps of the presets; `--save` writes results/NAME.json, for notebooks.

@@ -36,11 +36,11 @@ WHY = (
     "With few GPUs the cache is full, and reading it takes most of a step. With 64 and 128 GPUs a "
     "step is as long as the engine's CPU time: more GPUs gain nothing, as the article says.",
     "With the lengths of a training run, the longest response, of 27,648 tokens, would delay 128 "
-    "GPUs: at most 0.22 million tokens/s. So the figure must have responses of equal length, or "
-    "short ones.",
-    "Ours is too high in the middle of the curve and too low at its end. The kernel times are "
-    "from SGLang 0.5, the curve from 0.4.6; a CPU time that grows with the batch would move both "
-    "ends.",
+    "GPUs: at most 0.22 million tokens/s. The figure must therefore use responses of equal "
+    "length, or short responses.",
+    "Our simulation is too high in the middle of the curve and too low at its end. The kernel "
+    "times are from SGLang 0.5, the curve from 0.4.6; a CPU time that grows with the batch would "
+    "move both ends.",
 )
 
 

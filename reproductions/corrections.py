@@ -36,16 +36,16 @@ SEEDS: Final = 5
 NAME: Final = "corrections"
 NAIVE: Final = "naive"
 WHY: Final = (
-    "All runs of one seed begin with the same weights and see the same problems, so they are "
-    "compared seed by seed. `Not told apart from the best` means that the interval of that "
-    "difference covers zero; nothing is ranked within it.",
-    "Losses have the numbers that their papers or frameworks print, and one learning rate, 3e-4, "
-    "at which naive PPO loses most. Another rate or clip may suit some of them better.",
-    "GSPO's clip of 3e-4 is meant for the mean over thousands of tokens, which hardly moves. "
-    "Responses have 5 tokens here, and nearly all of them leave it; with PPO's clip it learns.",
-    "CPU seconds are those of a whole run, evaluations included, on a machine with other work: "
-    "differences below a tenth mean nothing. In the recorded runs PPO alone left out tokens "
-    "without advantage; today a named loss does so, too.",
+    "All runs of one seed start with the same weights and see the same problems, so differences "
+    "are paired by seed. `Not told apart from the best` means that the interval of the difference "
+    "covers zero; such losses are not ranked.",
+    "Losses have the numbers of their papers or frameworks, and one learning rate, 3e-4, at which "
+    "naive PPO loses most. Another rate or clip may suit some losses better.",
+    "GSPO's clip of 3e-4 is meant for the mean over thousands of tokens, which changes little. "
+    "Responses have 5 tokens here, and nearly all of them exceed it; with PPO's clip GSPO learns.",
+    "CPU seconds are for a whole run, including evaluations, on a machine with other work: "
+    "differences below a tenth are not significant. In the recorded runs PPO alone left out "
+    "tokens without advantage; today a named loss does so, too.",
 )
 
 

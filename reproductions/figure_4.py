@@ -33,27 +33,28 @@ SYSTEMS = ("AReaL", "verl")
 _FEW_TICKS = 5
 """Ratio of an axis's ends below which it has ticks between the powers of two."""
 WHY = (
-    "AReaL is compared with a system that generates on all GPUs, then trains on all of them, with "
-    "AReaL's engine and trainer: the cost of taking turns itself. The paper compares with verl, "
-    "whose settings are not printed: its numbers stand beside ours in turn. `measured_runs` fits "
-    "verl's trainer to them.",
-    "verl is slower than taking turns with AReaL's trainer where training dominates: by a third "
-    "for 1.5B on 32 GPUs, by half for 32B. Most of the paper's ratio for 32B, and of our miss, is "
-    "that difference of two trainers, not of schedules.",
+    "The table compares AReaL with a system that generates on all GPUs, then trains on all of "
+    "them, with AReaL's engine and trainer. This isolates the cost of taking turns. The paper "
+    "compares with verl, whose settings are not printed; the table has its numbers next to ours. "
+    "`measured_runs` fits verl's trainer to them.",
+    "If training dominates, verl is slower than taking turns with AReaL's trainer: by a third for "
+    "1.5B on 32 GPUs, by half for 32B. Most of the paper's ratio for 32B, and of our miss, comes "
+    "from this difference between two trainers, not from schedules.",
     "The axis of the picture is a quarter of the trained tokens per second: four times it is 399.6 "
     "thousand for 1.5B on 128 GPUs at 16k, and Figure 5c prints 356.6 thousand for the same run "
     "with longer responses. A step has four minibatches, so the axis probably counts the tokens of "
     "one. The paper's column is four times the axis; ratios do not depend on it.",
-    "Twice the GPUs halve the work of each, but not the time of the longest response, which "
-    "dominates a synchronous step: the context times the engine's CPU time per decode step, for "
-    "any number of GPUs.",
-    "On few GPUs AReaL is train-bound: a quarter of them trains, instead of all of them in turn. "
-    "Only another split fixes that, asynchrony does not. The paper keeps 75/25 throughout.",
+    "Twice the GPUs halve the work of each GPU, but not the time of the longest response, which "
+    "dominates a synchronous step. This time is the context times the engine's CPU time per "
+    "decode step, for any number of GPUs.",
+    "On few GPUs training is AReaL's bottleneck: a quarter of the GPUs trains, instead of all of "
+    "them in turn. Another split removes this bottleneck, asynchrony does not. The paper keeps a "
+    "split of 75/25.",
     "On many GPUs the limit of 512 running prompts leaves each engine few responses, and a decode "
-    "step is never shorter than the engine's CPU time: AReaL's curve flattens as well, while the "
+    "step is never shorter than the engine's CPU time: AReaL's curve flattens, too, while the "
     "trainer waits.",
-    "Responses are those of the 1.5B row of Table 1, cut off at the context minus 1,024 tokens of "
-    "prompt, for all models: the paper prints no lengths.",
+    "All models have the response lengths of the 1.5B row of Table 1, cut off at the context "
+    "minus 1,024 tokens of prompt, because the paper prints no lengths.",
 )
 
 

@@ -35,10 +35,10 @@ WHY: Final = (
     "The hours are those of the simulated cluster: 96 GPUs generate and 32 train in the preset, "
     "scaled to the batch. A synchronous step takes 590 s, an asynchronous one 197 s from eta 2 on, "
     "where the trainer is the bottleneck.",
-    "The paper's curves are training rewards, which are of samples up to eta versions old; ours "
-    "are of the newest weights on held-out problems.",
-    "Hours to a reward are read off each run's curve, smoothed over three measurements, at the "
-    "reward that the asynchronous run has over the last quarter of its steps.",
+    "The paper's curves are training rewards, from samples up to eta versions old. Our curves are "
+    "rewards of the newest weights on held-out problems.",
+    "Hours to a reward are read from each run's curve, smoothed over three measurements, at the "
+    "mean reward of the asynchronous run over the last quarter of its steps.",
 )
 
 

@@ -15,18 +15,18 @@ BAR = 0.10
 FITTED_ETA = "0"
 """Synchronous: the engine's CPU time was fitted to this number, which Table 1 has as well."""
 WHY = (
-    "Up to eta 2, generation waits for versions; above, the limit of 512 running prompts binds "
-    "first, and a larger eta changes nothing here. The paper prints the same number for eta 2 and "
-    "4.",
+    "Up to eta 2, generation waits for versions. Above eta 2, the limit of 512 running prompts "
+    "binds first, and a larger eta changes nothing in the simulation. The paper prints the same "
+    "number for eta 2 and 4.",
     "Beyond eta 4 the paper's throughput rises by another 11 %, to that of training alone (191.5 "
     "s per step; our cost model, calibrated on Figure 6a only, has 193 s with the export of "
-    "weights). Ours stays limited by generation. Either the paper's limit of prompts was higher, "
-    "or lengths differed between runs: scores decrease with eta, and responses may have become "
-    "shorter as well.",
-    "Where generation becomes the limit depends on the correlation of lengths within a prompt: a "
-    "prompt occupies its slot until its last response is done. With a correlation of 0.8, inside "
-    "the measured interval (0.66 to 0.81), eta 4 and above give 2.8 times, and all six are within "
-    "10 %.",
+    "weights). Our simulation stays limited by generation. Either the paper's limit of prompts "
+    "was higher, or lengths differed between runs: scores decrease with eta, and responses may "
+    "have become shorter, too.",
+    "The correlation of lengths within a prompt determines when generation becomes the limit, "
+    "because a prompt occupies its slot until its last response ends. With a correlation of 0.8, "
+    "inside the measured interval (0.66 to 0.81), eta 4 and above give 2.8 times, and all six are "
+    "within 10 %.",
 )
 
 

@@ -1,7 +1,7 @@
 """Figure 6a: training with dynamic micro-batches, and with 32 of equal numbers of sequences.
 
 TFLOP/s as AReaL's trainer counts them, over the training pass. One factor of the trainer's cost
-model was fitted to the dynamic bars (`simulator.costs.trainer_speeds`); the gains are predictions.
+model was fitted to the dynamic bars (`simulator.costs.trainers`); the gains are predictions.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from reproductions.report.harness import configured, expected, main
 from reproductions.report.records import Parameter, Reproduction, Row
 from simulator.assembly.simulate import build
 from simulator.catalogue.models import find_model
-from simulator.costs.trainer_speeds import areal_counted_flops
-from simulator.costs.training_memory import training_memory
+from simulator.costs.trainers import areal_counted_flops
+from simulator.costs.training_layout import training_memory
 from simulator.stats.statistics import Estimate, estimate
 from simulator.workload.lengths import lengths_from
-from simulator.workload.streams import LENGTHS, stream
+from simulator.workload.randomness import LENGTHS, stream
 
 GAIN, SPEED = 0.05, 0.10
 FACTOR = Parameter(
@@ -28,8 +28,7 @@ FACTOR = Parameter(
     value=1.42,
     unit="times prime-rl's",
     source=(
-        "simulator/costs/trainer_speeds.py: one factor for all models, fitted to the three dynamic "
-        "bars"
+        "simulator/costs/trainers.py: one factor for all models, fitted to the three dynamic bars"
     ),
     fitted=True,
 )
@@ -43,10 +42,10 @@ OTHERS: Mapping[str, tuple[tuple[str, ...], bool]] = {
 WHY = (
     "With 32 micro-batches of equal numbers of sequences, some have several times the tokens of "
     "others: the pipeline runs at the pace of the longest, and data-parallel ranks wait for the "
-    "slowest. Both effects grow with the number of stages, here 2, 4 and 8, and so does our gain, "
-    "while the paper's is largest for 7B.",
-    "The batch of the figure is not printed. With the 128 prompts of a released recipe 7B is "
-    "close to the paper; 1B and 32B are farther off.",
+    "slowest. Both effects grow with the number of stages, here 2, 4 and 8. Our gain therefore "
+    "grows, too, while the paper's gain is largest for 7B.",
+    "The paper does not print the batch of the figure. With the 128 prompts of a released recipe "
+    "7B is close to the paper; 1B and 32B are farther off.",
     "Responses to a prompt are adjacent in a batch and have similar lengths, so one micro-batch "
     "gets all the long ones. If sequences are shuffled before the batch is cut, 1B and 32B are "
     "within 2 points of the paper, and 7B is farther off. No assumption tried here reproduces the "
@@ -101,8 +100,14 @@ def _memory(models: list[str], arguments: Arguments) -> str:
         config = configured(f"figure_6a_{model.lower()}", [GROUP_CORRELATION], arguments=arguments)
         trainer, system, shape = config.trainer, build(config), find_model(config.model)
         ranks = system.training_gpus // (trainer.tensor_parallel * trainer.pipeline_parallel)
-        mean_tokens = system.prompt_tokens + lengths_from(config.workload.answers).mean_tokens()
-        sequences = system.limits.batch_groups * system.samples / system.minibatches
+        mean_tokens = (
+            system.workload.prompt_tokens + lengths_from(config.workload.answers).mean_tokens()
+        )
+        sequences = (
+            system.limits.batch_groups
+            * system.workload.samples_per_prompt
+            / system.workload.minibatches
+        )
         tokens = sequences * mean_tokens / ranks / trainer.micro_batches
         memory = training_memory(
             shape, trainer, gpus=system.training_gpus, micro_batch_tokens=tokens
@@ -144,11 +149,13 @@ def _speeds(
     speeds = []
     for seed in range(config.seed, config.seed + config.seeds):
         groups = config.workload.prompts_per_batch
-        drawn = system.lengths.draw(stream(seed, LENGTHS, 0), groups, system.samples)
-        lengths = (drawn + system.prompt_tokens).ravel()
+        drawn = system.lengths.draw(
+            stream(seed, LENGTHS, 0), groups, system.workload.samples_per_prompt
+        )
+        lengths = (drawn + system.workload.prompt_tokens).ravel()
         if shuffled:
             lengths = np.random.default_rng(seed).permutation(lengths)
-        timing = system.training.step(lengths.tolist(), minibatches=system.minibatches)
+        timing = system.training.step(lengths.tolist(), minibatches=system.workload.minibatches)
         training_s = timing.seconds - timing.parts.get("proximal log-probs", 0.0)
         flops = areal_counted_flops(lengths, shape)
         speeds.append(flops / training_s / system.training_gpus / 1e12)

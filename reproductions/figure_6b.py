@@ -34,8 +34,8 @@ WHY = (
     "(realhf/system/gserver_manager.py, 2025-05). A drain lasts as long as the longest response, "
     "at most 27,648 tokens, with ever fewer sequences running: about 400 s, because its last "
     "steps take the engine's CPU time. Its cost is its share of the time between two versions.",
-    "One node trains a batch of Table 1 in about 750 s (1.5B) and 2,300 s (7B). So a drain costs "
-    "1.5B more than 7B, by a factor of three; in the paper 7B gains more. A gain of 12 % requires "
+    "One node trains a batch of Table 1 in about 750 s (1.5B) and 2,300 s (7B). A drain therefore "
+    "costs 1.5B three times as much as 7B; in the paper 7B gains more. A gain of 12 % requires "
     "drains of a tenth of the time between versions.",
     "Drains would be shorter with shorter responses: with 8k tokens of context 1.5B gains less "
     "than half as much. Or responses were cut into chunks (new_tokens_per_chunk of the release, "

@@ -43,15 +43,16 @@ ORDERS: Mapping[str, tuple[str, ...]] = {
 FIRST = next(iter(ORDERS))
 SYSTEM = ("workload.prompts_per_batch=64", "schedule.max_concurrent_prompts=0")
 WHY = (
-    "A batch is complete as soon as enough groups are finished, no matter which ones. Taking the "
-    "oldest finished groups overtakes all groups that still run: these are the long ones, and "
-    "they get older with every batch. The largest lag is the time of the longest response divided "
+    "A batch is complete as soon as enough groups are finished, whatever their age. A batch of "
+    "the oldest finished groups overtakes all running groups. These are the long groups, and they "
+    "become older with every batch. The largest lag is the time of the longest response divided "
     "by that of a step.",
-    "There are two ways to keep the bound. Waiting costs time: the trainer is idle until "
-    "stragglers end, and the rest of the batch has become as old as they are. Dropping costs the "
-    "tokens generated for them, and the trained responses become shorter than the sampled ones.",
-    "Strict order waits even if no group is too old yet; where eq. 3 is the limit, as here, this "
-    "is no more than the bound itself requires.",
+    "The bound can be kept by waiting or by dropping. Waiting costs time: the trainer is idle "
+    "until stragglers end, and the rest of the batch becomes as old as they are. Dropping costs "
+    "the tokens of the dropped groups, and the trained responses become shorter than the sampled "
+    "ones.",
+    "Strict order waits even if no group is too old yet. If eq. 3 is the limit, as here, the "
+    "bound itself requires this wait.",
     "With the batch of Table 1 a step lasts half as long as the longest response, and the "
     "released limit of one batch of running prompts keeps lags near 1 or 2 for any eta "
     "(`areal-lab simulate --preset table_1_1.5b_asynchronous`). If training is the bottleneck, "

@@ -34,7 +34,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from areal_lab.host.cpu import processor_name
+from areal_lab.host.machine import processor_name
 from simulator.calibrate.length_source import LEAST_STEPS
 
 SIGMA = 0.684
@@ -94,9 +94,10 @@ def record_pair(pair: Pair, into: Path, *, kinds: Sequence[str] = KINDS, command
 def _run(pair: Pair, kind: str, runs: Path) -> Path:
     # torch and transformers come with these.
     from areal_lab.config.load import load_config
-    from areal_lab.pipeline.progress import Silent
-    from areal_lab.pipeline.run import prepare, run
-    from areal_lab.pipeline.state import StopSignal
+    from areal_lab.pipeline.run import run
+    from areal_lab.resolve.resolved import resolve
+    from areal_lab.shell.display import Silent
+    from areal_lab.shell.stop import StopSignal
 
     config = load_config(
         None,
@@ -121,8 +122,7 @@ def _run(pair: Pair, kind: str, runs: Path) -> Path:
     )
     result = asyncio.run(
         run(
-            config,
-            prepare(config),
+            resolve(config, reward_fn=digits_share),
             on_step=lambda report: print(
                 f"  {kind} step {report.step}/{report.total_steps} {report.step_s:.1f} s",
                 file=sys.stderr,
@@ -130,7 +130,6 @@ def _run(pair: Pair, kind: str, runs: Path) -> Path:
             ),
             display=Silent(),
             stop=StopSignal(),
-            reward_fn=digits_share,
             response_tokens=answer_tokens,
         )
     )

@@ -16,12 +16,10 @@ from benchmarks.harness import Arguments
 from reproductions.record_pair import ETA, KINDS, RECORDED
 from reproductions.report.harness import main
 from reproductions.report.records import Parameter, Reproduction, Row
-from simulator.calibrate.fit import is_held_out
+from simulator.calibrate.fit import EnginePoint, is_held_out, span_points
 from simulator.calibrate.fit_run import FIRST, Calibration, calibrate_from
-from simulator.calibrate.plots import draw_replay
 from simulator.calibrate.replay import ENGINES, Replay, replay
-from simulator.calibrate.report import configuration
-from simulator.calibrate.work import EnginePoint, span_points
+from simulator.calibrate.report import configuration, draw_replay
 from simulator.config.schema import SimulationConfig
 from simulator.costs.measured_engine import measured_decode, measured_prefill
 from simulator.stats.statistics import Estimate
@@ -32,15 +30,15 @@ IDLE = ("trainer idle", f"{ENGINES} idle")
 WHY = (
     "Fitted to the synchronous run only, without its first step, and with a quarter of the others "
     "held out: decode steps (three coefficients and a knee), prefills, training steps, export and "
-    "load of weights, scoring. Lengths are the recorded ones, which both runs were given; of the "
-    "asynchronous run, the simulator only knows the schedule.",
-    "The interval is that of the fit: each training step is excluded in turn (jackknife). It does "
-    "not include the variation from run to run.",
+    "load of weights, scoring. The response lengths are recorded, and both runs had the same. "
+    "From the asynchronous run the simulator uses only the schedule.",
+    "The interval is that of the fit, by excluding each training step in turn (jackknife). It "
+    "does not include the variation between runs.",
     "Engine and trainer have one thread each in both runs, and share the memory bandwidth only "
     "when they work at the same time: in the asynchronous run. The table of other assumptions "
     "shows by which factor times were longer there than fitted. The prediction does not include "
-    "this, which makes it too short; prefills, which have few tokens per pass in the fit and many "
-    "after an interruption, make it too long.",
+    "this factor, which makes it too short. Prefills, which have few tokens per pass in the fit "
+    "and many after an interruption, make it too long.",
     "A pass of the embedded engine prefills prompts and samples a token; the simulator counts it "
     "as a prefill and a decode step.",
 )

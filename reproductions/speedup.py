@@ -70,20 +70,20 @@ LENGTHS: Final[Mapping[Kind, tuple[int, int]]] = {"synchronous": (13, 1), "async
 QUICK: Final[Mapping[Kind, tuple[int, int]]] = {"synchronous": (3, 1), "asynchronous": (10, 4)}
 _LEFT, _RIGHT, _ENDS = 0.4, 4.6, ("all on", "paper")
 WHY: Final = (
-    "With everything off, asynchrony is slower: 32 GPUs train what 128 train in turn. It pays by "
-    "what it avoids, which is waiting: for the longest response, and for the other half of the "
-    "GPUs.",
-    "The largest factor is the baseline's. Synchronous AReaL is taken to keep the split of 96 + 32 "
-    "GPUs, because its step in Table 1 is that of eta 0 in Figure 5c, where only eta differs; the "
-    "paper does not print it. Against a synchronous run that uses all GPUs in turn the ratio is "
-    "2.0; the paper's for verl, which does that, is 2.27.",
-    "Interruption pays only if responses differ in length and decode steps cannot get shorter than "
-    "the engine's CPU time. Without one of the two, engines are drained before the trainer is "
-    "done. With both, they wait up to 400 s for the longest response of each version. That is a "
-    "larger gain than the 12 and 17 % of the paper's Figure 6b, which is missed in the same "
-    "direction (figure_6b says what would explain it).",
-    "The order matters: the first switch that is turned on changes little, because the others "
-    "still limit the step. Averages over all orders are Shapley values of the logarithm.",
+    "With everything off, asynchrony is slower: 32 GPUs train what 128 train in turn. It pays "
+    "because it avoids waiting for the longest response and for the other part of the GPUs.",
+    "The largest factor is the baseline's. We assume that synchronous AReaL keeps the split of 96 "
+    "+ 32 GPUs, because its step in Table 1 equals that of eta 0 in Figure 5c, where only eta "
+    "differs; the paper does not print the split. Relative to a synchronous run that uses all "
+    "GPUs in turn the ratio is 2.0; the paper's ratio to verl, which uses all GPUs in turn, is "
+    "2.27.",
+    "Interruption pays only if responses differ in length and decode steps cannot get shorter "
+    "than the engine's CPU time. Without one of the two, engines are drained before the trainer "
+    "is done. With both, they wait up to 400 s for the longest response of each version. This "
+    "gain is larger than the 12 and 17 % of the paper's Figure 6b, which our simulation misses in "
+    "the same direction (figure_6b gives possible explanations).",
+    "The order matters: the first switch changes little, because the other factors still limit "
+    "the step. Averages over all orders are Shapley values of the logarithm.",
 )
 
 

@@ -46,22 +46,23 @@ WHY: Final = (
     "The schedule is that of the simulator's preset `table_1_1.5b_asynchronous` with two batches "
     "in flight (`max_concurrent_rollouts=0`): the trainer is then the bottleneck, and lag is eta "
     "for nearly every token. With one batch in flight, as the preset has it (the row `one batch`, "
-    "with eta 8), generation is the bottleneck on addition: lag stays below 2, and is the same for "
-    "eta 4, 8 and inf. Sorting's responses are nearly equally long, so that one batch suffices. "
-    "The paper does not say which limit its runs of Table 2 had; its throughput still grows from "
-    "eta 4 to inf, which needs more than one batch.",
-    "A task that a model of this size learns in minutes is not mathematics: it begins at half of "
-    "the problems right, its responses have 5 to 9 tokens, and it learns in 150 steps what there "
-    "is to learn. What staleness costs depends on how far the policy moves during the lag, which "
-    "the learning rate sets (`where_staleness_hurts`); so two rates are shown, and not only the "
-    "one that is closer to the paper.",
-    "Addition follows a simulated log, so that the schedule is the same for all runs of an eta; "
-    "sorting is live: its lengths come from the model, and long responses are staler. At eta 0 the "
-    "objectives are one and differ by rounding, which grows: the difference of their rewards is "
-    "what chance does to two runs of one seed.",
-    "SmolLM2-135M has 64 responses in a batch, 4 GPUs, and eight batches in flight, without which "
-    "so small a batch never becomes 8 versions old. Its synchronous step waits for the longest of "
-    "few responses, so its hours say nothing about the paper's cluster and are left out of (d).",
+    "with eta 8), generation is the bottleneck on addition: lag stays below 2, and is the same "
+    "for eta 4, 8 and inf. The responses of sorting have nearly equal lengths, so one batch "
+    "suffices. The paper does not say which limit its runs of Table 2 had; its throughput still "
+    "grows from eta 4 to inf, which needs more than one batch.",
+    "A task that a model of this size learns in minutes is not mathematics: the model starts with "
+    "half of the problems right, its responses have 5 to 9 tokens, and it learns the task in 150 "
+    "steps. The cost of staleness depends on the distance that the policy moves during the lag, "
+    "which the learning rate determines (`where_staleness_hurts`). The table therefore has two "
+    "rates, not only the one that is closer to the paper.",
+    "Addition follows a simulated log, so the schedule is the same for all runs of an eta. "
+    "Sorting is live: its lengths come from the model, and long responses are staler. At eta 0 "
+    "both objectives are equal except for rounding, which grows: the difference of their rewards "
+    "shows the effect of chance on two runs with the same seed.",
+    "SmolLM2-135M has 64 responses in a batch, 4 GPUs, and eight batches in flight, because "
+    "otherwise such a small batch never becomes 8 versions old. Its synchronous step waits for "
+    "the longest of few responses, so its hours do not represent the paper's cluster and are left "
+    "out of (d).",
 )
 
 

@@ -18,15 +18,15 @@ BAR = 0.10
 OTHER_SPLITS = ((4, 1), (5, 1), (6, 1))
 """GPUs that generate, and pipeline stages of those that train."""
 WHY = (
-    "Even with eta 1 the trainer is never idle here: generation and training take about equally "
-    "long on 4 GPUs each, so synchronous training takes twice as long, and a larger eta gains "
-    "nothing. The paper gains another 9 % from eta 1 to 16, to 4 % below ours.",
+    "Even with eta 1 the simulated trainer is never idle: generation and training take about the "
+    "same time on 4 GPUs each, so synchronous training takes twice as long, and a larger eta "
+    "gains nothing. The paper gains another 9 % from eta 1 to 16, to 4 % below ours.",
     "Up to eta 4 the paper's trainer waits for something that is not in the cost model: with "
     "1,024 responses per batch, loading data, scoring responses and writing checkpoints take a "
-    "larger share than in Table 1. Synchronous steps include them too, so the ratio is more "
-    "accurate than the rates.",
-    "Three quarters of the GPUs for generation, as in the paper's larger runs, is impossible: two "
-    "GPUs alone would train at half of the printed rate.",
+    "larger share than in Table 1. Synchronous steps also include these times, so the ratio is "
+    "more accurate than the rates.",
+    "The paper's larger runs use three quarters of the GPUs for generation. This is impossible "
+    "here: two GPUs alone would train at half of the printed rate.",
 )
 
 

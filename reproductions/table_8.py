@@ -23,8 +23,8 @@ TASK: Final = "addition, RLOO"
 WHY: Final = (
     "The paper has one run per eta, and prints scores of AIME 2024, 32 responses to each of 30 "
     "problems: all six lie between 31.5 and 34.1, closer than two seeds of one setting.",
-    "RLOO's advantages are not divided by the standard deviation of a group, so that they are "
-    "smaller than those of Table 2; Adam takes most of that difference away.",
+    "RLOO does not divide advantages by the standard deviation of a group, so they are smaller "
+    "than in Table 2; Adam removes most of this difference.",
 )
 
 

@@ -28,7 +28,7 @@ from simulator.run.pools import PoolShares
 from simulator.run.result import Replicated
 from simulator.stats.statistics import Estimate
 from simulator.workload.lengths import lengths_from
-from simulator.workload.streams import LENGTHS, stream
+from simulator.workload.randomness import LENGTHS, stream
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,14 +46,13 @@ WHY = (
     "Asynchrony avoids waiting for the longest response. If responses have nearly equal lengths "
     "there is nothing to avoid, and only its costs remain: each GPU has one of two jobs, weights "
     "are transferred, and interrupted contexts are prefilled again.",
-    "A split that fits neither job leaves one side idle, which cannot happen when taking turns: "
-    "with few GPUs for generation, or few for training, taking turns is faster for any length of "
-    "the tail.",
-    "A large batch hides its own tail: while the longest response is generated, every GPU still "
-    "has other work.",
-    "One-step overlap runs one batch ahead and waits for whole batches. It also needs the split, "
-    "so asynchrony gains over it where generation is the bottleneck, and nothing where training "
-    "is.",
+    "A split that fits neither job leaves one side idle, which cannot happen when taking turns. "
+    "With few GPUs for generation, or few for training, taking turns is faster for any tail.",
+    "A large batch hides its tail: while the longest response is generated, every GPU has other "
+    "work.",
+    "One-step overlap runs one batch ahead and waits for whole batches. It also needs the split. "
+    "Asynchrony is faster than one-step overlap if generation is the bottleneck, and equal if "
+    "training is.",
 )
 
 Cell: TypeAlias = tuple[int, float]

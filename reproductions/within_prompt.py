@@ -20,8 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from simulator.stats.components import components
-from simulator.stats.statistics import Estimate
+from simulator.stats.statistics import Estimate, components
 
 TABLE = Path(__file__).parent / "lengths_within_prompt.csv"
 SIGMA = 0.684

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from areal_lab.runlog.read_run import read_run as read_run
-    from simulator.assembly.check import check_config as check_config
-    from simulator.assembly.check import problems as problems
+    from simulator.assembly.build import check_config as check_config
+    from simulator.assembly.build import problems as problems
     from simulator.assembly.simulate import build as build
     from simulator.assembly.simulate import replicate as replicate
     from simulator.assembly.simulate import simulate as simulate
@@ -29,17 +29,15 @@ if TYPE_CHECKING:
     from simulator.calibrate.lengths import fit_lengths as fit_lengths
     from simulator.calibrate.replay import Replay as Replay
     from simulator.calibrate.replay import replay as replay
-    from simulator.catalogue.find_gpu import GPU as GPU
-    from simulator.catalogue.find_gpu import GPUS as GPUS
-    from simulator.catalogue.find_gpu import find_gpu as find_gpu
+    from simulator.catalogue.gpu import GPU as GPU
+    from simulator.catalogue.gpu import GPUS as GPUS
+    from simulator.catalogue.gpu import find_gpu as find_gpu
     from simulator.catalogue.models import MODELS as MODELS
     from simulator.catalogue.models import ModelShape as ModelShape
     from simulator.catalogue.models import find_model as find_model
     from simulator.config.load import load_simulation as load_simulation
     from simulator.config.load import presets as presets
     from simulator.config.schema import SimulationConfig as SimulationConfig
-    from simulator.plan.cache import TrialCache as TrialCache
-    from simulator.plan.cache import shipped_trials as shipped_trials
     from simulator.plan.frame import plan_csv as plan_csv
     from simulator.plan.frame import plan_frame as plan_frame
     from simulator.plan.frame import plan_rows as plan_rows
@@ -58,6 +56,8 @@ if TYPE_CHECKING:
     from simulator.plan.summary import question_lines as question_lines
     from simulator.plan.summary import recommendation_lines as recommendation_lines
     from simulator.plan.summary import sensitivity_lines as sensitivity_lines
+    from simulator.plan.trial import TrialCache as TrialCache
+    from simulator.plan.trial import shipped_trials as shipped_trials
     from simulator.plan.trial import workers as workers
     from simulator.run.one_seed import run_system as run_system
     from simulator.run.result import Replicated as Replicated
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from simulator.run.system import System as System
     from simulator.stats.statistics import Estimate as Estimate
     from simulator.stats.statistics import estimate as estimate
-    from simulator.workload.traces import traces as traces
+    from simulator.workload.trace_lengths import traces as traces
 
 _HOMES = {
     # simulate
@@ -91,8 +91,8 @@ _HOMES = {
     "question_lines": "simulator.plan.summary",
     "recommendation_lines": "simulator.plan.summary",
     "sensitivity_lines": "simulator.plan.summary",
-    "TrialCache": "simulator.plan.cache",
-    "shipped_trials": "simulator.plan.cache",
+    "TrialCache": "simulator.plan.trial",
+    "shipped_trials": "simulator.plan.trial",
     "load_plan": "simulator.plan.schema",
     "plan_yaml": "simulator.plan.schema",
     "workers": "simulator.plan.trial",
@@ -110,17 +110,17 @@ _HOMES = {
     # response lengths
     "fit_lengths": "simulator.calibrate.lengths",
     "LengthFit": "simulator.calibrate.length_fit",
-    "traces": "simulator.workload.traces",
+    "traces": "simulator.workload.trace_lengths",
     # check and build
-    "check_config": "simulator.assembly.check",
-    "problems": "simulator.assembly.check",
+    "check_config": "simulator.assembly.build",
+    "problems": "simulator.assembly.build",
     "build": "simulator.assembly.simulate",
     "System": "simulator.run.system",
     "run_system": "simulator.run.one_seed",
     # hardware and models
-    "GPU": "simulator.catalogue.find_gpu",
-    "GPUS": "simulator.catalogue.find_gpu",
-    "find_gpu": "simulator.catalogue.find_gpu",
+    "GPU": "simulator.catalogue.gpu",
+    "GPUS": "simulator.catalogue.gpu",
+    "find_gpu": "simulator.catalogue.gpu",
     "MODELS": "simulator.catalogue.models",
     "ModelShape": "simulator.catalogue.models",
     "find_model": "simulator.catalogue.models",

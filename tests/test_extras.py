@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import gzip
 import json
 import os
@@ -19,10 +20,11 @@ from packaging.requirements import Requirement
 from areal_lab.config.load import load_config
 from areal_lab.extras import PACKAGES, MissingExtra, require
 from areal_lab.models.locate import PACKAGED_MODELS, ModelNotFound, resolve_model_path
-from areal_lab.preflight.check import ConfigError, check_model
+from areal_lab.resolve.check import ConfigError, check_model
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+ROOMS = ("areal_lab", "cosim", "simulator")
 RECORDED = ROOT / "reproductions" / "recorded" / "asynchronous"
 INSTALL = "run: pip install 'areal_lab[train]'"
 
@@ -80,6 +82,29 @@ def test_the_table_of_extras_matches_pyproject() -> None:
     for extra, packages in PACKAGES.items():
         assert sorted(map(distribution, extras[extra])) == sorted(map(distribution, packages))
     assert not {distribution(line) for line in PROJECT["dependencies"]} & set(PACKAGES["train"])
+
+
+def test_every_import_is_declared() -> None:
+    extras = PROJECT["optional-dependencies"].values()
+    declared = {
+        distribution(line) for group in (PROJECT["dependencies"], *extras) for line in group
+    }
+    declared |= {"pydantic-core"}  # whose version pydantic states
+    declared |= {"triton"}  # torch's CUDA builds bring it, and the product asks whether it is there
+    declared |= {"areal-lab", "sglang", "vllm"}  # an engine's Python has the last two
+    owners = packages_distributions()
+    for file in (path for room in ROOMS for path in (ROOT / room).rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            match node:
+                case ast.Import(names):
+                    modules = [name.name for name in names]
+                case ast.ImportFrom(module=str(module), level=0):
+                    modules = [module]
+                case _:
+                    continue
+            for name in {module.split(".")[0] for module in modules} - sys.stdlib_module_names:
+                found = {distribution(owner) for owner in owners.get(name, [name])}
+                assert found & declared, f"{file} imports {name}"
 
 
 @pytest.mark.parametrize(

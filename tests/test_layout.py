@@ -1,66 +1,53 @@
-"""The layout of the tree: small packages without repeated names, each with a docstring."""
+"""The layout of the tree: `python -m tools.layout` finds what breaks it."""
 
 from __future__ import annotations
 
-import ast
-import subprocess
-from itertools import groupby
 from pathlib import Path
 
-import pytest
-
-ROOT = Path(__file__).parents[1]
-PACKAGES = ("areal_lab", "cosim", "simulator", "tools", "benchmarks", "reproductions")
-MOST_MODULES = 20
-INDEXES = {"areal_lab", "areal_lab/functional", "simulator"}
-"""The only packages that re-export names."""
+from tools import layout
 
 
-def modules() -> list[Path]:
-    """The Python files that git knows or would add, relative to the root."""
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", *PACKAGES],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
+def test_the_tree_has_no_problem() -> None:
+    assert layout.problems() == []
+
+
+def test_growth_that_the_changelog_does_not_name_is_refused() -> None:
+    changelog = (
+        "# C\n\n## Unreleased\n\n- `b`, 2,000 lines: reads b.\n\n## 0.1\n\n- `a`, 9,000 lines: x\n"
     )
-    files = (Path(line) for line in listed.stdout.splitlines())
-    existing = [file for file in files if file.suffix == ".py" and (ROOT / file).exists()]
-    return sorted(existing, key=lambda file: (file.parent, file.name))
+    recorded = {"a": 1000, "b": 1000}
+
+    def found(**lines: int) -> list[str]:
+        return layout.unnamed_growth(lines, recorded, changelog)
+
+    assert found(a=1100, b=2050, c=100) == []
+    grown = [line.split(" lines")[0] for line in found(a=1101, c=101)]
+    assert grown == ["a has 1,101", "c has 101"]
+    assert "1,000 were recorded" in found(a=1101)[0]
+    assert [line.split()[0] for line in found(b=2101)] == ["b"]
 
 
-ROOMS = {
-    room: [file for file in files if file.name != "__init__.py"]
-    for room, files in groupby(modules(), key=lambda file: file.parent)
-}
-LAUNCH = Path("areal_lab/engines/launch")
-IN_ENGINES = {LAUNCH / "sglang_shim", LAUNCH / "vllm_extension"}
-"""Folders on the path of an engine's process; `areal_lab` does not import them."""
-PACKAGE_INITS = [file for file in modules() if file.name == "__init__.py"]
+def test_a_room_that_a_map_does_not_name_is_found() -> None:
+    files = [Path("areal_lab/data/problems.py"), Path("simulator/run/loop.py")]
+    whole = "```\nareal_lab/\n  data/ problems\nsimulator/\n  run/ loop\ncosim/\n```\n"
+    assert layout.missing_in_maps(files, {"map": whole}) == []
+    [problem] = layout.missing_in_maps(files, {"map": whole.replace("  data/", "  date/")})
+    assert problem == "map: its drawing does not name areal_lab/data"
+    drawing = "```\nareal_lab simulator cosim\n  data   run\n```\n"
+    assert layout.missing_in_maps(files, {"map": drawing}) == []
+    assert (
+        len(layout.missing_in_maps(files, {"map": "data run\n" + drawing.replace("run", "")})) == 1
+    )
 
 
-@pytest.mark.parametrize("room", ROOMS, ids=str)
-def test_a_room_has_a_readable_number_of_modules(room: Path) -> None:
-    assert len(ROOMS[room]) <= MOST_MODULES
-
-
-@pytest.mark.parametrize("room", ROOMS, ids=str)
-def test_no_file_repeats_the_name_of_its_room(room: Path) -> None:
-    repeated = {room.name, room.name.removesuffix("s")}
-    for file in ROOMS[room]:
-        assert file.stem != room.name
-        assert file.stem.split("_")[0] not in repeated or "_" not in file.stem, file
-
-
-@pytest.mark.parametrize("room", sorted(ROOMS.keys() - IN_ENGINES), ids=str)
-def test_a_room_has_a_docstring(room: Path) -> None:
-    text = (ROOT / room / "__init__.py").read_text(encoding="utf-8")
-    assert ast.get_docstring(ast.parse(text))
-
-
-@pytest.mark.parametrize("init", PACKAGE_INITS, ids=str)
-def test_only_the_three_indexes_re_export_names(init: Path) -> None:
-    tree = ast.parse((ROOT / init).read_text(encoding="utf-8"))
-    imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
-    assert not imports or str(init.parent) in INDEXES or "sgl_kernel" in init.parts
+def test_a_package_that_breaks_a_rule_is_found(tmp_path: Path) -> None:
+    room = tmp_path / "tools" / "plan"
+    room.mkdir(parents=True)
+    (room.parent / "__init__.py").write_text('"""Tools."""\n')
+    (room / "__init__.py").write_text("from tools.plan.space import *\n")
+    names = ["__init__", "plan", "plan_space", *(f"m{n}" for n in range(29))]
+    files = [Path("tools/__init__.py"), *(Path("tools/plan") / f"{name}.py" for name in names)]
+    found = layout.misplaced(files, tmp_path)
+    starts = ["has 31 modules", "repeats", "repeats", "needs a sentence", "imports"]
+    for problem, start in zip(found, starts, strict=True):
+        assert problem.partition(" ")[2].startswith(start)

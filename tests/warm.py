@@ -43,7 +43,6 @@ from areal_lab.host.processes import heavy_imports
 WARM = (
     "areal_lab.training.process.worker",
     "areal_lab.engines.embedded.server",
-    "areal_lab.cluster.rank_worker",
     "areal_lab.offline.worker",
     "tests.fault_lab.hosts.machine",
 )
@@ -51,10 +50,17 @@ WARM = (
 
 STARTERS = (
     "areal_lab.cli.watched",
-    "areal_lab.cluster.agent.main",
+    "areal_lab.cluster.agent.run",
     "areal_lab.controllers.rollout_worker",
 )
 """Modules to fork that start such modules themselves, which are then forked from them."""
+
+PROBES = (
+    "areal_lab.training.objective.advantages",
+    "areal_lab.training.objective.loss",
+    "areal_lab.training.objective.trial_call",
+)
+"""Modules that `subprocess.run` forks: they call a function of the user's once, with torch."""
 
 LOADED = (
     "uvicorn.lifespan.on",
@@ -64,7 +70,7 @@ LOADED = (
     "areal_lab.engines.embedded.batcher",
     "areal_lab.engines.embedded.loading",
     "areal_lab.engines.embedded.scheduler",
-    "areal_lab.offline.ranks",
+    "areal_lab.offline.run",
     "areal_lab.training.process.serve",
     "transformers.models.llama.modeling_llama",
 )
@@ -87,12 +93,14 @@ def children_from_a_warm_interpreter(
 ) -> Iterator[None]:
     """Let `asyncio.create_subprocess_exec` fork commands that run one of these modules.
 
+    `subprocess.run` forks those that run one of `PROBES`.
+
     Args:
         modules: are run by `python -m`.
         starters: the same, and what they start is forked from them.
         of_this_one: make the warm interpreter by a fork of this process, which has one thread.
     """
-    start_cold = asyncio.create_subprocess_exec
+    start_cold, run_cold = asyncio.create_subprocess_exec, subprocess.run
     search_path = os.environ.get("PYTHONPATH")  # the warm interpreter uses this one
     warm = _Warm.forked() if of_this_one else _Warm()
     _in_use.append(warm)
@@ -106,8 +114,16 @@ def children_from_a_warm_interpreter(
             return _Forked(warm.fork(module, arguments, **options))
         return await start_cold(*command, **options)
 
+    def run(command: Any, **options: Any) -> Any:
+        asked = command if isinstance(command, list) else []
+        known = asked[:2] == [sys.executable, "-m"] and asked[2] in PROBES
+        if known and options["env"].get("PYTHONPATH") == search_path:
+            return run_forked(command, timeout=options["timeout"], env=options["env"])
+        return run_cold(command, **options)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(asyncio, "create_subprocess_exec", start)
+        patch.setattr(subprocess, "run", run)
         yield
     _in_use.remove(warm)
     warm.end()

@@ -24,8 +24,8 @@ from typing import Any, Final
 import torch
 from transformers import LlamaForCausalLM
 
-from areal_lab.data.characters import reversed_sums, sorted_digits
 from areal_lab.data.problems import Problem, ProblemSet
+from areal_lab.data.small_tasks import reversed_sums, sorted_digits
 from areal_lab.data.tokenize import TextCodec
 from benchmarks.tiny_model import write_tiny_model
 from tools.tiny_model import Lines, accuracy, as_lines, write_source

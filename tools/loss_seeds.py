@@ -20,7 +20,7 @@ from typing import Any
 
 from areal_lab.config.load import load_config
 from areal_lab.functional import decoupled_ppo, truncate
-from areal_lab.host.cpu import processor_name
+from areal_lab.host.machine import processor_name
 from areal_lab.pipeline.compare_losses import LossComparison, compare_losses
 from areal_lab.runlog.seeds import RECORDED, SeedResults, SeedRun, load_seed_results
 from areal_lab.training.objective.typed_loss import EXAMPLES, read_loss

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Final
 
 from areal_lab.config.load import load_config
-from areal_lab.host.cpu import processor_name
+from areal_lab.host.machine import processor_name
 from areal_lab.pipeline.train import train
 
 ROOT: Final = Path(__file__).parents[1]

@@ -28,7 +28,7 @@ from typing import Any, Final
 import yaml
 
 from areal_lab.data.problems import Problem, ProblemSet
-from areal_lab.host.cpu import processor_name
+from areal_lab.host.machine import processor_name
 
 INTO: Final = Path(__file__).parents[1] / "notebooks" / "data"
 ETAS: Final = (0, 4)
@@ -103,15 +103,15 @@ def overrides(eta: float, steps: int = STEPS) -> list[str]:
 def _run(eta: float, runs: Path, steps: int) -> Path:
     # torch and transformers come with these.
     from areal_lab.config.load import load_config
-    from areal_lab.pipeline.progress import Silent
     from areal_lab.pipeline.run import run
-    from areal_lab.pipeline.state import StopSignal
+    from areal_lab.resolve.resolved import resolve
+    from areal_lab.shell.display import Silent
+    from areal_lab.shell.stop import StopSignal
 
     config = load_config(None, [*overrides(eta, steps), f"run_dir={runs}"])
     result = asyncio.run(
         run(
-            config,
-            haiku_problems(),
+            resolve(config, haiku_problems(), reward_fn=haiku_reward),
             on_step=lambda report: print(
                 f"  eta {eta:g} step {report.step}/{report.total_steps} {report.step_s:.1f} s, "
                 f"reward {report.reward_mean:.2f}",
@@ -120,7 +120,6 @@ def _run(eta: float, runs: Path, steps: int) -> Path:
             ),
             display=Silent(),
             stop=StopSignal(),
-            reward_fn=haiku_reward,
         )
     )
     return result.folder

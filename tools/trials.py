@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from simulator.plan.cache import TrialCache
 from simulator.plan.schema import PlanConfig, load_plan
 from simulator.plan.search import evaluation_jobs, find_plan, screening_job
 from simulator.plan.space import expand
+from simulator.plan.trial import TrialCache
 
 PLAN: Final = "plan_small"
 FILE: Final = Path(__file__).parents[1] / "simulator" / "plan" / "data" / f"{PLAN}.json"

@@ -36,7 +36,7 @@ from transformers import (
 
 from areal_lab.data.images import EncodedPrompt, encode_prompt
 from areal_lab.data.problems import Problem
-from areal_lab.data.rendered import HEIGHT, WIDTH, rendered_sums
+from areal_lab.data.small_tasks import HEIGHT, WIDTH, rendered_sums
 from areal_lab.data.tokenize import TextCodec
 from areal_lab.models.image_features import ImagePixels
 from areal_lab.models.vision import placeholder_tokens, read_vision_facts

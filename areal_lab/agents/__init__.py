@@ -1,4 +1,4 @@
-"""Agents: conversations of many turns with tools, and whose tokens are trained on.
+"""Agents: multi-turn conversations with tools, and the tokens of them that are trained on.
 
-May import engines' protocol, rewards, data, models and config; imported by `preflight`, `pipeline`.
+May import engines' protocol, rewards, data, models and config; imported by `resolve`, `pipeline`.
 """

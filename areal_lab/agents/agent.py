@@ -1,14 +1,14 @@
-"""Your own agent, unchanged: it talks to the run's gateway as it would to OpenAI or Anthropic.
+"""Unmodified agents of the user: they call the run's gateway as they would call OpenAI or
+Anthropic.
 
     run_agent_return_reward(data) -> reward
             | base_url, api_key
             v
     gateway (one of the run) --> the session of this sample --> turns on the run's engines
 
-The function is all that a user writes. It runs on the event loop (`inline`), or in a process of its
-own that is killed when it takes too long (`subprocess`). However it ends, its sample has an
-outcome, and what the model was generating for it ends, too. Programs that the run does not start
-are another workflow (`hosting.online`).
+The user writes only the function. It runs on the event loop (`inline`), or in a separate process
+that is killed after a timeout (`subprocess`). However it ends, its sample has an outcome, and its
+running requests are aborted. For programs that the run does not start, see `hosting.online`.
 """
 
 from __future__ import annotations
@@ -37,36 +37,36 @@ from areal_lab.agents.hosting.conversations import (
     episode_of,
     run_limits,
 )
+from areal_lab.agents.process import agent_function
 from areal_lab.agents.workflow import Episode, WorkflowEngine
-from areal_lab.config.functions import load_function
 from areal_lab.rewards.service import RewardOutcome, RewardService
 from areal_lab.rewards.worker import reward_of
 
 Mode = Literal["inline", "subprocess"]
 _THREADS: Final = 1024
-"""Most threads of the loop's default executor, each started when it is needed."""
+"""Threads of the loop's default executor; each starts when it is needed."""
 FUNCTION: Final = "areal_lab.agents.process:AgentFunction"
 
 
 class Agent:
-    """Samples whose turns a program of the user asks for.
+    """Run one agent per sample; the agent's calls are the turns of the sample.
 
-    Its reward is a number for the whole sample, or `{id of a reply: number}`; None, or no reply at
-    all, is no reward: then the group is not trained on.
+    The agent returns a number for the whole sample, or `{id of a reply: number}`. If it returns
+    None, or sampled no reply, the sample has no reward and its group is not trained on.
 
     Args:
         fn: `module:function` of `data`, sync or async, that returns the reward. `data` has the
             problem's fields, and `base_url` and `api_key` of the sample.
-        mode: where it runs. `subprocess` also sets OPENAI_BASE_URL, OPENAI_API_KEY and those of
-            Anthropic, for programs that read them.
-        workers: processes, with `subprocess`: samples at once.
-        timeout_s: of a sample.
-        requests: calls that sample at once; one more is refused with 429.
-        session_requests: calls that sample at once in one sample.
-        turn_discount: of rewards, from a reply to the one before it.
+        mode: `inline` or `subprocess`. `subprocess` also sets OPENAI_BASE_URL, OPENAI_API_KEY and
+            those of Anthropic, for programs that read them.
+        workers: number of processes (concurrent samples), with `subprocess`.
+        timeout_s: time limit of a sample.
+        requests: concurrent calls of all samples; one more is refused with 429.
+        session_requests: concurrent calls of one sample.
+        turn_discount: discount of a reward from a reply to the one before it.
         turn_discount_style: `tree` carries rewards back along each conversation; `linear` in order
-            of creation, as AReaL does, so that parallel conversations get each other's rewards.
-        tool_call_parser: how calls of tools are read (`tool_calls.GRAMMARS`); `auto` is the one
+            of creation, as AReaL does, so parallel conversations get each other's rewards.
+        tool_call_parser: grammar of tool calls (`tool_calls.GRAMMARS`); `auto` takes the one
             that the model's template writes.
         template: file of a chat template, instead of the model's.
         describe_tools: whether tools are described in the system message if the template ignores
@@ -111,7 +111,7 @@ class Agent:
             ),
         )
         self._fn = fn
-        self._function: Callable[..., Any] | None = load_function(fn) if mode == "inline" else None
+        self._function: Callable[..., Any] | None = agent_function(fn) if mode == "inline" else None
         self._workers = workers
         self._timeout_s = timeout_s
         self._stack = AsyncExitStack()
@@ -121,7 +121,7 @@ class Agent:
         self._serving.check_model(model)
 
     async def open(self, model: Path) -> None:
-        """See `Opens`: the gateway, and the processes of the agents."""
+        """See `Opens`: start the gateway and the processes of the agents."""
         self._conversations = Conversations(model, self._serving)
         self._service = Service(
             _not_over_http,
@@ -129,7 +129,7 @@ class Agent:
             model=model.name,
             limits=self._serving.limits,
         )
-        # An agent on the event loop may use threads of the loop, too, and wait for engines in them.
+        # Agents on the event loop may also use its default executor and wait for engines there.
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS, "run"))
         listener = bind()
         self._url = base_url(listener)
@@ -146,15 +146,11 @@ class Agent:
             )
 
     async def close(self) -> None:
-        """Stop both."""
+        """Stop the gateway and the processes."""
         await self._stack.aclose()
 
     async def run(self, engine: WorkflowEngine, data: Mapping[str, Any]) -> Episode:
-        """See `Workflow.run`.
-
-        Raises:
-            RewardError: the gateway has ended, which no agent can do anything about.
-        """
+        """See `Workflow.run`."""
         check_gateway(self._gateway)
         name = secrets.token_hex(8)
         conversation = self._conversations.open(engine, name)
@@ -175,10 +171,10 @@ class Agent:
         finally:
             self._service.end_session(session)
             if outcome is None or outcome.status != "ok":
-                engine.give_up()  # nobody is there to read the rest
+                engine.give_up()  # nothing reads the rest
         if outcome.status != "ok":
             check_gateway(self._gateway)
-        # Tracebacks show what agents were given.
+        # Tracebacks contain the data that agents got.
         outcome = replace(outcome, detail=outcome.detail.replace(key, "(key of its session)"))
         await self._service.settled(session)
         discount = self._serving.turn_discount
@@ -190,7 +186,7 @@ class Agent:
         return episode_of(conversation, outcome, of_turns=of_turns)
 
     async def _reward(self, data: Mapping[str, Any]) -> tuple[RewardOutcome, Mapping[str, float]]:
-        """What the agent returned, and rewards of single replies by their ids."""
+        """Return the agent's reward, and rewards of single replies by their ids."""
         if self._function is None:
             (outcome,) = await self._processes.score([""], data)
             return outcome, outcome.rewards
@@ -220,10 +216,10 @@ class Agent:
 
 
 async def _in_thread(function: Callable[..., Any], data: dict[str, Any]) -> Any:
-    """Call a function in a daemon thread: one that hangs does not hold up the run's end.
+    """Call a function in a daemon thread: a hung call does not delay the end of the run.
 
-    Not in a pool: as many wait for engines at once as there are samples, and whatever the run needs
-    a thread for, such as new weights of these engines, would wait for them.
+    A pool would not do: as many calls wait for engines as there are samples, and other work of the
+    run that needs a thread, such as new weights for these engines, would wait behind them.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()

@@ -14,8 +14,8 @@ from areal_lab.agents.environments.play import Play
 from areal_lab.agents.multi_turn import MultiTurn
 from areal_lab.agents.tool_use import ToolUse
 from areal_lab.agents.workflow import Workflow
-from areal_lab.config.functions import load_function
-from areal_lab.config.suggest import nearest
+from areal_lab.config.functions import Form, check_call, load_function
+from areal_lab.config.unknown import nearest
 from areal_lab.host.isolation import LevelSetting
 
 GAMES: Final = "areal_lab.agents.environments.textarena:Game"
@@ -46,16 +46,7 @@ WORKFLOWS: Final[Mapping[str, Callable[..., Workflow]]] = {
 
 
 def make_workflow(setting: Mapping[str, Any], *, sandbox: LevelSetting = "auto") -> Workflow | None:
-    """The workflow of a setting; None of an empty one.
-
-    Args:
-        setting: name and keywords.
-        sandbox: value of `reward.sandbox`, for a workflow with a parameter of this name.
-
-    Raises:
-        ValueError: in one line: the name or a keyword is unknown, or a value is out of its bounds.
-        NoSandbox: it runs model code, which cannot be contained like that here.
-    """
+    """Create the workflow of a setting; None if it is empty."""
     if not setting:
         return None
     keywords = dict(setting)
@@ -72,17 +63,24 @@ def make_workflow(setting: Mapping[str, Any], *, sandbox: LevelSetting = "auto")
         keywords = {"sandbox": sandbox, **keywords}
     try:
         made: Workflow = make(**keywords)
-    except TypeError as error:
-        raise ValueError(f"{name}: {error}") from error
+    except (TypeError, AttributeError) as error:
+        # A keyword is missing, or its value has the wrong type.
+        takes = ", ".join(map(str, inspect.signature(make).parameters.values()))
+        given = ", ".join(f"{key}={value!r:.40}" for key, value in keywords.items())
+        raise ValueError(f"{name} cannot be made of {given}: {error}; it takes {takes}") from error
     if not inspect.iscoroutinefunction(getattr(made, "run", None)):
         raise ValueError(f"{name} has no method `async def run(self, engine, data)`")
+    try:
+        check_call(made.run, Form("run(engine, data)"))
+    except ValueError as error:
+        raise ValueError(f"the method run of {name} {error}") from error
     return made
 
 
 def _check_keywords(
     name: str, make: Callable[..., Workflow], keywords: Mapping[str, object]
 ) -> None:
-    """Refuse keywords that the workflow does not take."""
+    """Reject keywords that the workflow does not take."""
     parameters = inspect.signature(make).parameters
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     unknown = [keyword for keyword in keywords if keyword not in parameters]

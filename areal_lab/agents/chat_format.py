@@ -1,20 +1,23 @@
-"""How a model writes conversations: what its template and its vocabulary do, found by trying.
+"""Notation of conversations in a model's chat template: properties of template and vocabulary, by
+trial.
 
-    prompt | sampled answer <end of turn> | what the template puts between, and the next messages
+    prompt | sampled response <end of turn> | template text in between, and the next messages
                                           '------------------ bridge -----------------------'
 
-Sampled tokens are never encoded again: a prompt that continues a conversation is the prompt before,
-the sampled tokens and a bridge. The bridge comes out of an outline of the conversation: its text
-with a stand-in for every sampled answer, in which the place where an answer ended can be found.
+Sampled tokens are never encoded again: the prompt that continues a conversation is the earlier
+prompt, the sampled tokens, and a bridge (the turn suffix). The bridge is cut out of an outline: the
+rendered conversation with a placeholder for every sampled response, so that the end of each
+response can be located.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from os.path import commonprefix
+from itertools import takewhile
 from typing import Final
 
 from areal_lab.agents.control_text import ControlText
@@ -27,10 +30,10 @@ from areal_lab.agents.plain import (
     with_system_in_question,
     with_tools_text,
 )
-from areal_lab.agents.template import ChatTemplate, TemplateRefusal
+from areal_lab.agents.template import SOME_DAY, ChatTemplate, TemplateRefusal
+from areal_lab.agents.tool_calls import split_thinking
 from areal_lab.data.tokenize import TextCodec
 
-_SOME_DAY: Final = datetime(2026, 1, 1)
 _SYSTEM: Final = Message(role="system", content="probe_system")
 _USER: Final = Message(role="user", content="What is it?")
 _AGAIN: Final = Message(role="user", content="And this?")
@@ -39,7 +42,7 @@ _THOUGHT: Final = "probe_thought"
 _THOUGHTFUL: Final = replace(_ANSWER, reasoning=_THOUGHT)
 _TOOL: Final = Tool(name="probe_name", description="probe", parameters={"type": "object"})
 _CALL: Final = ToolCall(call_id="call00000", name="probe_name", arguments='{"probe_key": "p"}')
-"""Mistral's templates refuse ids that have not nine letters and digits."""
+"""Mistral's templates accept only ids of nine letters and digits."""
 _CALLING: Final = Message(role="assistant", tool_calls=(_CALL,))
 _TWO_CALLS: Final = replace(
     _CALLING, tool_calls=(_CALL, replace(_CALL, call_id="call00001", name="second_name"))
@@ -49,50 +52,41 @@ _RESULT: Final = Message(role="tool", content="probe_result", call_id=_CALL.call
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormatFacts:
-    """What was found out about a template and a vocabulary."""
+    """Facts about a chat template and a vocabulary, found by trials."""
 
     bridges_to_user: bool
-    """Whether the text before is left as it is when the user speaks again, so that the prompt can
-    continue sampled tokens. Otherwise it is encoded from text."""
+    """True if a following user message leaves the earlier text unchanged, so the prompt can
+    continue sampled tokens. Otherwise the conversation is encoded from text."""
     bridges_to_results: bool
-    """The same when a tool has answered."""
+    """The same for a following tool result."""
     form: PlainForm
-    """What the template can write, and what has to be text."""
+    """Message parts that the template supports, and parts that must be text."""
     thinking: bool
-    """Whether the template knows `<think>`: a text before the answer that clients do not send."""
+    """True if the template knows `<think>`: text before the response that clients do not send
+    back."""
     opens_thinking: bool
-    """Whether the prompt ends with `<think>`, so that the model begins inside."""
+    """True if the prompt ends with `<think>`, so the model starts inside."""
     keeps_thinking: bool
-    """Whether thinking stays in the text after the user has spoken again."""
+    """True if the text keeps thinking after the next user message."""
 
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """How the template ends a message of the assistant."""
+    """End of an assistant message in the template."""
 
     text: str
     token: int
     before: tuple[str, ...] = ()
-    """Control tokens between what stands in for the message and its end."""
+    """Control tokens between the placeholder of the message and its end."""
 
 
 class ChatFormat:
-    """Renders and encodes conversations for one model."""
+    """Render and encode conversations for one model."""
 
     def __init__(
         self, template: ChatTemplate, codec: TextCodec, *, describe_tools: bool = True
     ) -> None:
-        """Try out a template.
-
-        Args:
-            template: of the model.
-            codec: its vocabulary.
-            describe_tools: whether tools are described in the system message if the template
-                ignores them. False leaves that to the agent's own prompt.
-
-        Raises:
-            ValueError: in one line, if the template refuses a question of the user.
-        """
+        """Test a template."""
         self.codec = codec
         self._template = template
         self._describe_tools = describe_tools
@@ -101,7 +95,7 @@ class ChatFormat:
         self._end: _End | None = None
         self._end_of_calls: _End | None = None
         self._exact = True
-        prompt = self.text([_USER], now=_SOME_DAY)
+        prompt = self.text([_USER], now=SOME_DAY)
         self._form = self._find_form()
         self._end = self._find_end()
         self._end_of_calls = self._find_end_of_calls()
@@ -109,18 +103,21 @@ class ChatFormat:
         to_user = [self._bridge_is_exact(a, _AGAIN) for a in (_ANSWER, _THOUGHTFUL, *calling)]
         to_results = [self._bridge_is_exact(answer, _RESULT) for answer in calling]
         self._exact = False not in to_user + to_results
+        opens = prompt.rstrip().endswith("<think>")
         self.facts = FormatFacts(
             bridges_to_user=self._exact and True in to_user,
             bridges_to_results=self._exact and True in to_results,
             form=self._form,
-            thinking="</think>" in template.source or _THOUGHT in self._tried(_USER, _THOUGHTFUL),
-            opens_thinking=prompt.rstrip().endswith("<think>"),
+            thinking=opens
+            or "</think>" in template.source
+            or _THOUGHT in self._tried(_USER, _THOUGHTFUL),
+            opens_thinking=opens,
             keeps_thinking=_THOUGHT in self._tried(_USER, _THOUGHTFUL, _AGAIN),
         )
 
     @property
     def end_tokens(self) -> tuple[int, ...]:
-        """Tokens that end a message of the assistant; sampling has to stop at them."""
+        """Tokens that end an assistant message; sampling must stop at them."""
         ends = (self._end, self._end_of_calls)
         return tuple(dict.fromkeys(end.token for end in ends if end is not None))
 
@@ -132,16 +129,9 @@ class ChatFormat:
         now: datetime,
         speaks_next: bool = True,
     ) -> str:
-        """The text of a conversation, up to where the assistant begins to speak; for `encode`.
+        """Render a conversation up to the start of the assistant's message, for `encode`.
 
-        Args:
-            messages: in order, system messages included.
-            tools: functions that the model may call.
-            now: what the template takes for the present.
-            speaks_next: False leaves out what begins the next message of the assistant.
-
-        Raises:
-            TemplateRefusal: the template refuses the conversation.
+        With `speaks_next=False` the text omits the header of the next assistant message.
         """
         if tools and not self._form.tools:
             messages = with_tools_text(messages, tools) if self._describe_tools else messages
@@ -158,16 +148,11 @@ class ChatFormat:
         return self._template.render(plain, described, now=now, speaks_next=speaks_next)
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Tokens of a whole conversation that `text` made."""
+        """Encode a whole conversation that `text` rendered."""
         return self._control.encode(text)
 
     def stand_in(self, answer: Message, number: int) -> Message:
-        """What stands for a sampled answer in an outline.
-
-        Args:
-            answer: as it was shown.
-            number: of the answer; another one for each answer of a conversation.
-        """
+        """Return the placeholder of a sampled response in an outline."""
         mark = _mark(number)
         reasoning = None if answer.reasoning is None else _thought_mark(number)
         if not self._form.writes_calls(answer):
@@ -180,18 +165,12 @@ class ChatFormat:
     def bridge(
         self, outline: str, start: int, answer: Message, number: int, *, last_token: int | None
     ) -> tuple[int, ...] | None:
-        """Tokens between a sampled answer and the end of a prompt.
+        """Tokens between a sampled response and the end of a prompt.
 
-        Args:
-            outline: text of the whole conversation, with stand-ins for its sampled answers.
-            start: characters of the prompt that the answer was sampled for.
-            answer: as it was shown.
-            number: of its stand-in.
-            last_token: last sampled token of the answer; None if there is none. If it is not the
-                end of the turn, because the answer was cut off, the bridge begins with this end.
-
-        Returns:
-            None if the template does not write the answer, or its thinking, after that prompt.
+        None if the template does not write the response, or its thinking, after that prompt.
+        `outline` is the whole conversation with placeholders. If `last_token`, the last one of the
+        response, is not an end of turn (the response was cut off), the bridge begins with the end
+        of the turn.
         """
         mark = _mark(number)
         at = outline.find(mark, start) if self._exact else -1
@@ -202,34 +181,38 @@ class ChatFormat:
         end = self._end_of_calls if calls else self._end
         rest = outline[at + len(mark) :]
         if end is None:
-            # Without a mark at its end, the message could end anywhere behind its calls.
+            # Without an end mark the message could end anywhere behind its calls.
             return None if calls else self._control.encode(rest, after=self._control.anchor)
         between, found, behind = rest.partition(end.text)
         as_tried = self._control.all(between) == end.before and (calls or not between.strip())
         if not (found and as_tried):
             return None
         if last_token != end.token:
-            # The model closed its calls itself; a line break before the end is the template's.
+            # The model closed its calls itself; a line break before the end belongs to the
+            # template.
             behind = end.text + behind if calls else rest
         return self._control.encode(behind, after=end.text)
 
     def probe_call(self) -> tuple[str, ToolCall]:
-        """A call as the model is expected to write it, by which its grammar is found.
+        """Render a call as the model should write it, to find its grammar.
 
-        Returns:
-            Its text, without the end of the turn, and the call.
+        Returns the text without the end of the turn, and the call.
         """
         before, text = self._tried(_USER), self._tried(_USER, _CALLING, _RESULT)
         end = self._end_of_calls or self._end
-        said = text[len(commonprefix([before, text])) :]  # noqa: RUF071 - of characters, as meant
-        return said if end is None else said.partition(end.text)[0], _CALL
+        said = text[_shared_characters(before, text) :]
+        if end is not None:
+            said = said.partition(end.text)[0]
+        # The prompt opens the thinking, and the template closes it before the call.
+        opened = self.facts.opens_thinking and "</think>" in said
+        return split_thinking(said, opened=opened)[1], _CALL
 
     # --- trying -----------------------------------------------------------------------------------
 
     def _tried(self, *messages: Message, tools: Sequence[Tool] = ()) -> str:
-        """The text of a conversation; empty if the template refuses it."""
+        """Render a conversation; empty if the template refuses it."""
         try:
-            return self.text(messages, tools, now=_SOME_DAY)
+            return self.text(messages, tools, now=SOME_DAY)
         except TemplateRefusal:
             return ""
 
@@ -266,7 +249,7 @@ class ChatFormat:
         found = self._control.all(between)
         if not (mark and result and found):
             return None
-        # What closes a call may be a control token, too; what ends other messages ends this one.
+        # A control token may also close a call; the end of other messages ends this one.
         usual = self._end is not None and self._end.text in found
         at = found.index(self._end.text) if self._end is not None and usual else 0
         return self._end_named(found[at], before=found[:at])
@@ -276,7 +259,9 @@ class ChatFormat:
         return None if token is None else _End(text, token, before)
 
     def _bridge_is_exact(self, answer: Message, following: Message) -> bool | None:
-        """Whether a bridge has the tokens that the template's text has; None if there is none."""
+        """Return whether a bridge has the same tokens as the template's text; None without a
+        bridge.
+        """
         before, whole = self._tried(_USER), self._tried(_USER, answer, following)
         outline = self._tried(_USER, self.stand_in(answer, 0), following)
         if not (whole.startswith(before) and outline.startswith(before)):
@@ -288,6 +273,16 @@ class ChatFormat:
             return None
         after = bridge if ended is None else (ended, *bridge)
         return self.encode(whole)[-len(after) :] == after
+
+
+_WHOLE: Final = re.compile(r"<[^<>\s]{1,80}>|\[[^\[\]\s]{1,80}\]|\w+|.", re.DOTALL)
+
+
+def _shared_characters(one: str, other: str) -> int:
+    """Length of the common prefix of two texts, up to a whole tag or word of both."""
+    pairs = zip(_WHOLE.finditer(one), _WHOLE.finditer(other), strict=False)
+    same = takewhile(lambda pair: pair[0][0] == pair[1][0], pairs)
+    return sum(len(piece[0]) for piece, _ in same)
 
 
 def _mark(number: int) -> str:

@@ -1,9 +1,9 @@
 """Control tokens in text: only a template may write them.
 
-Text of messages that spells one (`<|im_end|>` in a web page) is encoded as ordinary text:
-it is cut inside before it is rendered, and encoded in pieces. Control tokens are the
-special tokens of a vocabulary, and what else was added to it and stands in the template. The marks
-of calls and of thinking are ordinary vocabulary where they are not special: models write them.
+If the text of a message spells one (`<|im_end|>` in a web page), it is encoded as ordinary text: it
+is cut inside the token before rendering, and encoded in pieces. Control tokens are the special
+tokens of a vocabulary, and other added tokens that the template contains. Marks of calls and of
+thinking are ordinary vocabulary unless they are special: models write them.
 """
 
 from __future__ import annotations
@@ -17,19 +17,15 @@ from areal_lab.agents.tool_calls import MARKS
 from areal_lab.data.tokenize import TextCodec
 
 _CUT: Final = "\ufdd0"
-"""Where text is cut. Unicode keeps this code point free for uses like this; messages lose it."""
+"""Mark of a cut. Unicode keeps this code point free for internal use; it is removed from
+messages."""
 
 
 class ControlText:
-    """Encodes rendered text in which the control tokens are the template's."""
+    """Encode rendered text in which only the template writes control tokens."""
 
     def __init__(self, codec: TextCodec, template: str) -> None:
-        """Find the control tokens of a vocabulary.
-
-        Args:
-            codec: the vocabulary.
-            template: its source.
-        """
+        """Find the control tokens of a vocabulary."""
         self._codec = codec
         written = {text for text in codec.added_tokens.values() if text in template} - MARKS
         named = {*codec.special_tokens.values(), *written}
@@ -40,7 +36,7 @@ class ControlText:
         self._anchor = next((text for text in control if self._is_one_token(text)), "")
 
     def plain(self, value: Any) -> Any:
-        """A message, or any plain data, with every text cut where it spells a control token."""
+        """Cut every text in a message, or any plain data, in each control token that it spells."""
         if isinstance(value, str):
             text = _encodable(value).replace(_CUT, "")
             # Cutting one may leave a shorter one inside.
@@ -54,15 +50,11 @@ class ControlText:
         return value
 
     def encode(self, text: str, *, after: str = "", begins: bool = False) -> tuple[int, ...]:
-        """Tokens of rendered text.
+        """Encode rendered text.
 
-        Args:
-            text: with the cuts of `plain`.
-            after: the control token that it follows, if it does. Some vocabularies put a space
-                before the first word of a sequence, and some control tokens take the space behind
-                them.
-            begins: whether a begin-of-text token is added, if the vocabulary has one. Templates
-                write their own.
+        `after` is the control token before the text, if any: some vocabularies put a space before
+        the first word of a sequence, and some control tokens take the space behind them. `begins`
+        adds a begin-of-text token if the vocabulary has one; templates write their own.
         """
         first, *others = text.split(_CUT)
         anchored = [self._anchor + piece for piece in others]
@@ -82,7 +74,7 @@ class ControlText:
 
     @property
     def anchor(self) -> str:
-        """A control token that text can be encoded behind; empty if there is none."""
+        """A control token behind which text can be encoded; empty without one."""
         return self._anchor
 
     def _is_one_token(self, text: str) -> bool:
@@ -91,12 +83,12 @@ class ControlText:
 
 @lru_cache(maxsize=16)
 def control_text(codec: TextCodec, template: str = "") -> ControlText:
-    """The `ControlText` of a vocabulary and a template, made once."""
+    """The `ControlText` of a vocabulary and a template, created once."""
     return ControlText(codec, template)
 
 
 def _encodable(text: str) -> str:
-    """The text with halves of surrogate pairs, which JSON can bring, joined or replaced."""
+    """Join or replace halves of surrogate pairs, which JSON may contain."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -105,5 +97,5 @@ def _encodable(text: str) -> str:
 
 
 def _one_of(texts: Sequence[str]) -> re.Pattern[str]:
-    """Finds any of the texts, longer ones first."""
+    """Match any of the texts, longer ones first."""
     return re.compile("|".join(map(re.escape, texts)) or "(?!)")

@@ -8,23 +8,38 @@ ChatRequest --tree--> prompt tokens --sampler--> Generated --reader--> ChatReply
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final, TypeVar
 
-from areal_lab.agents.gateway.conversation import PromptTooLong, Scores
+from areal_lab.agents.gateway.calls import PromptTooLong, Scores
 from areal_lab.agents.messages import ChatReply, ChatRequest
 from areal_lab.agents.replies import ReplyReader
-from areal_lab.agents.returns import Returns, tree_returns
-from areal_lab.agents.sampler import TurnSampler
 from areal_lab.agents.session_tree import PlannedTurn, SessionTree
+from areal_lab.agents.turns import Returns, tree_returns
 from areal_lab.agents.turns import Row as TreeRow
-from areal_lab.agents.workflow import Row, Turn
-from areal_lab.data.trajectory import Observation, SampleEnd, Segment
+from areal_lab.agents.workflow import Row, TurnSampler
+from areal_lab.data.problems import sample_seed
+from areal_lab.data.trajectory import Observation, SampleEnd, Segment, Turn
 from areal_lab.engines.protocol import Generated, SamplingParams
+
+Result = TypeVar("Result")
+
+MOST_STORED_CHARACTERS: Final = 64 * 2**20
+"""Limit of the messages that one session keeps."""
+_CHARACTERS_PER_TOKEN: Final = 16
+"""Average over a whole prompt: English text and code have 3 to 5; 8 is rare."""
+_MOST_MARKUP: Final = 65_536
+"""Further characters, for short contexts with long tokens."""
+_MOST_AT_ONCE: Final = 16_384
+"""Characters rendered and encoded on the event loop (about 10 ms); longer text goes to a thread."""
+_DRAFTING: Final = ThreadPoolExecutor(2, "draft")
+"""Few threads: a tokenizer takes 200 bytes for each character."""
 
 
 class TreeConversation:
-    """Samples and records the replies of one session (`gateway.conversation.Conversation`)."""
+    """Sample and record the replies of one session (`gateway.conversation.Conversation`)."""
 
     def __init__(
         self,
@@ -34,36 +49,28 @@ class TreeConversation:
         *,
         end_tokens: tuple[int, ...] = (),
         pinned: bool = True,
+        seeds: bool = False,
         returns: Returns = tree_returns,
     ) -> None:
-        """Begin a session.
-
-        Args:
-            tree: of the session.
-            reader: of the model.
-            sampler: of the session.
-            end_tokens: that end an answer (`ChatFormat.end_tokens`).
-            pinned: whether the temperature and top-p that a client asks for are ignored: training
-                takes log-probs to be of the distribution that the run samples from.
-            returns: how rewards reach the turns before (`returns.STYLES`).
-        """
+        """Start a session."""
         self.tree = tree
         self._reader = reader
         self._sampler = sampler
         self._end_tokens = end_tokens
         self._pinned = pinned
+        self._seeds = seeds
         self._returns = returns
         self._turn_of: dict[str, int] = {}
         self._replies: list[ChatReply] = []  # of each turn
         self.samplings: list[SamplingParams] = []
-        """How each turn was sampled."""
+        """Sampling parameters of each turn."""
         self._no_room = False
         self.scores = Scores()
-        """Of the last export."""
+        """Scores of the last export."""
 
     async def reply(self, request: ChatRequest) -> list[ChatReply]:
         """See `Conversation.reply`."""
-        planned = self.tree.prompt(request)
+        planned = self.tree.prompt(request, await self._from_text(self.tree.draft, request))
         prompt = planned.prompt_tokens
         if len(prompt) >= self._sampler.context_tokens:
             self._no_room = True
@@ -73,13 +80,15 @@ class TreeConversation:
             )
         sampling = self._sampling(request)
         tasks = [
-            asyncio.ensure_future(self._sampler.turn(prompt, sampling))
-            for _ in range(request.replies)
+            asyncio.ensure_future(
+                self._sampler.turn(prompt, sampling, **self._seed(request, index))
+            )
+            for index in range(request.replies)
         ]
         try:
             await asyncio.gather(*tasks)
         except BaseException:
-            # What was sampled is recorded, also if the client or the run has gone away.
+            # Record sampled tokens even if the client or the run is gone.
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -91,12 +100,38 @@ class TreeConversation:
             self._record(request, planned, task.result(), index) for index, task in enumerate(tasks)
         ]
 
-    def prompt_tokens(self, request: ChatRequest) -> int:
+    async def prompt_tokens(self, request: ChatRequest) -> int:
         """See `Conversation.prompt_tokens`."""
-        return self.tree.count(request)
+        return await self._from_text(self.tree.count, request)
+
+    async def _from_text(
+        self, work: Callable[[ChatRequest], Result], request: ChatRequest
+    ) -> Result:
+        """Render and encode a request; in a thread if it has much text."""
+        characters = request.characters
+        self._check_size(request, characters)
+        if characters <= _MOST_AT_ONCE:
+            return work(request)
+        return await asyncio.get_running_loop().run_in_executor(_DRAFTING, work, request)
+
+    def _check_size(self, request: ChatRequest, characters: int) -> None:
+        context_tokens = self._sampler.context_tokens
+        most = context_tokens * _CHARACTERS_PER_TOKEN + _MOST_MARKUP
+        thoughts = [len(message.reasoning or "") for message in request.messages]
+        if (longest := max(characters, *thoughts, 0)) > most:
+            self._no_room = True
+            raise PromptTooLong(
+                f"the messages have {longest:,} characters, but a context of {context_tokens:,} "
+                f"tokens has room for {most:,} at most"
+            )
+        if self.tree.stored_characters + characters > MOST_STORED_CHARACTERS:
+            raise ValueError(
+                f"the messages of the session have {self.tree.stored_characters:,} characters, of "
+                f"{MOST_STORED_CHARACTERS:,} at most; start another session"
+            )
 
     def rows(self, scores: Scores) -> list[dict[str, Any]]:
-        """See `Conversation.rows`: a row for each reply, or for each branch."""
+        """See `Conversation.rows`: one row for each reply, or for each branch."""
         self.scores = scores
         returns = self.returns(scores)
         if scores.style == "individual":
@@ -126,7 +161,9 @@ class TreeConversation:
 
     @property
     def end(self) -> SampleEnd:
-        """Why the session ended: as its last turn, unless its context had no room for more."""
+        """Reason for the session's end: that of the last turn, or `context` without room for a
+        token.
+        """
         turns = self.tree.turns
         if not turns:
             return "context" if self._no_room else "abort"
@@ -135,19 +172,14 @@ class TreeConversation:
         return "context" if self._no_room or (reason == "length" and full) else reason
 
     def episode_rows(self, returns: tuple[float | None, ...], *, of_turns: bool) -> tuple[Row, ...]:
-        """The rows to train on.
-
-        Args:
-            returns: of each turn.
-            of_turns: whether turns are compared by their returns, and not samples.
-        """
+        """Rows to train on; with `of_turns`, turns are compared by their returns, not samples."""
         rows = self.tree.rows()
         if not of_turns:
             return tuple(Row(prompt_tokens=row.prompt_tokens, parts=row.parts) for row in rows)
         return tuple(found for row in rows if (found := _rewarded(row, returns)) is not None)
 
     def notes(self, scores: Scores) -> tuple[Turn, ...]:
-        """The turns, for logs and readers."""
+        """Turns, for logs and readers."""
         names = {number: name for name, number in self._turn_of.items()}
         return tuple(
             Turn(
@@ -177,6 +209,12 @@ class TreeConversation:
             stop_token_ids=tuple(dict.fromkeys((*base.stop_token_ids, *self._end_tokens))),
             stop=tuple(dict.fromkeys((*base.stop, *request.stop))),
         )
+
+    def _seed(self, request: ChatRequest, index: int) -> dict[str, int]:
+        """Seed of a reply, if the client asks for one and it is used."""
+        if request.seed is None or not self._seeds:
+            return {}
+        return {"seed": sample_seed(request.seed, "asked", 0, index)}
 
     def _record(
         self, request: ChatRequest, planned: PlannedTurn, generated: Generated, index: int
@@ -213,9 +251,9 @@ class TreeConversation:
 
 
 def _rewarded(row: TreeRow, returns: tuple[float | None, ...]) -> Row | None:
-    """A row whose turns without a return are context: no reward is not a reward of 0.
+    """Turn the turns of a row without a return into context: no reward is not a reward of 0.
 
-    None if no turn has one.
+    None if no turn has a return.
     """
     parts: list[Segment | Observation] = []
     trained = iter(row.trained)
@@ -235,7 +273,7 @@ def _rewarded(row: TreeRow, returns: tuple[float | None, ...]) -> Row | None:
 
 
 def _outcome(reply: ChatReply) -> str:
-    """Of the calls in a reply."""
+    """Outcome of the calls in a reply."""
     if reply.malformed_calls:
         return "malformed"
     if reply.unknown_calls:

@@ -1,4 +1,4 @@
-"""Ask again: a sample that is wrong gets feedback and another turn.
+"""Ask again: after a wrong response the model gets feedback and another turn.
 
 prompt --> response --(wrong)--> feedback --> response --> ... --> right, or no turn is left
 """
@@ -8,31 +8,31 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from decimal import Decimal
 from typing import Any, Final
 
-from areal_lab.agents.workflow import Episode, Row, Turn, WorkflowEngine, ended, room
-from areal_lab.config.functions import load_function
-from areal_lab.data.trajectory import Observation, SampleEnd, Segment
+from areal_lab.agents.workflow import Episode, Row, WorkflowEngine, ended, room
+from areal_lab.config.functions import Form, check_call, load_function
+from areal_lab.data.trajectory import Observation, SampleEnd, Segment, Turn
+from areal_lab.rewards.exact import numbers_of
 
 
 class MultiTurn:
-    """Turns until one is right; a later one is worth less.
+    """Turns until a response is right; later ones have a lower reward.
 
     The reward of a sample is that of its last turn times `turn_discount` for each turn before it
     (AReaL's `MultiTurnWorkflow`).
 
     Args:
-        max_turns: of a sample.
+        max_turns: maximum turns of a sample.
         turn_discount: factor of each further turn.
-        feedback: text between a wrong response and the next turn; `{prompt}` and the problem's
-            other fields but the answer are replaced in it, other braces are kept. Or
-            `module:function` of the response and the problem that returns it, as
+        feedback: text between a wrong response and the next turn. `{prompt}` and the problem's
+            other fields except the answer are replaced; other braces are kept. Or
+            `module:function` of the response and the problem that returns it, such as
             `too_small_or_big`.
-        correct: a turn with at least this reward is the last one.
+        correct: lowest reward of a right response, which is the last turn.
 
     Raises:
-        ValueError: a number is out of its bounds, or the feedback would tell the answer.
+        ValueError: a number is out of its bounds, or the feedback would reveal the answer.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class MultiTurn:
         end: SampleEnd
         while True:
             generated = await engine.turn(context)
-            tokens = tuple(token for part in generated.segments for token in part.tokens)
+            tokens = generated.tokens
             parts.extend(generated.segments)
             context += tokens
             outcome = await engine.score(engine.decode(tokens), data)
@@ -85,21 +85,19 @@ class MultiTurn:
 
 
 def too_small_or_big(completion: str, data: Mapping[str, Any]) -> str:
-    r"""Says on which side of the gold answer a number is, and asks the last line again.
-
-    Raises:
-        ValueError: in one line: the gold answer is no number.
+    r"""Report on which side of the gold answer a number is, and repeat the last line.
 
     >>> too_small_or_big(" 12\n", {"prompt": "1 + 1 = 2\n9 + 4 =", "answer": "13"})
     'Too small.\n9 + 4 ='
     """
-    found, answer = _NUMBER.search(completion), str(data["answer"]).strip()
+    answer = str(data["answer"]).strip()
     asked = str(data["prompt"]).rstrip("\n").rpartition("\n")[2]
-    if not _NUMBER.fullmatch(answer):
+    golds, numbers = numbers_of(answer), numbers_of(completion)
+    if len(golds) != 1 or (gold := golds[0]) is None:
         raise ValueError(f"the answer is {answer!r:.60}, but too_small_or_big needs a number")
-    if found is None:
+    if not numbers or (number := numbers[0]) is None:
         said = "No number."
-    elif (number := _number(found[0])) == (gold := _number(answer)):
+    elif number == gold:
         said = "Write only the number."
     else:
         said = "Too small." if number < gold else "Too big."
@@ -107,13 +105,13 @@ def too_small_or_big(completion: str, data: Mapping[str, Any]) -> str:
     return f"{begins}{said}\n{asked}"
 
 
-def _number(text: str) -> Decimal:
-    return Decimal(text.replace(",", ""))
-
-
 def _feedback(setting: str) -> Callable[[str, Mapping[str, Any]], str]:
     if _NAMED.fullmatch(setting):
         named: Callable[[str, Mapping[str, Any]], str] = load_function(setting)
+        try:
+            check_call(named, Form("feedback(completion, data)", may_wait=False))
+        except ValueError as error:
+            raise ValueError(f"feedback {setting} {error}") from error
         return named
 
     for answer in ("{answer}", "{full_answer}"):
@@ -124,7 +122,7 @@ def _feedback(setting: str) -> Callable[[str, Mapping[str, Any]], str]:
 
     def text(completion: str, data: Mapping[str, Any]) -> str:
         del completion
-        # All at once: the text of a field may have braces, too.
+        # In one pass: the text of a field may have braces, too.
         return _FIELD.sub(lambda name: str(data.get(name[1], name[0])), setting)
 
     return text
@@ -132,4 +130,3 @@ def _feedback(setting: str) -> Callable[[str, Mapping[str, Any]], str]:
 
 _NAMED: Final = re.compile(r"[\w.]+:[\w.]+")
 _FIELD: Final = re.compile(r"\{(\w+)\}")
-_NUMBER: Final = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?", re.ASCII)

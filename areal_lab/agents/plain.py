@@ -1,7 +1,7 @@
 """Messages and tools as the plain data that chat templates read.
 
-What a template cannot write becomes text: tools in the system message, calls in the content of the
-assistant, results and system messages in those of the user.
+Parts that a template cannot write become text: tools in the system message, calls in the content of
+the assistant, results and system messages in those of the user.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ You are provided with function signatures within <tools></tools> XML tags:
 For each function call, return a json object with function name and arguments within \
 <tool_call></tool_call> XML tags:
 <tool_call>{{"name": <function-name>, "arguments": <args-json-object>}}</tool_call>"""
-"""Describes tools where a template ignores them (wording of Qwen2.5's template)."""
+"""Description of tools for templates that ignore them (wording of Qwen2.5's template)."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallForm:
-    """How a template wants calls of tools."""
+    """Form in which a template expects tool calls."""
 
     as_text: bool
-    """Whether arguments are JSON text, or the object itself."""
+    """True if arguments are JSON text, False if an object."""
     no_content: str | None
     """Content of a message that has calls only."""
 
@@ -47,29 +47,28 @@ CALL_FORMS: Final = tuple(CallForm(text, empty) for text in (False, True) for em
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlainForm:
-    """What a template can write, and what has to be text."""
+    """Message parts that a template supports, and parts that must be text."""
 
     calls: CallForm | None = CALL_FORMS[0]
     """None writes calls as text of the assistant."""
     several_calls: bool = True
-    """Whether the template takes more than one call in a message; otherwise these are text."""
+    """True if the template supports several calls in a message; otherwise these are text."""
     results: bool = True
-    """Whether it writes results of tools. Otherwise they are text of the user."""
+    """True if it supports tool results. Otherwise they are text of the user."""
     tools: bool = True
-    """Whether it describes tools. Otherwise `TOOLS_TEXT` does, in the system message."""
+    """True if it describes tools. Otherwise `TOOLS_TEXT` does, in the system message."""
 
     system: bool = True
-    """Whether it takes system messages. Otherwise they are the beginning of the first message of
-    the user."""
+    """True if it supports system messages. Otherwise they start the first user message."""
 
     def writes_calls(self, message: Message) -> bool:
-        """Whether the template writes the calls of a message, and there are some."""
+        """Return whether a message has calls and the template writes them."""
         count = len(message.tool_calls)
         return self.calls is not None and (count == 1 or (count > 1 and self.several_calls))
 
 
 def plain_messages(messages: Sequence[Message], form: PlainForm) -> list[Plain]:
-    """Messages as a template reads them."""
+    """Convert messages to the form of a template."""
     names = {call.call_id: call.name for message in messages for call in message.tool_calls}
     plain: list[Plain] = []
     for is_result, together in groupby(messages, lambda message: message.role == "tool"):
@@ -78,14 +77,14 @@ def plain_messages(messages: Sequence[Message], form: PlainForm) -> list[Plain]:
         elif form.results:
             plain += [_plain_result(message, names) for message in together]
         else:
-            # One message for all: some templates want user and assistant to alternate.
+            # One message for all: some templates require user and assistant to alternate.
             responses = (f"<tool_response>\n{m.content}\n</tool_response>" for m in together)
             plain.append({"role": "user", "content": "\n".join(responses)})
     return plain
 
 
 def plain_tools(tools: Sequence[Tool]) -> list[Plain]:
-    """Tools as a template reads them."""
+    """Convert tools to the form of a template."""
     return [
         {
             "type": "function",
@@ -100,13 +99,13 @@ def plain_tools(tools: Sequence[Tool]) -> list[Plain]:
 
 
 def tools_text(tools: Sequence[Tool]) -> str:
-    """A description of tools, and of how to call them, for a model."""
+    """Description of tools, and of how to call them, for a model."""
     lines = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in plain_tools(tools))
     return TOOLS_TEXT.format(tools=lines)
 
 
 def with_tools_text(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
-    """The messages with tools described at the end of the system message, which may be new."""
+    """Append the description of tools to the system message, which is added if missing."""
     text = tools_text(tools)
     if messages and messages[0].role == "system":
         first = replace(messages[0], content=f"{messages[0].content}\n\n{text}")
@@ -115,7 +114,7 @@ def with_tools_text(messages: Sequence[Message], tools: Sequence[Tool]) -> list[
 
 
 def with_system_in_question(messages: Sequence[Message]) -> list[Message]:
-    """The messages with the system messages at their beginning in the first one of the user."""
+    """Move the leading system messages into the first user message."""
     system = list(takewhile(lambda message: message.role == "system", messages))
     others = list(messages[len(system) :])
     if not system:
@@ -158,7 +157,7 @@ def _plain_result(message: Message, names: Mapping[str, str]) -> Plain:
 
 
 def _parsed(arguments: str) -> Any:
-    """Arguments as an object; text that is no JSON object stays text."""
+    """Arguments as an object; text that is not a JSON object stays text."""
     try:
         parsed = json.loads(arguments)
     except (ValueError, RecursionError):
@@ -167,6 +166,6 @@ def _parsed(arguments: str) -> Any:
 
 
 def _call_text(call: ToolCall) -> str:
-    """A call as `TOOLS_TEXT` asks for it."""
+    """A call in the notation of `TOOLS_TEXT`."""
     written = {"name": call.name, "arguments": _parsed(call.arguments)}
     return f"<tool_call>{json.dumps(written, ensure_ascii=False)}</tool_call>"

@@ -1,28 +1,32 @@
-"""An agent in a process of its own: what a worker of `RewardService` calls (`agent.Agent`)."""
+"""Agent in a separate process: the function that a worker of `RewardService` calls (`agent.Agent`).
+
+`python -m areal_lab.agents.process module:function` checks that the function is usable.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
 import os
-from collections.abc import Mapping
-from typing import Any
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
-from areal_lab.config.functions import load_function
+from areal_lab.config.functions import Form, check_call, load_function, main
+
+FORM: Final = Form("agent(data)")
 
 
 class AgentFunction:
-    """`run_agent_return_reward`, with the environment that clients of OpenAI and Anthropic read.
-
-    Args:
-        fn: `module:function` of `data`.
+    """Call `run_agent_return_reward` with the environment that clients of OpenAI and Anthropic
+    read.
     """
 
     def __init__(self, fn: str) -> None:
-        self._function = load_function(fn)
+        self._function = agent_function(fn)
 
     def __call__(self, completion: str, data: Mapping[str, Any]) -> Any:
-        """The reward of one sample; there is no completion to score."""
+        """Reward of one sample; the completion is ignored."""
         del completion
         url, key = str(data["base_url"]), str(data["api_key"])
         os.environ |= {
@@ -34,3 +38,17 @@ class AgentFunction:
         }
         value = self._function(dict(data))
         return asyncio.run(value) if inspect.iscoroutine(value) else value
+
+
+def agent_function(fn: str) -> Callable[..., Any]:
+    """Return the agent `module:function`."""
+    function = load_function(fn)
+    try:
+        check_call(function, FORM)
+    except ValueError as error:
+        raise ValueError(f"{fn} {error}") from error
+    return function
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], agent_function))

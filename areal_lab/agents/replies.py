@@ -1,13 +1,14 @@
-"""What a client is shown of sampled tokens: text, reasoning, calls of tools, and log-probs.
+"""Replies from sampled tokens: text, reasoning, tool calls, and log-probs.
 
-Stop strings end what is shown. What was sampled past one stays in the conversation, as it is what
-the model has said, and is trained like the rest.
+Stop strings end the visible text. Tokens sampled past one stay in the conversation and are trained
+like the rest, because the model generated them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
+from typing import Any
 
 from areal_lab.agents.chat_format import ChatFormat
 from areal_lab.agents.messages import ChatFinish, ChatReply, ChatRequest, Message, ToolCall
@@ -24,19 +25,10 @@ from areal_lab.engines.protocol import Generated
 
 
 class ReplyReader:
-    """Reads the answers of one model."""
+    """Parse the sampled responses of one model into replies."""
 
     def __init__(self, form: ChatFormat, *, grammar: str = "auto", context_tokens: int) -> None:
-        """Choose how calls of tools are read.
-
-        Args:
-            form: of the model.
-            grammar: of `tool_calls.GRAMMARS`; `auto` is the one that the template writes.
-            context_tokens: most tokens of a prompt and its answer together.
-
-        Raises:
-            ValueError: in one line, if there is no such grammar.
-        """
+        """Choose the grammar of tool calls."""
         written, call = form.probe_call()
         self._grammar: Grammar = grammar_named(grammar, written, Call(call.name, call.arguments))
         self._form = form
@@ -47,15 +39,8 @@ class ReplyReader:
     def read(
         self, request: ChatRequest, planned: PlannedTurn, generated: Generated, *, reply: int = 0
     ) -> ChatReply:
-        """The reply that a sampled answer is.
-
-        Args:
-            request: what was asked.
-            planned: what was sampled for.
-            generated: what was sampled.
-            reply: index, if several were asked for.
-        """
-        tokens = [token for segment in generated.segments for token in segment.tokens]
+        """The reply that a sampled answer is."""
+        tokens = list(generated.tokens)
         logprobs = [value for segment in generated.segments for value in segment.logprobs]
         sampled = len(tokens)
         if tokens and tokens[-1] in self._form.end_tokens:
@@ -99,7 +84,7 @@ class ReplyReader:
         )
 
     def _pieces(self, tokens: Sequence[int]) -> list[str]:
-        """Text of each token; of special tokens only the marks of calls and of thinking."""
+        """Text of each token; special tokens have text only if they mark calls or thinking."""
         codec, pieces = self._form.codec, []
         for is_mark, run in groupby(tokens, self._marks.__contains__):
             some = list(run)
@@ -107,29 +92,29 @@ class ReplyReader:
                 pieces += [self._marks[token] for token in some]
                 continue
             text, at = codec.decode(some), 0
-            # Where text does not grow token by token, the last token has all of it.
+            # Where text does not grow token by token, the last token gets all of it.
             for count in codec.characters(some, text) or (*(0,) * (len(some) - 1), len(text)):
                 pieces.append(text[at : at + count])
                 at += count
         return pieces
 
 
-def _callable(request: ChatRequest) -> Collection[str]:
-    """Names of the tools that may be called."""
-    names = {tool.name for tool in request.tools}
+def _callable(request: ChatRequest) -> Mapping[str, Mapping[str, Any]]:
+    """Tools that may be called, by name, with the schemas of their arguments."""
+    tools = {tool.name: tool.parameters for tool in request.tools}
     match request.tool_choice:
         case "none":
-            return ()
+            return {}
         case "named":
-            return names & {request.tool_name}
+            return {name: one for name, one in tools.items() if name == request.tool_name}
         case _:
-            return names
+            return tools
 
 
 def _shown(
     pieces: Sequence[str], logprobs: Sequence[float], characters: int
 ) -> tuple[tuple[str, float], ...]:
-    """Text and log-prob of each token up to a number of characters, in which the last may end."""
+    """Text and log-prob of each token up to `characters`; the last token may be cut."""
     found, left = [], characters
     for piece, logprob in zip(pieces, logprobs, strict=False):
         if left == 0:

@@ -1,17 +1,17 @@
-"""A session as a tree of messages, in which prompts continue the tokens that were sampled.
+"""A session as a tree of messages, whose prompts continue the sampled tokens.
 
-    system, tools -- user -- answer 0 -- result -- answer 1 -- result -- answer 2
-                                 '------ result' - answer 3
+    system, tools -- user -- response 0 -- result -- response 1 -- result -- response 2
+                                 '------ result' - response 3
 
-A request brings its whole conversation. Down the tree, the sampled answers in it are found, though
-clients strip them, rewrite arguments of calls or drop the reasoning: what was sampled wins. The
-prompt is the tokens through the last of these answers and a bridge to the new messages. Where there
-is none, or the template writes what was before in another way, it is encoded from text, and the
-cause is counted.
+Each request has its whole conversation. Walking down the tree finds the sampled responses in it,
+although clients strip them, rewrite arguments of calls or drop the reasoning: the sampled tokens
+are used. The prompt is the tokens through the last of these responses, plus a bridge to the new
+messages. If there is no such response, or the template writes earlier text differently, the prompt
+is encoded from text, and the cause is counted.
 
-A lookup reads the messages of the request once, however many turns the session has had; of text,
-only what is new is encoded. Nothing here waits, and nothing depends on the time: requests may be
-planned and recorded in any order.
+A lookup reads the messages of the request once, regardless of the number of turns; only new text is
+encoded. Nothing here waits or depends on the time: requests may be planned and recorded in any
+order.
 """
 
 from __future__ import annotations
@@ -26,43 +26,57 @@ from itertools import takewhile
 from typing import Literal, TypeAlias
 
 from areal_lab.agents.chat_format import ChatFormat
-from areal_lab.agents.messages import ChatRequest, Message, Tool
+from areal_lab.agents.messages import (
+    ChatRequest,
+    Message,
+    Tool,
+    message_characters,
+    tool_characters,
+)
 from areal_lab.agents.turns import Fork, Outline, Row, Turn, rows, tokens_through
 from areal_lab.engines.protocol import Generated
 
 Match: TypeAlias = Literal["exact", "stripped", "call_id"]
-"""How a client sent a sampled answer back: as it was shown; with white space stripped, or without
-the text beside its calls; or with rewritten arguments of calls, known by the ids of the calls.
-Absent reasoning counts as unchanged."""
+"""How a client returned a sampled response: as it was shown; with white space stripped, or
+without the text next to its calls; or with rewritten arguments of calls, found by the ids of the
+calls. Missing reasoning counts as unchanged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """Prompt of a request, before it is planned."""
+
+    at: _Node = field(repr=False)
+    """Node that the request continues."""
+    outline: Outline
+    parent: Turn | None
+    """Turn whose tokens the prompt continues."""
+    added: tuple[int, ...]
+    """Prompt tokens after those of the parent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedTurn:
-    """What to sample for a request."""
+    """Prompt of a request, ready to sample."""
 
     number: int
-    """Of the request in its session."""
+    """Number of the request in its session."""
     prompt_tokens: tuple[int, ...]
     added: tuple[int, ...]
-    """What of the prompt comes after the parent's answer."""
+    """Prompt tokens after the parent's response."""
     parent: int | None
-    """The turn whose tokens the prompt continues."""
+    """Turn whose tokens the prompt continues."""
     follows: int | None
-    """The turn before it in the conversation."""
+    """Previous turn of the conversation."""
     fork: Fork | None
     match: Match | None
-    """How the last sampled answer came back; None if the conversation has none."""
+    """How the last sampled response was returned; None without one."""
     outline: Outline
     at: _Node = field(repr=False)
     session: str = ""
 
     def call_id(self, reply: int, index: int) -> str:
-        """Id of a call of a tool: nine letters and digits, as Mistral's templates want them.
-
-        Args:
-            reply: index of the reply, if there are several.
-            index: of the call in its reply.
-        """
+        """Id of a tool call: nine letters and digits, as Mistral's templates require."""
         name = f"{self.session}/{self.number}/{reply}/{index}"
         return hashlib.blake2b(name.encode(), digest_size=8).hexdigest()[:9]
 
@@ -72,34 +86,36 @@ _Key: TypeAlias = Hashable
 
 @dataclass(slots=True, eq=False)
 class _Root:
-    """What a conversation begins with."""
+    """Beginning of a conversation."""
 
     system: tuple[Message, ...]
     tools: tuple[Tool, ...]
+    key: _Key
+    """Equal for equal roots."""
 
 
 @dataclass(slots=True, eq=False)
 class _Node:
-    """A message after those above it."""
+    """A message below its parents."""
 
     root: _Root
     depth: int
-    """Messages down to this one, without those of the root."""
+    """Number of messages on the path to this one, without those of the root."""
     message: Message | None = None
     """As it was first sent, or shown; None at the top."""
     above: _Node | None = None
     turn: Turn | None = None
     """Set if it was sampled."""
     request: int = -1
-    """The request that it was sampled for."""
+    """Number of the request that it was sampled for."""
     answered: _Node | None = None
-    """The last sampled message down to here."""
+    """Last sampled message on the path."""
     below: dict[_Key, list[_Node]] = field(default_factory=dict)
     sampled: list[_Node] = field(default_factory=list)
-    """What was sampled after this message."""
+    """Responses sampled after this message."""
 
     def path(self) -> list[tuple[Message, Turn | None]]:
-        """The messages down to here, those of the root excluded."""
+        """Messages on the path to this one, without those of the root."""
         found, node = [], self
         while node.message is not None and node.above is not None:
             found.append((node.message, node.turn))
@@ -108,17 +124,10 @@ class _Node:
 
 
 class SessionTree:
-    """The turns of one session: plans their prompts, records them, and makes rows of them."""
+    """Turns of one session: plans their prompts, records them, and builds rows of them."""
 
     def __init__(self, form: ChatFormat, *, now: datetime, session: str = "") -> None:
-        """Begin a session.
-
-        Args:
-            form: of the model.
-            now: the time that templates write into prompts, for the whole session: a date that
-                changed at midnight would change every prompt.
-            session: a name, so that ids of calls differ between sessions.
-        """
+        """Start a session."""
         self._form = form
         self._now = now
         self._session = session
@@ -128,8 +137,10 @@ class SessionTree:
         self._requests = 0
         self.forks: Counter[Fork] = Counter()
         """Requests that do not continue the turn before them, by cause."""
+        self.stored_characters = 0
+        """Characters of all messages and tools that the session keeps."""
         self.matches: Counter[Match] = Counter()
-        """How the last sampled answer of each request came back."""
+        """How the last sampled response of each request was returned."""
 
     @property
     def turns(self) -> Sequence[Turn]:
@@ -138,82 +149,79 @@ class SessionTree:
 
     @property
     def follows(self) -> tuple[int | None, ...]:
-        """The turn that each turn follows in its conversation: parents for `returns`."""
+        """Previous turn of each turn in its conversation: parents for `returns`."""
         return tuple(turn.follows for turn in self._turns)
 
-    def prompt(self, request: ChatRequest) -> PlannedTurn:
-        """Plan the answer to a request.
+    def draft(self, request: ChatRequest) -> Draft:
+        """Encode a prompt, which takes nearly all of the time of planning a turn.
 
-        Raises:
-            TemplateRefusal: the model's template refuses the conversation.
-            ValueError: the template makes no token of it.
+        May be called in another thread: it changes nothing.
         """
-        system, messages = _without_system(request.messages)
-        top = self._top(system, request.tools)
-        node = _descend(top, messages)
-        rest = messages[node.depth :]
-        before = node.answered
-        fork, follows = self._cause(node, rest)
+        node, rest = self._place(request)
         outline = self._outline(node, rest)
         parent, added = self._continued(node, rest, outline)
+        if parent is None and not added:
+            raise ValueError("the chat template makes no text of these messages, but needs some")
+        return Draft(
+            at=node,
+            outline=Outline(characters=len(outline), digest=_digest(outline)),
+            parent=parent,
+            added=added,
+        )
+
+    def prompt(self, request: ChatRequest, draft: Draft | None = None) -> PlannedTurn:
+        """Plan the response to a request.
+
+        The `draft` is made here if it is missing, or if the session has since got another response
+        to continue.
+        """
+        node, rest = self._place(request)
+        if draft is None or not self._is_current(draft, node):
+            draft = self.draft(request)
+        node = self._kept(draft.at)
+        before = node.answered
+        fork, follows = self._cause(node, rest)
+        parent = draft.parent
         if parent is None:
             fork = fork or _template_cause(node)
         prompt = tokens_through(self._turns, None if parent is None else parent.number)
         # Sampled tokens are never replaced: log-probs belong to them.
         assert parent is None or hash(prompt) == parent.key, parent.number
-        prompt += added
-        if not prompt:
-            raise ValueError("the chat template makes no text of these messages, but needs some")
+        prompt += draft.added
         match = None
         if before is not None and before.message is not None:
+            _, messages = _without_system(request.messages)
             match = _match(before.message, messages[before.depth - 1])
             self.matches[match] += 1
         if fork is not None:
             self.forks[fork] += 1
         for message in rest:
             node = _add(node, message)
+            self.stored_characters += message_characters(message)
         self._requests += 1
         return PlannedTurn(
             number=self._requests - 1,
             prompt_tokens=prompt,
-            added=added,
+            added=draft.added,
             parent=None if parent is None else parent.number,
             follows=None if follows is None else follows.number,
             fork=fork,
             match=match,
-            outline=Outline(characters=len(outline), digest=_digest(outline)),
+            outline=draft.outline,
             at=node,
             session=self._session,
         )
 
     def count(self, request: ChatRequest) -> int:
-        """Tokens of the prompt that a request would have; nothing is planned.
-
-        Raises:
-            ValueError: as `prompt`.
-        """
-        system, messages = _without_system(request.messages)
-        node = _descend(self._top(system, request.tools), messages)
-        rest = messages[node.depth :]
-        parent, added = self._continued(node, rest, self._outline(node, rest))
-        return len(added) + len(
-            tokens_through(self._turns, None if parent is None else parent.number)
-        )
+        """Number of prompt tokens of a request; plans nothing."""
+        draft = self.draft(request)
+        parent = None if draft.parent is None else draft.parent.number
+        return len(draft.added) + len(tokens_through(self._turns, parent))
 
     def record(self, planned: PlannedTurn, generated: Generated, message: Message) -> Turn:
-        """Add an answer; another one for the same plan is a branch beside it.
-
-        Args:
-            planned: from `prompt`.
-            generated: what was sampled for its prompt; maybe no token.
-            message: the answer as it is shown, with the ids of its calls.
-
-        Raises:
-            ValueError: the message is not of the assistant.
-        """
+        """Add a response; another one for the same plan is a sibling branch."""
         if message.role != "assistant":
             raise ValueError(f"an answer has the role {message.role}, but must be an assistant's")
-        sampled = tuple(token for segment in generated.segments for token in segment.tokens)
         turn = Turn(
             number=len(self._turns),
             parent=planned.parent,
@@ -224,7 +232,7 @@ class SessionTree:
             message=message,
             outline=planned.outline,
             prompt_tokens=len(planned.prompt_tokens),
-            key=hash(planned.prompt_tokens + sampled),
+            key=hash(planned.prompt_tokens + generated.tokens),
         )
         self._turns.append(turn)
         node = _add(planned.at, message, turn=turn, request=planned.number)
@@ -233,7 +241,7 @@ class SessionTree:
         return turn
 
     def prompt_of(self, number: int) -> tuple[int, ...]:
-        """The tokens that a turn was sampled after."""
+        """Prompt tokens of a turn."""
         turn = self._turns[number]
         return tokens_through(self._turns, turn.parent) + turn.added
 
@@ -241,21 +249,42 @@ class SessionTree:
         """Rows that train each sampled token once."""
         return rows(self._turns)
 
-    def _top(self, system: tuple[Message, ...], tools: tuple[Tool, ...]) -> _Node:
-        described = tuple((t.name, t.description, _canonical(dict(t.parameters))) for t in tools)
+    def _place(self, request: ChatRequest) -> tuple[_Node, tuple[Message, ...]]:
+        """Node that a request continues, possibly a new one, and the new messages."""
+        system, messages = _without_system(request.messages)
+        described = tuple(
+            (t.name, t.description, _canonical(dict(t.parameters))) for t in request.tools
+        )
         key = (tuple(message.content for message in system), described)
-        if key not in self._tops:
-            self._tops[key] = _Node(root=_Root(system, tools), depth=0)
-        return self._tops[key]
+        top = self._tops.get(key) or _Node(root=_Root(system, request.tools, key), depth=0)
+        node = _descend(top, messages)
+        return node, messages[node.depth :]
+
+    def _is_current(self, draft: Draft, node: _Node) -> bool:
+        """Return whether a draft still continues the right node of its request."""
+        return draft.at is node or (
+            draft.at.depth == node.depth == 0 and draft.at.root.key == node.root.key
+        )
+
+    def _kept(self, node: _Node) -> _Node:
+        """The node, if it is in the tree; else the top node that starts its conversation."""
+        if node.depth:
+            return node
+        top = self._tops.get(node.root.key)
+        if top is None:
+            self._tops[node.root.key] = top = node
+            self.stored_characters += sum(map(message_characters, node.root.system))
+            self.stored_characters += sum(map(tool_characters, node.root.tools))
+        return top
 
     def _text(self, node: _Node, rest: Sequence[Message]) -> str:
-        """The text of a conversation, with answers as they were shown."""
+        """Text of a conversation, with responses as they were shown."""
         path = (message for message, _ in node.path())
         messages = [*node.root.system, *path, *rest]
         return self._form.text(messages, node.root.tools, now=self._now)
 
     def _outline(self, node: _Node, rest: Sequence[Message]) -> str:
-        """The text of a conversation, with stand-ins for sampled answers."""
+        """Text of a conversation, with placeholders for sampled responses."""
         path = (
             message if turn is None else self._form.stand_in(message, turn.number)
             for message, turn in node.path()
@@ -266,7 +295,7 @@ class SessionTree:
     def _continued(
         self, node: _Node, rest: Sequence[Message], outline: str
     ) -> tuple[Turn | None, tuple[int, ...]]:
-        """The turn whose tokens a prompt continues, and what it adds; else the whole prompt."""
+        """Turn whose tokens a prompt continues, and the added tokens; else the whole prompt."""
         parent = node.answered.turn if node.answered is not None else None
         added = None if parent is None else self._bridge(parent, outline)
         if added is None:
@@ -274,7 +303,7 @@ class SessionTree:
         return parent, added
 
     def _bridge(self, parent: Turn, outline: str) -> tuple[int, ...] | None:
-        """Tokens between an answer and the end of the prompt; None if it cannot be continued."""
+        """Tokens between a response and the end of the prompt; None if it cannot be continued."""
         start = parent.outline.characters
         if _digest(outline[:start]) != parent.outline.digest:
             return None
@@ -288,10 +317,10 @@ class SessionTree:
         )
 
     def _cause(self, node: _Node, rest: Sequence[Message]) -> tuple[Fork | None, Turn | None]:
-        """Why new messages have answers among them, and the turn before them.
+        """Why new messages include responses, and the turn before them.
 
-        An answer that is sent with other messages before it than it was sampled for is known by its
-        text or its calls; of several such answers, the last one in the session is meant.
+        A response that follows other messages than those it was sampled for is recognized by its
+        text or its calls; of several such responses, the last one in the session counts.
         """
         answers = [index for index, message in enumerate(rest) if message.role == "assistant"]
         before = node.answered.turn if node.answered is not None else None
@@ -307,7 +336,7 @@ class SessionTree:
         return None, before
 
     def _known(self, message: Message, root: _Root) -> _Node | None:
-        """The last answer that a message may be: of the same root, else of another one."""
+        """Last response that a message may be: of the same root, else of another one."""
         return max(
             (node for node, _ in _matching(self._answers, message)),
             key=lambda node: (node.root is root, node.turn.number if node.turn else 0),
@@ -316,7 +345,7 @@ class SessionTree:
 
 
 def _difference(known: _Node, node: _Node, index: int, rewritten: _Node | None) -> Fork:
-    """What is different before a known answer, which is new message `index` after `node`."""
+    """Difference before a known response, which is new message `index` after `node`."""
     if known.root is not node.root:
         same = _contents(known.root.system) == _contents(node.root.system)
         return "tools_changed" if same else "system_changed"
@@ -326,7 +355,7 @@ def _difference(known: _Node, node: _Node, index: int, rewritten: _Node | None) 
 
 
 def _template_cause(node: _Node) -> Fork | None:
-    """Why what was sampled before cannot be continued; None if nothing was."""
+    """Why earlier sampled tokens cannot be continued; None without any."""
     sampled = [message for message, turn in node.path() if turn is not None]
     if not sampled:
         return None
@@ -337,7 +366,7 @@ def _template_cause(node: _Node) -> Fork | None:
 def _without_system(
     messages: Sequence[Message],
 ) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
-    """The system messages at the beginning, and the others."""
+    """Split off the leading system messages."""
     system = tuple(takewhile(lambda message: message.role == "system", messages))
     return system, tuple(messages[len(system) :])
 
@@ -347,10 +376,11 @@ def _contents(messages: Sequence[Message]) -> tuple[str, ...]:
 
 
 def _descend(top: _Node, messages: Sequence[Message]) -> _Node:
-    """The node from which a conversation continues: the one with most of its sampled answers.
+    """Find the node from which a conversation continues: the one with most of its sampled
+    responses.
 
-    Answers of the same text are different nodes. Of several, what came back exactly is meant before
-    what was stripped, then the last request, and of that its first reply.
+    Responses with equal text are different nodes. Of several, an exact match precedes a stripped
+    one, then the last request wins, and its first reply.
     """
     best, reached = top, [(top, 0)]
     preferred = _preference(top, 0)
@@ -393,7 +423,7 @@ def _add(node: _Node, message: Message, turn: Turn | None = None, request: int =
 
 
 def _matching(nodes: dict[_Key, list[_Node]], message: Message) -> list[tuple[_Node, int]]:
-    """The nodes that a message may stand for, and whether it would have been stripped (0 or 1)."""
+    """Nodes that a message may match, and whether it would have been stripped (0 or 1)."""
     if message.role != "assistant":
         return [(node, 0) for node in nodes.get(_exact(message), ())]
     *ids, exact, loose = (
@@ -406,7 +436,7 @@ def _matching(nodes: dict[_Key, list[_Node]], message: Message) -> list[tuple[_N
 
 
 def _unchanged(own: Message, sent: Message) -> bool:
-    """Whether what a key leaves out is the same, or was not sent."""
+    """Return whether the parts that a key leaves out are equal, or were not sent."""
     if sent.reasoning and sent.reasoning.strip() != (own.reasoning or "").strip():
         return False
     content = sent.content.strip()
@@ -420,7 +450,7 @@ def _match(own: Message, sent: Message) -> Match:
 
 
 def _keys(message: Message) -> list[_Key]:
-    """Under what an answer is found."""
+    """Keys under which a response is found."""
     keys: list[_Key] = [("ids", *(call.call_id for call in message.tool_calls))]
     stripped = ("stripped", message.content.strip(), _calls(message))
     return [*(keys if message.tool_calls else ()), _exact(message), stripped]
@@ -435,7 +465,7 @@ def _calls(message: Message) -> tuple[tuple[str, str], ...]:
 
 
 def _canonical(value: object) -> str:
-    """JSON in one form, whatever its spaces and the order of its keys; other text as it is."""
+    """JSON in one form, whatever its spaces and the order of its keys; other text unchanged."""
     try:
         parsed = json.loads(value) if isinstance(value, str) else value
         return json.dumps(parsed, sort_keys=True)

@@ -1,37 +1,43 @@
-"""A model's own chat template: messages as plain data in, text out; without torch or transformers.
+"""A model's own chat template: plain messages in, text out; without torch or transformers.
 
-A template is a small program in Jinja's language that comes with a model. It runs in Jinja's
-sandbox, with the names that transformers gives it (`transformers.utils.chat_template_utils`, 5.23).
+A template is a small Jinja program that comes with a model. It runs in Jinja's sandbox, with the
+names that transformers defines (`transformers.utils.chat_template_utils`, 5.23), and in a process
+with limited time and memory (`rendering`).
 """
 
 from __future__ import annotations
 
 import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, NoReturn, TypeAlias
+from typing import Any, Final, TypeAlias
 
-import jinja2
-from jinja2 import nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from areal_lab.agents import rendering
+from areal_lab.agents.rendering import CPU_S, LENGTH
 
 Plain: TypeAlias = Mapping[str, Any]
-"""A message or a tool as templates read it: the same keys as in OpenAI's chat requests."""
+"""A message or a tool in the form of templates: the same keys as in OpenAI's chat requests."""
 
 TEMPLATE_FILE: Final = "chat_template.jinja"
 _CONFIG_FILE: Final = "tokenizer_config.json"
+SOME_DAY: Final = datetime(2026, 1, 1)
+"""Fixed date for templates that write one, so data do not depend on the day."""
 _TOKEN_NAMES: Final = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 class TemplateRefusal(ValueError):
-    """The template refused a conversation; the message has its words."""
+    """The template refused a conversation, with this message."""
 
 
 class ChatTemplate:
-    """A compiled template and the names that it reads."""
+    """A template and the names that it reads."""
 
     def __init__(
         self,
@@ -41,53 +47,131 @@ class ChatTemplate:
         tokens: Mapping[str, str] | None = None,
         arguments: Mapping[str, Any] | None = None,
     ) -> None:
-        """Compile a template.
-
-        Args:
-            source: text of the template.
-            tool_source: text of another template, for conversations with tools.
-            tokens: names of special tokens, by `bos_token` and the like.
-            arguments: what else the template reads, such as `enable_thinking`.
-
-        Raises:
-            ValueError: in one line, if a template is not written in Jinja's language.
-        """
-        self._plain = _compiled(source)
-        self._with_tools = self._plain if tool_source is None else _compiled(tool_source)
+        """Load a template."""
+        self._plain = source
+        self._with_tools = source if tool_source is None else tool_source
+        for one in dict.fromkeys((self._plain, self._with_tools)):
+            _renderer().read(one)
         self._names = {**(tokens or {}), **(arguments or {})}
         self.source = source if tool_source is None else source + tool_source
-        """Text of the template; of both, if there is another one for tools."""
+        """Text of the template, and of the one for tools if there is one."""
 
     def render(
         self, messages: Sequence[Plain], tools: Sequence[Plain], *, now: datetime, speaks_next: bool
     ) -> str:
-        """The text of a conversation.
+        """Render a conversation.
 
-        Args:
-            messages: in order, system messages included.
-            tools: functions that the model may call.
-            now: what the template takes for the present; some write the date into the prompt.
-            speaks_next: whether the text ends where the assistant begins to speak.
-
-        Raises:
-            TemplateRefusal: the template raised an error.
+        `now` is the present for templates that write the date. With `speaks_next` the text ends
+        with the header of the assistant's message.
         """
-
-        def strftime_now(pattern: str) -> str:
-            return now.strftime(pattern)
-
         names = {
             **self._names,
             "messages": list(messages),
             "tools": list(tools) or None,
             "add_generation_prompt": speaks_next,
-            "strftime_now": strftime_now,
         }
+        return _renderer().render(self._with_tools if tools else self._plain, names, now)
+
+    def data(self, messages: Sequence[tuple[str, str]], speaks_next: bool = True) -> str:
+        """Render messages of a data set, which are roles with contents; raises as `render`."""
+        plain = [{"role": role, "content": content} for role, content in messages]
+        return self.render(plain, (), now=SOME_DAY, speaks_next=speaks_next)
+
+
+class _Renderer:
+    """A process that renders templates (`rendering`) for one thread of this process."""
+
+    def __init__(self) -> None:
+        self.of_process = os.getpid()
+        self._known: set[str] = set()
+        """Templates that the process has loaded."""
+        self._start()
+
+    def _start(self) -> None:
+        from areal_lab.host.processes import inherited_environment  # loads asyncio
+
+        self._known.clear()
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-m", rendering.__name__, str(theirs.fileno()), str(CPU_S)],
+                pass_fds=[theirs.fileno()],
+                env=inherited_environment(),
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        # At the end of the thread or the program; a copy in a forked process must not stop it.
+        self._end = weakref.finalize(self, _end, self._socket, process, os.getpid())
+        self._socket.settimeout(_MOST_S)
+
+    def read(self, source: str) -> None:
+        """Load a template; raises ValueError, in one line, if it cannot be parsed."""
+        if source in self._known:
+            return
+        reply = self._ask({"template": source})
+        if "error" in reply:
+            where = reply.get("line", "")
+            raise ValueError(f"{where}the chat template cannot be read: {reply['error']}")
+        self._known.add(source)
+
+    def render(self, source: str, names: Mapping[str, Any], now: datetime) -> str:
+        """Render a conversation; raises TemplateRefusal."""
+        self.read(source)
+        reply = self._ask({"template": source, "names": names, "now": now.isoformat()})
+        if "error" in reply:
+            raise TemplateRefusal(f"the chat template refuses the conversation: {reply['error']}")
+        return reply["text"]
+
+    def _ask(self, message: Mapping[str, Any]) -> dict[str, str]:
         try:
-            return (self._with_tools if tools else self._plain).render(names)
-        # Templates are foreign programs: what they raise, of whatever type, is about their input.
-        except Exception as error:
-            raise TemplateRefusal(f"the chat template refuses the conversation: {error}") from error
+            content = json.dumps(message).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            raise TemplateRefusal(f"the conversation is not JSON: {error}") from error
+        try:
+            self._socket.sendall(LENGTH.pack(len(content)) + content)
+            (size,) = LENGTH.unpack(self._received(LENGTH.size))
+            reply: dict[str, str] = json.loads(self._received(size))
+        except (OSError, EOFError) as error:
+            self._end()
+            self._start()
+            how = "takes too long" if isinstance(error, TimeoutError) else "ended its process"
+            return {"error": f"it {how}"}
+        except BaseException:
+            self._end()  # a late reply would be taken for the reply to the next message
+            self._start()
+            raise
+        return reply
+
+    def _received(self, size: int) -> bytes:
+        parts = bytearray()
+        while len(parts) < size:
+            part = self._socket.recv(min(size - len(parts), 2**20))
+            if not part:
+                raise EOFError
+            parts += part
+        return bytes(parts)
+
+
+def _end(ours: socket.socket, process: subprocess.Popen[bytes], owner: int) -> None:
+    ours.close()
+    if os.getpid() == owner:
+        process.kill()
+        process.wait()
+    else:
+        process.returncode = 0  # not a child of this process
+
+
+def _renderer() -> _Renderer:
+    """Renderer of this thread, so threads do not wait for each other."""
+    found: _Renderer | None = getattr(_of_thread, "renderer", None)
+    if found is None or found.of_process != os.getpid():
+        found = _of_thread.renderer = _Renderer()
+    return found
+
+
+_of_thread: Final = threading.local()
+_MOST_S: Final = 60.0
+"""Longest wait for a text, which takes at most `rendering.CPU_S` of a CPU."""
 
 
 def load_template(
@@ -96,16 +180,7 @@ def load_template(
     *,
     arguments: Mapping[str, Any] | None = None,
 ) -> ChatTemplate:
-    """The chat template of a model folder.
-
-    Args:
-        folder: of the model; its tokenizer's configuration names the special tokens.
-        file: a template to use instead of the folder's own.
-        arguments: what the template reads beside messages and tools.
-
-    Raises:
-        ValueError: in one line: there is no template, or it cannot be read.
-    """
+    """Load the chat template of a model folder, whose tokenizer config names the special tokens."""
     folder = Path(folder)
     config = _config(folder / _CONFIG_FILE)
     own = folder / TEMPLATE_FILE
@@ -123,8 +198,8 @@ def load_template(
         if not isinstance(named, str) or not named:
             raise ValueError(
                 f"{folder} has no chat template (no {TEMPLATE_FILE}, none in {_CONFIG_FILE}), but "
-                "agents speak in messages; give a template file, or use the instruct model of the "
-                "same family"
+                "messages need one; give a template file, or use the instruct model of the same "
+                "family"
             )
         source = named
     try:
@@ -133,53 +208,6 @@ def load_template(
         )
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
-
-
-class _Generation(Extension):
-    """`{% generation %}` around what the assistant says: for masks, which nothing here needs."""
-
-    tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        # A scope of its own: in transformers, names that are set inside do not leave the block.
-        return nodes.Scope(body, lineno=line)
-
-
-def _compiled(source: str) -> jinja2.Template:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    try:
-        return environment.from_string(source)
-    except jinja2.TemplateSyntaxError as error:
-        raise ValueError(
-            f"line {error.lineno} of the chat template cannot be read: {error.message}"
-        ) from error
-
-
-def _to_json(
-    value: object,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """As transformers has it: Jinja's own filter escapes for HTML."""
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
 
 
 def _text(file: Path) -> str:

@@ -1,67 +1,73 @@
-r"""Use tools within a response: the model writes a call, the tool's result is put behind it.
+r"""Tools within a response: the model writes a call, and the tool's result is put behind it.
 
     prompt --> "Tool: 34 * 27\n" --> "Result: 918\n" --> "Answer: 918\n" --> score
                '---- turn 0 ----'    '-observation-'    '--- turn 1 ---'
 
-How calls and results are written is a `Notation`; `lines` is for small models and few-shot prompts.
+A `Notation` defines the text of calls and results; `lines` is for small models and few-shot
+prompts.
+
+How a model writes calls of tools, and how it reads their results.
+
+lines    Tool: 34 * 27                                      Result: 918
+python   a fence ```python with a program                   a fence ```output
+json     <tool_call>{"name": "add", ...}</tool_call>        <tool_response>...</tool_response>
+
+What begins like a call and cannot be read is a call, too: the model gets an error as its result.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Final, get_args
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 from areal_lab.agents.messages import Tool
-from areal_lab.agents.notations import (
-    Call,
-    Malformed,
-    Name,
-    Notation,
-    json_calls,
-    lines,
-    python_fence,
-)
 from areal_lab.agents.plain import tools_text
+from areal_lab.agents.tool_calls import GRAMMARS
 from areal_lab.agents.tools.box import MOST_CHARACTERS, CallableTool, ToolBox, ToolResult
 from areal_lab.agents.tools.catalogue import make_tool
-from areal_lab.agents.workflow import Episode, Row, Turn, WorkflowEngine, ended, room
-from areal_lab.config.suggest import nearest
-from areal_lab.data.trajectory import Observation, SampleEnd, Segment
+from areal_lab.agents.tools.python import Python
+from areal_lab.agents.workflow import Episode, Row, WorkflowEngine, ended, room
+from areal_lab.config.unknown import nearest
+from areal_lab.data.trajectory import Observation, SampleEnd, Segment, Turn
 from areal_lab.engines.protocol import Generated
 from areal_lab.host.isolation import LevelSetting
 
 DESCRIBED: Final = "{tools}"
-"""Place in a prompt where the tools are described, for models that know no examples of them."""
+"""Placeholder in a prompt for the description of tools, for models without examples of them."""
 
 RESULTS: Final = "{results}"
 MOST_CALLS: Final = 16
-"""Calls of one turn that are performed."""
+"""Maximum calls of one turn that are executed."""
 
 
 class ToolUse:
-    """Turns with tools until the model answers.
+    """Turns with tools until the model responds without a call.
 
-    The reward is that of the last turn, which has the answer. A sample that spends all its turns on
-    calls is scored on its last one. Results are context and never trained on. The reward function
-    gets all of it as `example["trajectory"]`: dictionaries with `role`, `content`, and `tool_calls`
-    of the model's turns. `{tools}` in a prompt is replaced by a description of the tools.
+    The reward is that of the last turn, even if all turns were spent on calls. Results are context
+    and never trained on. The reward function gets the conversation as `example["trajectory"]`:
+    dictionaries with `role`, `content`, and `tool_calls` of the model's turns. `{tools}` in a
+    prompt is replaced by a description of the tools.
 
     Args:
-        max_turns: of the model, its answer included.
-        notation: how calls are written: `lines` of one tool with one argument, `python` fences, or
+        max_turns: maximum turns of the model, including the final response.
+        notation: text form of calls: `lines` of one tool with one argument, `python` fences, or
             `json` (`notations`).
-        tool: by name, or with its keywords; empty is the calculator, with `python` the sandbox.
-        tools: several, with `json`.
-        call: what a line that calls the tool begins with, with `lines`.
-        result: what the tool's result begins with, with `lines`; may be empty.
-        around: text around the results of a turn, such as the marks of a chat template's turns;
-            `{results}` is replaced. Empty takes the notation's. Control tokens are only those that
-            it writes: results that spell one are encoded as ordinary text.
-        timeout_s: of a call.
-        most_characters: of a result that the model sees; what is longer is cut, visibly.
-        sandbox: of programs; the value of `reward.sandbox`, unless given.
+        tool: name of the tool, or name and keywords; empty is the calculator, with `python` the
+            sandbox.
+        tools: several tools, with `json`.
+        call: prefix of a line that calls the tool, with `lines`.
+        result: prefix of the tool's result, with `lines`; may be empty.
+        around: text around the results of a turn, such as the turn marks of a chat template;
+            `{results}` is replaced. Empty takes the notation's. Control tokens are only those in
+            this text: results that spell one are encoded as ordinary text.
+        timeout_s: time limit of a call.
+        most_characters: maximum characters of a result that the model sees; longer ones are cut,
+            with a note.
+        sandbox: containment of programs; by default the value of `reward.sandbox`.
 
     Raises:
         ValueError: a number is out of its bounds, or a name unknown.
@@ -94,24 +100,20 @@ class ToolUse:
         self._tools = ToolBox(*made, timeout_s=timeout_s, most_characters=most_characters)
 
     async def run(self, engine: WorkflowEngine, data: Mapping[str, Any]) -> Episode:
-        """See `Workflow.run`.
-
-        Raises:
-            ToolBroken: a tool cannot work at all.
-        """
+        """See `Workflow.run`."""
         prompt = engine.encode(self._described(str(data["prompt"])), begins=True)
         context, parts, turns = prompt, list[Segment | Observation](), list[Turn]()
         said: list[dict[str, Any]] = []
         end: SampleEnd
         while True:
             generated = await self._turn(engine, context)
-            tokens = tuple(token for part in generated.segments for token in part.tokens)
+            tokens = generated.tokens
             parts.extend(generated.segments)
             context += tokens
             text, end = engine.decode(tokens), ended(engine, context, generated)
             calls = self._notation.find(text) if end == "stop" else ()
             said.append(_said(text, calls))
-            if not calls:  # an answer, or a text that was cut off
+            if not calls:  # a final response, or a truncated text
                 turns.append(Turn(tokens=len(tokens)))
                 break
             if len(turns) + 1 == self._max_turns:
@@ -141,7 +143,7 @@ class ToolUse:
         )
 
     async def _turn(self, engine: WorkflowEngine, context: tuple[int, ...]) -> Generated:
-        """One turn; it continues where a stop string of the notation did not end it."""
+        """Sample one turn; it continues after a stop string of the notation that did not end it."""
         stops = self._notation.stops
         if not stops:
             return await engine.turn(context)
@@ -151,7 +153,7 @@ class ToolUse:
         tokens: tuple[int, ...] = ()
         while True:
             generated = await engine.turn(context + tokens, sampling)
-            new = tuple(token for part in generated.segments for token in part.tokens)
+            new = generated.tokens
             segments, tokens = (*segments, *generated.segments), tokens + new
             generated = replace(generated, segments=segments)
             said = engine.decode(new)
@@ -165,7 +167,7 @@ class ToolUse:
             sampling = replace(sampling, max_new_tokens=left)
 
     async def _results(self, calls: Sequence[Call | Malformed]) -> list[ToolResult]:
-        """Of all calls, at the same time; in their order."""
+        """Results of all calls, run concurrently; in their order."""
         async with asyncio.TaskGroup() as group:
             tasks = [
                 group.create_task(self._result(call, place)) for place, call in enumerate(calls)
@@ -192,11 +194,7 @@ class ToolUse:
 def _wanted(
     notation: str, tool: str | Mapping[str, Any], tools: Sequence[str | Mapping[str, Any]]
 ) -> Sequence[str | Mapping[str, Any]]:
-    """The tools to make.
-
-    Raises:
-        ValueError: they do not go with the notation.
-    """
+    """Settings of the tools to create."""
     if notation not in get_args(Name):
         names = ", ".join(get_args(Name))
         raise ValueError(
@@ -240,10 +238,139 @@ def _said(text: str, calls: Sequence[Call | Malformed]) -> dict[str, Any]:
 
 
 def _name(call: Call | Malformed) -> str:
-    """For logs: what the model wrote may be anything."""
+    """Name for logs: the model may have written anything."""
     if isinstance(call, Malformed):
         return "?"
     return " ".join(call.tool.replace(",", " ").split())[:_MOST_NAME] or "?"
 
 
 _MOST_NAME: Final = 60
+
+
+Name: TypeAlias = Literal["lines", "python", "json"]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of a tool, found in a response."""
+
+    tool: str
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Malformed:
+    """Text that starts like a tool call but cannot be parsed."""
+
+    why: str
+    """Reason, for the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Notation:
+    """Text form of tool calls and their results."""
+
+    find: Callable[[str], Sequence[Call | Malformed]]
+    """Parse the calls in the text of a turn; none if the turn is a final response."""
+    results: Callable[[str, Sequence[str]], str]
+    """Text behind a turn, from its text and the text of each call's result."""
+    around: str = "{results}"
+    """Default text around the results."""
+    stops: tuple[str, ...] = ()
+    """Strings that end a turn, in addition to those of the run."""
+    ends: Callable[[str], bool] = bool
+    """True if text that ends with one of `stops` is a whole turn. If not, the turn continues."""
+
+
+def lines(tool: CallableTool, *, call: str = "Tool:", result: str = "Result:") -> Notation:
+    r"""One line a call, of one tool with one argument: `Tool: 34 * 27`, then `Result: 918`.
+
+    >>> lines(Calculator()).find("Tool: 34 * 27\n")
+    [Call(tool='calculator', arguments={'expression': '34 * 27'})]
+
+    The prefix `result` may be empty for a result that explains itself.
+    """
+    if not call.strip():
+        raise ValueError(f"call is {call!r}, but must be what a call begins with, such as Tool:")
+    arguments = list(tool.parameters.get("required", ()))
+    if len(arguments) != 1:
+        raise ValueError(
+            f"the tool {tool.name} takes {len(arguments)} arguments, but a line has one; choose "
+            "another tool, or notation json"
+        )
+    begins = f"{result} " if result else ""
+
+    def find(text: str) -> list[Call | Malformed]:
+        line = text.strip()
+        if not line.startswith(call):
+            return []
+        return [Call(tool.name, {arguments[0]: line.removeprefix(call).strip()})]
+
+    return Notation(find, lambda _, texts: "".join(f"{begins}{text}\n" for text in texts))
+
+
+_OPEN: Final = "```python"
+_CLOSE: Final = "```"
+_OUTPUT: Final = "```output"
+_FENCE: Final = re.compile(r"```python[ \t]*\n(.*?)```", re.DOTALL)
+
+
+def python_fence() -> Notation:
+    r"""A program in a Markdown fence, whose output follows in another fence, as in ToRA.
+
+    >>> python_fence().find("Let us see.\n```python\nprint(6 * 7)\n```\n")
+    [Call(tool='python', arguments={'code': 'print(6 * 7)\n'})]
+
+    The first fence of a turn ends it and is run. Fences of other languages are text, and so is a
+    turn without a fence. Source: ToRA (arXiv:2309.17452), figure 2.
+    """
+
+    def find(text: str) -> list[Call | Malformed]:
+        if found := _FENCE.search(text):
+            return [Call(Python.name, {"code": found[1]})]
+        if _OPEN in text:
+            return [Malformed(f"the fence {_OPEN} is not closed by a line {_CLOSE}")]
+        return []
+
+    def results(said: str, texts: Sequence[str]) -> str:
+        opens = "" if said.endswith(_OUTPUT) else _OUTPUT if said.endswith("\n") else f"\n{_OUTPUT}"
+        (text,) = texts  # a turn has one fence
+        return f"{opens}\n{text}\n{_CLOSE}\n"
+
+    # The model may start the fence of the output itself. A fence of another language also ends a
+    # turn, and a fence without a language starts like that.
+    return Notation(
+        find,
+        results,
+        stops=(f"{_CLOSE}\n", _OUTPUT),
+        ends=lambda text: _FENCE.search(text) is not None,
+    )
+
+
+def json_calls() -> Notation:
+    r"""Calls as JSON between tags, as Hermes and Qwen write them; several run concurrently.
+
+    >>> json_calls().find('<tool_call>{"name": "add", "arguments": {"a": 2}}</tool_call>')
+    [Call(tool='add', arguments={'a': 2})]
+
+    A turn ends where the model ends it, or at the stop strings of the run.
+    """
+
+    def find(text: str) -> list[Call | Malformed]:
+        found: list[Call | Malformed] = []
+        for piece in GRAMMARS["hermes"](text):
+            if piece.call is not None:
+                found.append(Call(piece.call.name, json.loads(piece.call.arguments)))
+            elif piece.malformed:
+                found.append(
+                    Malformed(
+                        'a call is <tool_call>{"name": ..., "arguments": {...}}</tool_call>, '
+                        "in JSON"
+                    )
+                )
+        return found
+
+    def results(_: str, texts: Sequence[str]) -> str:
+        return "".join(f"<tool_response>\n{text}\n</tool_response>\n" for text in texts)
+
+    return Notation(find, results, around="\n{results}")

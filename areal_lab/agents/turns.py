@@ -1,19 +1,24 @@
-"""Sampled turns of a session, and the rows in which they are trained.
+"""Sampled turns of a session: the rows in which they are trained, and their discounted returns.
 
-    turn 0 --bridge--> turn 1 --bridge--> turn 2        row 0 trains 0, 1, 2
-                          '----bridge--> turn 3         row 1 trains 3; 0 and 1 are its context
+Discounted returns of turns: how a reward reaches the turns before the one that got it.
 
-Each sampled token is trained in exactly one row: in that of the first leaf behind it.
+    tree    turn 0 <- turn 1 <- turn 2      from each turn to the one that it follows
+                   <- turn 3                turns 1 and 3 get nothing of each other
+    linear  turn 0 <- turn 1 <- turn 2 <- turn 3      in order of creation, as in AReaL
+
+A missing reward is None and stays one where no later turn has a reward: it is not a reward of 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from areal_lab.agents.messages import Message
+from areal_lab.config.unknown import nearest
 from areal_lab.data.trajectory import FinishReason, Observation, Segment
 from areal_lab.engines.protocol import Generated
 
@@ -30,17 +35,18 @@ Fork: TypeAlias = Literal[
 
 system_changed       other instructions over the same messages (a hand-off)
 tools_changed        other tools over the same messages
-assistant_rewritten  the client sent another text, or other calls, than were sampled
-history_shortened    messages before a sampled answer are gone
-history_changed      messages of user or tools before a sampled answer are different
-thinking_stripped    the template leaves out thinking that was sampled
-template_rewrote     the template writes earlier messages in another way
-"""
+assistant_rewritten  the client sent other text or calls than were sampled
+history_shortened    messages before a sampled response are gone
+history_changed      messages of user or tools before a sampled response are different
+thinking_stripped    the template leaves out sampled thinking
+template_rewrote     the template writes earlier messages differently"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outline:
-    """Text of a prompt with stand-ins for sampled answers: enough to recognize it as a prefix."""
+    """Rendered prompt with placeholders for sampled responses: enough to recognize it as a
+    prefix.
+    """
 
     characters: int
     digest: bytes
@@ -48,30 +54,31 @@ class Outline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One sampled answer, and what its prompt continues."""
+    """One sampled response, and the turn that its prompt continues."""
 
     number: int
-    """In order of creation."""
+    """Index in order of creation."""
     parent: int | None
-    """The turn whose tokens its prompt continues; None if the prompt was encoded from text."""
+    """Turn whose tokens its prompt continues; None if the prompt was encoded from text."""
     follows: int | None
-    """The turn before it in the conversation, for rewards: the parent, or what a fork left."""
+    """Previous turn of the conversation, for rewards: the parent, or the turn before a fork."""
     fork: Fork | None
     added: tuple[int, ...]
-    """Tokens between the parent's answer and this one: the bridge; without a parent the prompt."""
+    """Tokens between the parent's response and this one: the bridge; without a parent the
+    prompt."""
     generated: Generated
     message: Message
-    """The answer as it was shown."""
+    """The response as it was shown."""
     outline: Outline
     prompt_tokens: int
     """Tokens of the whole prompt."""
     key: int
-    """Hash of prompt and answer."""
+    """Hash of prompt and response."""
 
     @property
     def tokens(self) -> tuple[int, ...]:
         """The sampled tokens."""
-        return tuple(token for segment in self.generated.segments for token in segment.tokens)
+        return self.generated.tokens
 
 
 class TrainedTurn(NamedTuple):
@@ -88,21 +95,21 @@ class Row:
 
     prompt_tokens: tuple[int, ...]
     parts: tuple[Segment | Observation, ...]
-    """What the policy sampled and is trained here, and everything between: bridges, and answers
+    """Sampled tokens that this row trains, and everything between them: bridges, and responses
     that another row trains. It ends with a sampled token."""
     trained: tuple[TrainedTurn, ...]
-    """The turns of the segments, in order."""
+    """Turns of the segments, in order."""
     finish_reason: FinishReason
-    """Of the last trained turn."""
+    """Finish reason of the last trained turn."""
 
     @property
     def token_turns(self) -> tuple[int, ...]:
-        """The turn of each trained token, in order: maps rewards of turns to tokens."""
+        """Turn of each trained token, in order: maps rewards of turns to tokens."""
         return tuple(turn for turn, tokens in self.trained for _ in range(tokens))
 
 
 def turn_path(turns: Sequence[Turn], number: int | None) -> list[Turn]:
-    """The turns whose tokens a prompt after turn `number` contains, in order; it is the last."""
+    """Turns whose tokens a prompt after turn `number` contains, in order; that turn is the last."""
     path = []
     while number is not None:
         path.append(turns[number])
@@ -111,15 +118,15 @@ def turn_path(turns: Sequence[Turn], number: int | None) -> list[Turn]:
 
 
 def tokens_through(turns: Sequence[Turn], number: int | None) -> tuple[int, ...]:
-    """Prompt and answer of a turn; no token without a turn."""
+    """Prompt and response of a turn; empty without a turn."""
     path = turn_path(turns, number)
     return tuple(chain.from_iterable(part for turn in path for part in (turn.added, turn.tokens)))
 
 
 def rows(turns: Sequence[Turn]) -> tuple[Row, ...]:
-    """The rows that train every sampled token of a session once, in order of their leaves.
+    """Rows that train every sampled token of a session once, in order of their leaves.
 
-    A leaf without tokens (aborted before its first) has no row of its own.
+    A leaf without tokens (aborted before its first) gets no row.
     """
     inner = {turn.parent for turn in turns}
     trained: set[int] = set()
@@ -155,3 +162,87 @@ def _row(path: Sequence[Turn], new: set[int]) -> Row:
         trained=tuple(TrainedTurn(turn.number, len(turn.tokens)) for turn in here),
         finish_reason=here[-1].generated.finish_reason,
     )
+
+
+Returns: TypeAlias = Callable[
+    [Sequence[int | None], Sequence[float | None], float], tuple[float | None, ...]
+]
+"""`(previous turn of each turn, rewards, discount) -> returns`."""
+
+
+def tree_returns(
+    parents: Sequence[int | None], rewards: Sequence[float | None], discount: float
+) -> tuple[float | None, ...]:
+    r"""Returns from each turn to the one that it follows; branches stay apart.
+
+    $$ G_i = r_i + \gamma \, \mathrm{mean}_{c: p(c) = i} G_c $$
+
+    The mean is over branches that have a return, so many branches are no advantage. A turn without
+    a reward has the return of its branches, or none.
+
+    Args:
+        parents: the turn that each turn follows, an earlier one, or None.
+        rewards: reward of each turn, or None.
+        discount: gamma, in [0, 1].
+    """
+    _check(parents, rewards, discount)
+    found: list[float | None] = list(rewards)
+    branches: list[list[float]] = [[] for _ in rewards]
+    for turn in reversed(range(len(rewards))):
+        found[turn] = _discounted(rewards[turn], branches[turn], discount)
+        value, parent = found[turn], parents[turn]
+        if value is not None and parent is not None:
+            branches[parent].append(value)
+    return tuple(found)
+
+
+def linear_returns(
+    parents: Sequence[int | None], rewards: Sequence[float | None], discount: float
+) -> tuple[float | None, ...]:
+    r"""Returns in order of creation, whatever follows what.
+
+    $$ G_i = r_i + \gamma G_{i + 1} $$
+
+    Concurrent sub-agents get each other's rewards. Right for one conversation without branches,
+    where it equals `tree_returns`. Source: AReaL, `apply_reward_discount`. The parents are ignored.
+    """
+    _check(parents, rewards, discount)
+    found: list[float | None] = []
+    for reward in reversed(rewards):
+        later = found[-1] if found else None
+        found.append(_discounted(reward, [] if later is None else [later], discount))
+    return tuple(reversed(found))
+
+
+STYLES: Final[Mapping[str, Returns]] = {"tree": tree_returns, "linear": linear_returns}
+"""Functions by the value of the setting `turn_discount_style`."""
+
+
+def returns_named(style: str) -> Returns:
+    """Return the function of a style."""
+    found = STYLES.get(style)
+    if found is None:
+        raise ValueError(
+            f"turn_discount_style is {style!r}, but must be one of {', '.join(STYLES)}"
+            f"{nearest(style, list(STYLES))}"
+        )
+    return found
+
+
+def _discounted(reward: float | None, later: Sequence[float], discount: float) -> float | None:
+    if not later:
+        return reward
+    mean = math.fsum(later) / len(later)
+    return (0.0 if reward is None else reward) + discount * mean
+
+
+def _check(parents: Sequence[int | None], rewards: Sequence[float | None], discount: float) -> None:
+    if len(parents) != len(rewards):
+        raise ValueError(f"{len(parents)} parents for {len(rewards)} rewards, but must be as many")
+    if not 0 <= discount <= 1:
+        raise ValueError(f"discount is {discount}, but must be in [0, 1]")
+    for turn, (parent, reward) in enumerate(zip(parents, rewards, strict=True)):
+        if parent is not None and not 0 <= parent < turn:
+            raise ValueError(f"turn {turn} follows turn {parent}, but must follow an earlier one")
+        if reward is not None and not math.isfinite(reward):
+            raise ValueError(f"the reward of turn {turn} is {reward}, but must be finite")

@@ -1,10 +1,10 @@
-"""Workflows: what a sample does between its prompt and its reward.
+"""Workflows: the steps of a sample between its prompt and its reward.
 
     run(engine, data):   turn --> tool --> turn --> ... --> score --> Episode
 
-A workflow is one object for all samples of a run; `run` keeps what belongs to a sample in its own
-variables. Samples of a group run concurrently, on the pipeline's event loop: what computes for long
-belongs into another process.
+One workflow object serves all samples of a run, so `run` keeps the state of a sample in local
+variables. Samples of a group run concurrently, on the pipeline's event loop: long computations
+belong into another process.
 """
 
 from __future__ import annotations
@@ -13,48 +13,12 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
-from areal_lab.agents.sampler import TurnSampler
 from areal_lab.control.events import GroupId
-from areal_lab.data.trajectory import CUT_OFF, Observation, SampleEnd, Segment
-from areal_lab.engines.protocol import Generated
+from areal_lab.data.trajectory import CUT_OFF, Observation, SampleEnd, Segment, Turn
+from areal_lab.engines.protocol import Generated, SamplingParams
 from areal_lab.rewards.service import RewardOutcome
-
-_AND: Final = ", "
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
-    """One turn of the model, for logs and readers."""
-
-    tokens: int
-    """That the model chose."""
-    tool: str = ""
-    """Called in this turn; empty if none was. Several are separated by a comma and a space."""
-    outcome: str = ""
-    """Of the call: `ok`, or what went wrong; of several one each, or one for all."""
-    reward: float | None = None
-    """Of this turn alone, if it has one."""
-    fork: str = ""
-    """Why its prompt does not continue the turn before it (`turns.Fork`); empty if it does."""
-
-    @property
-    def calls(self) -> tuple[tuple[str, str], ...]:
-        """Tool and outcome of each call; of one that could not be read the tool is `?`."""
-        if not self.tool:
-            return (("?", self.outcome),) if self.outcome else ()
-        tools = self.tool.split(_AND)
-        outcomes = self.outcome.split(_AND)
-        if len(outcomes) != len(tools):
-            outcomes = [self.outcome] * len(tools)
-        return tuple(zip(tools, outcomes, strict=True))
-
-    @classmethod
-    def of_calls(cls, tokens: int, calls: Sequence[tuple[str, str]]) -> Turn:
-        """A turn with calls, by tool and outcome."""
-        tools, outcomes = zip(*calls, strict=True)
-        return cls(tokens=tokens, tool=_AND.join(tools), outcome=_AND.join(outcomes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,24 +32,24 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:
-    """What became of one sample."""
+    """Result of one sample."""
 
     rows: tuple[Row, ...]
     """Each sampled token is a segment of exactly one row."""
     outcome: RewardOutcome
-    """Its reward; without one it is not trained on."""
+    """Reward; a sample without one is not trained on."""
     end: SampleEnd
     turns: tuple[Turn, ...] = ()
-    """Empty with one turn, which has nothing to tell."""
+    """Empty for a single turn."""
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """The generated segments of all rows."""
+        """Generated segments of all rows."""
         return tuple(part for row in self.rows for part in row.parts if isinstance(part, Segment))
 
     @property
     def truncated(self) -> bool:
-        """Whether it was cut off: at the maximum length, number of turns or context."""
+        """True if it was cut off: at the maximum length, number of turns or context."""
         return self.end in CUT_OFF
 
     @property
@@ -94,8 +58,45 @@ class Episode:
         return sum(len(segment.tokens) for segment in self.segments)
 
 
+class TurnSampler(Protocol):
+    """Sample the turns of one rollout.
+
+    A call waits while engines are paused, and continues on another engine with the tokens so far if
+    its engine is lost: it fails only when the run ends.
+    """
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """Sampling options of the run; `max_new_tokens` limits one turn."""
+        ...
+
+    @property
+    def context_tokens(self) -> int:
+        """Maximum tokens of a prompt and its response together."""
+        ...
+
+    async def turn(
+        self,
+        prompt_tokens: Sequence[int],
+        sampling: SamplingParams | None = None,
+        *,
+        seed: int | None = None,
+    ) -> Generated:
+        """Sample the response to a prompt; concurrent calls are branches of the rollout.
+
+        Args:
+            prompt_tokens: the whole conversation so far.
+            sampling: replaces the run's options; its seed is ignored.
+            seed: seed of the turn; by default each turn has a different one.
+
+        Raises:
+            ValueError: the prompt leaves no room for a token.
+        """
+        ...
+
+
 class WorkflowEngine(TurnSampler, Protocol):
-    """What a workflow is given: turns, the tokenizer, and the run's rewards."""
+    """Interface that a workflow uses to sample: turns, the tokenizer, and the run's rewards."""
 
     @property
     def stream(self) -> str:
@@ -104,26 +105,25 @@ class WorkflowEngine(TurnSampler, Protocol):
 
     @property
     def group(self) -> GroupId:
-        """Of the sample, in its stream: samples of a group are compared."""
+        """Group of the sample, in its stream: samples of a group are compared."""
         ...
 
     def encode(self, text: str, *, begins: bool = False) -> tuple[int, ...]:
-        """Tokens of a text.
+        """Encode a text.
 
         Args:
-            text: to encode. What spells a control token is that token, except in what `plain`
-                returned.
+            text: spelled control tokens become those tokens, except in the result of `plain`.
             begins: whether it begins a sequence, as a prompt does.
         """
         ...
 
     def plain(self, text: str, *, within: str = "") -> str:
-        """A text, marked so that `encode` reads control tokens that it spells as ordinary text.
+        """Mark a text so that `encode` reads control tokens that it spells as ordinary text.
 
         Args:
-            text: of others, such as a tool's result.
-            within: the text with marks that it is put into. Control tokens are the special tokens
-                of the vocabulary, and what else was added to it and stands in here.
+            text: untrusted text, such as a tool's result.
+            within: text with control tokens around it. Control tokens are the special tokens of the
+                vocabulary, and other added tokens that occur in `within`.
         """
         ...
 
@@ -132,15 +132,16 @@ class WorkflowEngine(TurnSampler, Protocol):
         ...
 
     def give_up(self) -> None:
-        """End the sample's turns: those that run return the tokens so far at once and stop on their
-        engines, later ones return no token; both with the finish reason `abort`."""
+        """End the sample's turns: running ones return the tokens so far and stop on their
+        engines, later ones return no token; both with the finish reason `abort`.
+        """
         ...
 
     async def score(self, completion: str, data: Mapping[str, Any]) -> RewardOutcome:
-        """The reward of a completion, by the run's reward function.
+        """Score a completion with the run's reward function.
 
         Raises:
-            RewardError: if it failed too often.
+            RewardError: it failed too often.
         """
         ...
 
@@ -151,11 +152,11 @@ class Workflow(Protocol):
     async def run(self, engine: WorkflowEngine, data: Mapping[str, Any]) -> Episode:
         """Generate and score one sample.
 
-        An exception is an outcome of its own: the group is not trained on, and the run ends if it
-        happens too often (`reward.max_error_rate`).
+        An exception is a separate outcome: the group is not trained on, and the run ends if
+        exceptions are too frequent (`reward.max_error_rate`).
 
         Args:
-            engine: of this sample.
+            engine: engine of this sample.
             data: `prompt`, `answer` and the problem's other fields.
         """
         ...
@@ -163,7 +164,7 @@ class Workflow(Protocol):
 
 @runtime_checkable
 class Opens(Protocol):
-    """A workflow that has something running beside its samples, such as a server."""
+    """A workflow with something that runs next to its samples, such as a server."""
 
     async def open(self, model: Path) -> None:
         """Start it; called once, before the first sample.
@@ -180,10 +181,10 @@ class Opens(Protocol):
 
 @runtime_checkable
 class ReadsModel(Protocol):
-    """A workflow that not every model suits, or that needs something of this machine."""
+    """A workflow that requires something of the model or this machine."""
 
     def check_model(self, model: Path) -> None:
-        """Refuse what `open` could not serve; called before any process starts.
+        """Reject a model that `open` could not serve; called before any process starts.
 
         Args:
             model: folder with the tokenizer of the model that is sampled.
@@ -199,21 +200,21 @@ class Attended(Protocol):
     """A workflow whose samples wait for something outside of the run, once it is open."""
 
     def address(self) -> Mapping[str, str]:
-        """Where they are attended to, for `gateway.json` in the run folder; no keys."""
+        """Address for outside programs, for `gateway.json` in the run folder; no keys."""
         ...
 
     def notices(self) -> tuple[str, ...]:
-        """Lines for the user, when the run begins."""
+        """Lines for the user at the start of the run."""
         ...
 
     def waiting_for(self) -> str:
-        """What samples wait for now; empty if none does."""
+        """Reason why samples wait now; empty if none does."""
         ...
 
 
 @asynccontextmanager
 async def opened(workflow: Workflow | None, model: Path) -> AsyncIterator[Workflow | None]:
-    """The workflow, open until the end of the block."""
+    """Open the workflow until the end of the block."""
     beside: object = workflow  # which says nothing of `Opens`
     try:
         if isinstance(beside, Opens):
@@ -225,12 +226,9 @@ async def opened(workflow: Workflow | None, model: Path) -> AsyncIterator[Workfl
 
 
 def ended(engine: TurnSampler, context: Sequence[int], generated: Generated) -> SampleEnd:
-    """Why a turn ended: at its length only if the context had room for that.
+    """Finish reason of a turn: `length` only if the context had room for more.
 
-    Args:
-        engine: of the sample.
-        context: with the tokens of the turn.
-        generated: the turn.
+    `context` includes the tokens of the turn.
     """
     if generated.finish_reason == "length" and room(engine, context) < 1:
         return "context"

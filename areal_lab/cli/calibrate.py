@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from areal_lab.cli.outputs import console_on, file_to_write, folder_to_write, picture_to_write
+from areal_lab.host.durable import replace_text
 from areal_lab.runlog.read_run import read_run
-from simulator.assembly.check import check_config
+from simulator.assembly.build import check_config
 from simulator.calibrate.fit_run import Calibration, calibrate_from
+from simulator.calibrate.gpu_day import calibrate_day
 from simulator.calibrate.replay import Compared, Replay, replay
-from simulator.calibrate.report import configuration, show, to_json, to_yaml
+from simulator.calibrate.report import (
+    configuration,
+    show,
+    to_json,
+    to_yaml,
+    write_fit,
+    write_replay,
+)
 from simulator.calibrate.step_table import fit_step_table
 from simulator.config.load import ALIASES, load_simulation
 from simulator.stats.format import number
@@ -32,19 +42,37 @@ def run_calibration(
 ) -> None:
     """Fit the simulator to a run, write the YAML file, and print the fit.
 
-    Args:
-        out: file to write; None writes simulation.yaml into the run folder, or next to the CSV
-            file.
-
-    Raises:
-        ValueError: in one line, if the source, a setting or an output path is wrong.
+    `out` is the file to write; None writes simulation.yaml into the run folder, or next to the CSV
+    file.
     """
     out = file_to_write("--out", out or _beside(source))
     plot = plot and picture_to_write("--plot", plot)
-    fit = calibrate_from(source, overrides)
+    _finish(calibrate_from(source, overrides), out, as_json=as_json, plot=plot)
+
+
+def run_gpu_day(
+    source: Path,
+    overrides: Sequence[str] = (),
+    *,
+    out: Path | None = None,
+    as_json: bool = False,
+    plot: Path | None = None,
+) -> None:
+    """Fit this library's trainer and engine to a day on a GPU, write the YAML file (by default
+    next to it), print the fit.
+    """
+    out = file_to_write("--out", out or source.with_suffix(".yaml"))
+    plot = plot and picture_to_write("--plot", plot)
+    fit = calibrate_day(source, overrides)
+    if plot and not fit.parts:
+        raise ValueError("--plot draws fits of the engine, but the day has too few decode steps")
+    _finish(fit, out, as_json=as_json, plot=plot)
+
+
+def _finish(fit: Calibration, out: Path, *, as_json: bool, plot: Path | None) -> None:
     check_config(configuration(fit))
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(to_yaml(fit), encoding="utf-8")
+    replace_text(out, to_yaml(fit))
     if as_json:
         print(json.dumps({**to_json(fit), "file": str(out)}, indent=2, allow_nan=False))
     else:
@@ -52,8 +80,6 @@ def run_calibration(
     notes = console_on(sys.stderr)
     notes.print(f"written: {out}", highlight=False, soft_wrap=True)
     if plot:
-        from simulator.calibrate.plots import write_fit
-
         notes.print(f"written: {write_fit(fit, plot)}", highlight=False, soft_wrap=True)
     if not as_json:
         _next(notes, fit, out)
@@ -67,20 +93,15 @@ def run_step_table(
     as_json: bool = False,
     plot: Path | None = None,
 ) -> None:
-    """Fit a named trainer to a table of steps, write the YAML file, and print the fit.
-
-    Args:
-        out: file to write; None writes it next to the table.
-
-    Raises:
-        ValueError: in one line, if the table, a setting or an output path is wrong.
+    """Fit a named trainer to a table of steps, write the YAML file (by default next to it),
+    print the fit.
     """
     if plot:
         raise ValueError("--plot draws the fit of a run; it cannot be used with --step-table")
     out = file_to_write("--out", out or source.with_suffix(".yaml"))
     fit = fit_step_table(source, overrides)
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(fit.to_yaml(), encoding="utf-8")
+    replace_text(out, fit.to_yaml())
     if as_json:
         print(json.dumps({**fit.to_json(), "file": str(out)}, indent=2, allow_nan=False))
     else:
@@ -90,7 +111,7 @@ def run_step_table(
     notes = console_on(sys.stderr)
     notes.print(f"written: {out}", highlight=False, soft_wrap=True)
     if not as_json:
-        notes.print(f"next: areal-lab simulate {out}", highlight=False, soft_wrap=True)
+        _print_next(notes, "simulate", str(out))
 
 
 def run_replay(
@@ -101,10 +122,8 @@ def run_replay(
     as_json: bool = False,
     plots: Path | None = None,
 ) -> None:
-    """Simulate a recorded run with the costs of a config, and print measured and predicted times.
-
-    Raises:
-        ValueError: in one line, if the file, the run, a setting or the picture folder is wrong.
+    """Simulate a recorded run with the costs of a config, and print measured and predicted
+    times.
     """
     if plots:
         folder_to_write("--plots", plots)
@@ -123,8 +142,6 @@ def run_replay(
     else:
         show_replay(console_on(sys.stdout), found, costs)
     if plots:
-        from simulator.calibrate.plots import write_replay
-
         path = write_replay(found, plots / "replay.png", costs)
         console_on(sys.stderr).print(f"written: {path}", highlight=False, soft_wrap=True)
 
@@ -135,7 +152,7 @@ def show_replay(console: Console, found: Replay, costs: str) -> None:
     from rich.table import Table
 
     workload, schedule = found.config.workload, found.config.schedule
-    console.print(f"[bold]{found.name}[/], replayed with the costs of {costs}", highlight=False)
+    console.print(f"{found.name}, replayed with the costs of {costs}", highlight=False)
     console.print(
         f"{schedule.name.replace('_', ' ')}, eta {schedule.eta:g}; {workload.steps} steps of "
         f"{workload.prompts_per_batch} x {workload.samples_per_prompt} responses, averages "
@@ -174,7 +191,10 @@ def _beside(source: Path) -> Path:
 
 
 def _next(notes: Console, fit: Calibration, out: Path) -> None:
-    command = f"areal-lab simulate {out}"
-    if fit.run is not None:
-        command += f" --against {fit.source}"
-    notes.print(f"next: {command}", highlight=False, soft_wrap=True)
+    against = () if fit.run is None else ("--against", str(fit.source))
+    _print_next(notes, "simulate", str(out), *against)
+
+
+def _print_next(notes: Console, *command: str) -> None:
+    """Print a command to copy, in which any folder name is quoted as one word."""
+    notes.print(f"next: {shlex.join(('areal-lab', *command))}", highlight=False, soft_wrap=True)

@@ -1,26 +1,23 @@
 """`areal-lab deploy`: files that start a run elsewhere, from the same config as the run.
 
-config, options --request--> Request --_KINDS[kind]--> files, the commands to run next
+config, options --request_of--> Request --deployment_files--> files, the commands to run next
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from enum import StrEnum
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Literal
 
 import typer
 
+from areal_lab.cli.command import flag_of, read_options
 from areal_lab.cli.outputs import folder_to_write
-from areal_lab.cluster.deploy import compose, docker, job, rayjob, skypilot, slurm
 from areal_lab.cluster.deploy.contents import (
     WORK,
-    Files,
     check_contents,
     expected_files,
     extras_of,
@@ -29,79 +26,27 @@ from areal_lab.cluster.deploy.contents import (
     parse_mount,
     secrets_of,
 )
-from areal_lab.cluster.deploy.files import File, comments, write_files
-from areal_lab.cluster.deploy.request import CONFIG_FILE, START_TIMEOUT_S, Build, Request, job_name
+from areal_lab.cluster.deploy.files import write_files
+from areal_lab.cluster.deploy.kinds import DeployKind, deployment_files, next_commands
+from areal_lab.cluster.deploy.request import (
+    ALIASES,
+    CONFIG_FILE,
+    START_TIMEOUT_S,
+    DeployConfig,
+    Request,
+    job_name,
+)
 from areal_lab.cluster.deploy.shape import PORT, shape_for
 from areal_lab.config.dump import to_yaml
 from areal_lab.config.load import load_config, split_arguments
 from areal_lab.config.problem import refusal
+from areal_lab.config.record import given_settings
 from areal_lab.config.schema import TrainConfig
 from areal_lab.config.shipped import training_configs
-from areal_lab.config.suggest import nearest
+from areal_lab.config.unknown import nearest
 from areal_lab.engines.launch.backends import BACKENDS
 from areal_lab.host.terminal import printable
-from areal_lab.preflight.needs import asks_for_gpus, needs_of
-
-
-class DeployKind(StrEnum):
-    """What starts the run."""
-
-    DOCKER = "docker"
-    COMPOSE = "compose"
-    RAYJOB = "rayjob"
-    JOB = "job"
-    SKYPILOT = "skypilot"
-    SLURM = "slurm"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeployOptions:
-    """Options of the command; None computes a number from the config."""
-
-    nodes: int | None = None
-    gpus_per_node: int | None = None
-    port: int | None = None
-    image: str = ""
-    name: str = ""
-    mounts: Sequence[str] = ()
-    secrets: Sequence[str] = ()
-    gpu: str = "H100"
-    cpus: int | None = None
-    memory_gib: int | None = None
-    time_h: int = 24
-    with_ray: bool = False
-    out: Path = Path("deploy")
-    force: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """How files of one kind are made."""
-
-    files: Callable[[Request], list[File]]
-    commands: Callable[[Request, str], list[str]]
-    reads: Files
-
-
-_KINDS: Final = {
-    DeployKind.DOCKER: _Kind(
-        docker.docker_files, lambda one, out: [docker.build_command(one, out)], "container"
-    ),
-    DeployKind.COMPOSE: _Kind(
-        lambda one: [File("compose.yaml", compose.compose_file(one), "the containers of a run")],
-        compose.compose_commands,
-        "container",
-    ),
-    DeployKind.RAYJOB: _Kind(rayjob.rayjob_files, rayjob.rayjob_commands, "container"),
-    DeployKind.JOB: _Kind(job.job_files, job.job_commands, "container"),
-    DeployKind.SKYPILOT: _Kind(
-        lambda one: [File("sky.yaml", skypilot.skypilot_file(one), "a task of SkyPilot")],
-        skypilot.skypilot_commands,
-        "synced",
-    ),
-    DeployKind.SLURM: _Kind(slurm.slurm_files, slurm.slurm_commands, "shared"),
-}
-
+from areal_lab.resolve.needs import asks_for_gpus, needs_of
 
 _BELOW: Final = {
     "container": f"{WORK}: add it in a Dockerfile of yours, or give --mount",
@@ -116,19 +61,19 @@ _ANYWHERE: Final = {
     "cluster.n_gpus_per_node": 0,
     "cluster.port": 0,
 }
-"""Settings of where a run takes place, which command lines have instead of the config."""
+"""Settings of the location of a run, which command lines set instead of the config."""
 
 
-def run_deploy(kind: str, arguments: Sequence[str], options: DeployOptions) -> None:
-    """Write the files of one kind and print what they are for.
+def run_deploy(kind: str, arguments: Sequence[str], flags: Mapping[str, Any]) -> None:
+    """Write the files of one kind and print the purpose of each.
 
-    Raises:
-        ValueError: one line per problem of the config or the options, before anything is written.
-        OSError: the folder cannot be written.
+    `arguments` are those of `areal-lab train`, and settings of `DeployConfig`; `flags` are more of
+    these. Problems are reported before anything is written.
     """
     if kind not in list(DeployKind):
         hint = nearest(kind, list(DeployKind))
         raise ValueError(f"KIND is {kind!r}, but must be one of {', '.join(DeployKind)}{hint}")
+    options, arguments = read_options(DeployConfig, ALIASES, arguments, flags)
     configs, changes = split_arguments(arguments)
     if not configs:
         known = ", ".join(training_configs())
@@ -136,64 +81,58 @@ def run_deploy(kind: str, arguments: Sequence[str], options: DeployOptions) -> N
     config, kind = load_config(configs, changes), DeployKind(kind)
     request = request_of(kind, config, options, [kind, *arguments, *_given(options)])
     files = deployment_files(kind, request)
-    out = folder_to_write("--out", options.out)
+    out = folder_to_write("--out", Path(options.out))
     done = write_files(out, files, force=options.force)
     for file in files:
         typer.echo(printable(f"{done[file.name]:>9}  {out / file.name}  {file.purpose}"))
     for note in notes_of(kind, config, request):
         typer.echo(printable(f"note: {note}"))
     typer.echo("next:")
-    for command in _KINDS[kind].commands(request, str(out)):
+    for command in next_commands(kind, request, printable(str(out))):
         typer.echo(printable(f"    {command}"))
 
 
 def request_of(
-    kind: DeployKind, config: TrainConfig, options: DeployOptions, arguments: Sequence[str] = ()
+    kind: DeployKind, config: TrainConfig, options: DeployConfig, arguments: Sequence[str] = ()
 ) -> Request:
-    """What the files of a config are written from.
-
-    Raises:
-        ValueError: one line per problem.
-    """
+    """Input of the files of a config."""
     mounts = [parse_mount(one) for one in options.mounts]
-    check_contents(config, mounts, _KINDS[kind].reads)
+    check_contents(config, mounts, kind.reads)
     nodes, gpus_per_node, port = _asked_shape(config, options)
     gpu = asks_for_gpus(config) if gpus_per_node is None else gpus_per_node > 0
     needs = needs_of(config, gpu=gpu)
     shape = shape_for(needs, nodes=nodes, gpus_per_node=gpus_per_node, port=port)
-    build: Build = "gpu" if gpu else "cpu"
-    config_path = os.path.relpath(options.out / CONFIG_FILE)
+    build: Literal["cpu", "gpu"] = "gpu" if gpu else "cpu"
+    config_path = os.path.relpath(Path(options.out) / CONFIG_FILE)
     if kind is DeployKind.SKYPILOT and config_path.startswith(".."):
         raise ValueError(
             f"--out is {options.out}, but only the current folder is copied to the machines; give "
             "a folder below it"
         )
     started = needs.servers and BACKENDS[needs.backend].own_environment
+    complete = {
+        "name": options.name or job_name(config.experiment_name),
+        "image": options.image or f"areal-lab:{version('areal_lab')}-{build}",
+        "secrets": list(dict.fromkeys([*secrets_of(config), *options.secrets])),
+    }
     return Request(
-        name=options.name or job_name(config.experiment_name),
+        options=options.with_settings(complete),
         config=to_yaml(config.with_settings(_ANYWHERE)),
         config_path=config_path,
         shape=shape,
         needs=needs,
-        image=options.image or f"areal-lab:{version('areal_lab')}-{build}",
         build=build,
         mounts=mounts,
-        secrets=list(dict.fromkeys([*secrets_of(config), *options.secrets])),
         extras=extras_of(config),
         packages=packaged_models_of(config),
         engine=needs.backend if started else "",
-        with_ray=options.with_ray,
-        accelerator=options.gpu,
-        time_h=options.time_h,
         start_timeout_s=max(START_TIMEOUT_S, math.ceil(config.scheduler.start_timeout_s)),
-        cpus=options.cpus,
-        memory_gib=options.memory_gib,
         arguments=arguments,
     )
 
 
-def _asked_shape(config: TrainConfig, options: DeployOptions) -> tuple[int | None, int | None, int]:
-    """Machines, GPUs of each and port: by the options, else by the config where it names them."""
+def _asked_shape(config: TrainConfig, options: DeployConfig) -> tuple[int | None, int | None, int]:
+    """Machines, GPUs of each and port: from the options, else from the config."""
     cluster = config.cluster
     nodes = options.nodes or (cluster.n_nodes if cluster.n_nodes > 1 else None)
     gpus = options.gpus_per_node
@@ -202,33 +141,20 @@ def _asked_shape(config: TrainConfig, options: DeployOptions) -> tuple[int | Non
     return nodes, gpus, options.port or cluster.port or PORT
 
 
-def _given(options: DeployOptions) -> list[str]:
-    """Options of the command line that differ from their defaults."""
-    names = {"mounts": "mount", "secrets": "secret", "memory_gib": "memory", "time_h": "time"}
+def _given(options: DeployConfig) -> list[str]:
+    """Options that differ from their defaults, as flags."""
     words: list[str] = []
-    for one in fields(options):
-        value = getattr(options, one.name)
-        if value == one.default or one.name == "force":
+    for one in given_settings(options):
+        if one.name == "force":
             continue
-        option = f"--{names.get(one.name, one.name).replace('_', '-')}"
-        values = value if isinstance(value, list | tuple) else [value]
-        words += [
-            word for each in values for word in (option, *([] if each is True else [str(each)]))
-        ]
+        value, flag = getattr(options, one.name), flag_of(one.name, ALIASES)
+        for each in value if isinstance(value, list) else [value]:
+            words += [flag] if each is True else [flag, str(each)]
     return words
 
 
-def deployment_files(kind: DeployKind, request: Request) -> list[File]:
-    """The files of one kind; where they need the config beside them, with it."""
-    files = _KINDS[kind].files(request)
-    if kind in (DeployKind.COMPOSE, DeployKind.SKYPILOT, DeployKind.SLURM):
-        head = comments(["Settings of the run that differ from the defaults."])
-        files.insert(0, File(CONFIG_FILE, head + request.config, "the settings of the run"))
-    return files
-
-
 def notes_of(kind: DeployKind, config: TrainConfig, request: Request) -> list[str]:
-    """What the user has to know or to do besides."""
+    """Further steps for the user."""
     machine, needs = request.machine, request.needs
     each = f"{machine.cpus} cores, {machine.memory_gib} GiB of memory"
     if machine.gpus:
@@ -236,9 +162,9 @@ def notes_of(kind: DeployKind, config: TrainConfig, request: Request) -> list[st
     notes = []
     if kind is not DeployKind.DOCKER:
         notes.append(f"{request.shape.n_nodes} machine(s) of {each}")
-        if needs.guess and request.memory_gib is None:
+        if needs.guess and request.options.memory_gib is None:
             notes.append(f"this memory is a guess, since {needs.guess}; give --memory GIB")
-    reads = _KINDS[kind].reads
+    reads = kind.reads
     in_image = "the image" if reads == "container" else "the machines"
     for setting, module in own_modules(config):
         notes.append(f"{setting} is in {module}, which {in_image} must have")

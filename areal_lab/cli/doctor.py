@@ -19,6 +19,7 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import typer
 from packaging.requirements import Requirement
 
 from areal_lab.config.problem import ConfigError
@@ -29,18 +30,18 @@ from areal_lab.engines.launch.environments import (
     Environment,
     environment,
     own_torch_cuda,
+    verify,
 )
-from areal_lab.engines.launch.verify_environment import verify
 from areal_lab.engines.weights.root import ROOM_FACTOR
-from areal_lab.host.cpu import native_bfloat16
-from areal_lab.host.gpus import visible_gpus
+from areal_lab.extras import require
+from areal_lab.host.machine import native_bfloat16, visible_gpus
 from areal_lab.host.memory import memory_available_bytes
-from areal_lab.host.shared_memory import SHARED_MEMORY
+from areal_lab.host.process_groups import SHARED_MEMORY
 from areal_lab.models.locate import PACKAGED_MODELS, cache_folder
 from areal_lab.rewards.sandbox.levels import CONTAINED, FIX, refusal
 
 if TYPE_CHECKING:
-    from areal_lab.preflight.placement import Machine
+    from areal_lab.resolve.placement import Placed
 
 GIB = 1 << 30
 OLDEST_PYTHON = (3, 11)
@@ -59,21 +60,21 @@ class Status(StrEnum):
 
     OK = "ok"
     NOTE = "note"
-    """Works, but slower or in a roundabout way."""
+    """Works, but slower or with a workaround."""
     FAIL = "FAIL"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What `gather` found. Sizes are in bytes."""
+    """Facts about the machine and the installation. Sizes are in bytes."""
 
     python: tuple[int, int, int]
     executable: str
     system: str
     machine: str
     requirements: tuple[str, ...] | None
-    """Requirements of the package, such as `rich>=13.9` and `httpx2>=2.0; extra == "train"`; None
-    if it is not installed."""
+    """Requirements of the package, such as `rich>=13.9` and `httpx2>=2.0; extra == "train"`;
+    None if it is not installed."""
     versions: Mapping[str, str | None]
     """Installed version of each required package."""
     cuda: str | None
@@ -88,7 +89,7 @@ class Facts:
     cache: str
     gpus: tuple[str, ...] = ()
     engines: tuple[Environment, ...] = ()
-    """Engines that have their own environment."""
+    """Engines with a separate environment."""
     sandbox: Mapping[str, str] = field(default_factory=lambda: {"namespaces": ""})
     """Why model code cannot be contained at each level; empty where it can."""
 
@@ -133,6 +134,24 @@ def gather() -> Facts:
         engines=tuple(verify(environment(name)) for name in INSTALLABLE),
         sandbox={level: refusal(level) for level in CONTAINED},
     )
+
+
+def run_doctor(config: str | None, overrides: Sequence[str], *, in_json: bool) -> int:
+    """Print findings, with `config` also its processes; returns the exit code."""
+    if overrides and config is None:
+        raise ValueError(
+            f"{overrides[0]!r} overrides a setting, but there is no config; add --config FILE"
+        )
+    findings, plan = diagnose(gather()), None
+    if config is not None:
+        require("areal-lab doctor --config", "train")
+        from areal_lab.config.load import load_config, split_arguments
+
+        recipes, changes = split_arguments(overrides)
+        plan, problems = explain_config(load_config([config, *recipes], changes))
+        findings += problems
+    typer.echo((as_json if in_json else as_table)(findings, plan))
+    return exit_code(findings)
 
 
 def diagnose(facts: Facts) -> list[Finding]:
@@ -182,24 +201,25 @@ def exit_code(findings: Sequence[Finding]) -> int:
 
 
 def explain_config(config: TrainConfig) -> tuple[list[str], list[Finding]]:
-    """Where a run with this config would start its processes, or why it cannot start.
+    """Describe the placement of processes for a config, or the reason why the run cannot start.
 
-    Makes the checks of a run that need neither its dataset nor functions, and of models that are
-    here whether they can be divided.
+    Includes the checks of a run that need neither its dataset nor functions, the division of local
+    models, and the notes of a run before its start.
     """
-    from areal_lab.preflight import check as preflight
-    from areal_lab.preflight.division import check_division
-    from areal_lab.preflight.hosts import explain_hosts
-    from areal_lab.preflight.placement import explain, machine_of, runs_on_hosts
+    from areal_lab.resolve import check as checks
+    from areal_lab.resolve.hosts import explain_hosts
+    from areal_lab.resolve.notes import notes
+    from areal_lab.resolve.placement import explain, runs_on_hosts
+    from areal_lab.resolve.trainer import check_division
 
-    machine = machine_of(config)
     try:
-        preflight.check_settings(config)
-        if undivided := list(check_division(config)):
-            raise ConfigError(*undivided)
+        placed = checks.check_settings(config)
+        models = list(checks.check_models_here(config))
+        checks.refuse(models or list(check_division(config, placed.trainer.sizes)))
         return [
-            *(explain_hosts(config) if runs_on_hosts(config) else explain(config, machine)),
-            *_memory_of(config, machine),
+            *(explain_hosts(placed) if runs_on_hosts(config) else explain(placed)),
+            *_memory_of(placed),
+            *(f"note: {note}" for note in notes(placed)),
             _NOT_CHECKED,
         ], []
     except ConfigError as error:
@@ -209,30 +229,31 @@ def explain_config(config: TrainConfig) -> tuple[list[str], list[Finding]]:
         ]
 
 
-def _memory_of(config: TrainConfig, machine: Machine) -> list[str]:
-    """What the trainer takes, if its model is here and of a known kind."""
-    from areal_lab.data.sources import load_problems
+def _memory_of(placed: Placed) -> list[str]:
+    """Memory of the trainer, if its model is local and of a known kind."""
     from areal_lab.models.locate import is_here, resolve_model_path
-    from areal_lab.preflight.memory import estimate
-    from areal_lab.preflight.placement import place_trainer
+    from areal_lab.resolve.memory import estimate
+    from areal_lab.resolve.problems import run_problems
+    from areal_lab.resolve.trainer import models_of
 
-    device = place_trainer(config, machine).device
+    config, device = placed.config, placed.trainer.device
     if device != "cpu" and config.actor.offload:
         return ["the trainer's memory is not estimated with actor.offload on GPUs"]
     try:
-        problems = load_problems(config.dataset, seed=config.seed)
+        problems = run_problems(config)
     except ValueError:
         problems = None  # full micro-batches, then
+    missing = [path for _, path in models_of(config) if path and not is_here(path)]
+    if missing:
+        return [f"the trainer's memory is estimated once {missing[0]} is here"]
+    folder = resolve_model_path(config.actor.path)
     try:
-        if not is_here(config.actor.path):
-            return [f"the trainer's memory is estimated once {config.actor.path} is here"]
-        folder = resolve_model_path(config.actor.path)
-        estimated = estimate(config, folder, problems, device=device)
+        estimated = estimate(config, folder, placed.trainer.sizes, problems, device=device)
     except ValueError as error:
         return [f"the trainer's memory is unknown: {error}"]
     if estimated is None:
         return ["the trainer's memory is unknown: the layers are neither Llama's nor Qwen's"]
-    return estimated.lines(machine.memory_bytes)
+    return estimated.lines(placed.machine.memory_bytes)
 
 
 def as_table(findings: Sequence[Finding], plan: Sequence[str] | None = None) -> str:
@@ -387,13 +408,13 @@ def _sandbox(facts: Facts) -> Finding:
     return Finding(
         "sandbox",
         Status.NOTE,
-        f"none, so that rewards that run model code are refused ({reasons}); {FIX}",
+        f"none, so rewards that run model code are refused ({reasons}); {FIX}",
         "apt-get install bubblewrap",
     )
 
 
 def diagnose_engine(found: Environment, gpus: Sequence[str]) -> Finding:
-    """The finding about the environment of an engine."""
+    """Finding about the environment of an engine."""
     name = f"engine {found.backend}"
     command = f"areal-lab engine install {found.backend}"
     where = f"{found.version} ({found.build.upper()} build) in {found.folder}"
@@ -417,12 +438,12 @@ def diagnose_engine(found: Environment, gpus: Sequence[str]) -> Finding:
 
 
 def _for_training(requirement: str) -> bool:
-    """Whether a line of the package's requirements belongs to the extra `train`."""
+    """Return whether a line of the package's requirements belongs to the extra `train`."""
     return _applies(requirement, "train") and not _applies(requirement, "")
 
 
 def _applies(requirement: str, extra: str) -> bool:
-    """Whether a line of the package's requirements applies here with this extra."""
+    """Return whether a line of the package's requirements applies here with this extra."""
     marker = Requirement(requirement).marker
     return marker is None or marker.evaluate({"extra": extra})
 

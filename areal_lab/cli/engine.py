@@ -1,11 +1,10 @@
-"""The `areal-lab engine install|list|serve` commands: manage inference engines by hand.
+"""The `areal-lab engine install|list|serve` commands: manage inference engines manually.
 
-Each command imports what it needs when it runs, so that `--help` is fast.
+Each command imports its modules when it runs, so `--help` is fast.
 """
 
 from __future__ import annotations
 
-import signal
 import sys
 import tempfile
 import time
@@ -15,8 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from areal_lab.cli.errors import FAILED, INTERRUPTED, error_exit, exit_on_error
+from areal_lab.cli.command import command_class, read_options, schema
+from areal_lab.cli.outputs import FAILED, error_exit, exit_on_error
 from areal_lab.extras import require
+from areal_lab.host.terminal import INTERRUPTED
 
 if TYPE_CHECKING:
     from areal_lab.engines.launch.backends import Backend, Build
@@ -58,9 +59,8 @@ def install(
     from rich.console import Console
 
     from areal_lab.engines.launch import install as installer
-    from areal_lab.engines.launch.environments import environment
-    from areal_lab.engines.launch.install_progress import Progress
-    from areal_lab.engines.launch.verify_environment import verify
+    from areal_lab.engines.launch.environments import environment, verify
+    from areal_lab.engines.launch.install import Progress
 
     if build not in (None, "cpu", "gpu"):
         raise ValueError(f"--build is {build!r}, but must be cpu or gpu")
@@ -123,51 +123,18 @@ def list_engines() -> None:
         typer.echo("  ".join(cells).rstrip())
 
 
-@app.command()
+@app.command(cls=command_class(None, schema("areal_lab.config.serving:ServeConfig")))
 @exit_on_error
 def serve(
+    ctx: typer.Context,
     engine: Annotated[str, typer.Argument(metavar="ENGINE", help=_ENGINE)],
-    *,
-    model_path: Annotated[
-        str, typer.Option(help="Hugging Face model folder, or name of a packaged model.")
-    ] = "SmolLM2-135M-Instruct",
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")
-    ] = 30000,
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; 0.0.0.0 accepts other machines.")
-    ] = "127.0.0.1",
-    dtype: Annotated[str, typer.Option(help="Compute type: auto, float32 or bfloat16.")] = "auto",
-    device: Annotated[
-        str,
-        typer.Option(
-            help="Where the embedded engine computes: auto, cpu or cuda (the first visible GPU)."
-        ),
-    ] = "auto",
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads of the server.")] = 1,
-    max_running_requests: Annotated[
-        int, typer.Option(min=1, help="Maximum requests decoded at once.")
-    ] = 64,
-    context_length: Annotated[
-        int | None,
-        typer.Option(min=1, help="Maximum tokens per request; the default is the model's limit."),
-    ] = None,
-    tensor_parallel: Annotated[int, typer.Option(min=1, help="Number of GPUs.")] = 1,
-    lora_rank: Annotated[
-        int, typer.Option(min=0, help="Maximum rank of LoRA adapters; 0 switches LoRA off.")
-    ] = 0,
-    weight_version: Annotated[
-        int, typer.Option(min=0, help="Weight version that the server reports.")
-    ] = 0,
-    ready_timeout_s: Annotated[
-        float, typer.Option(min=1.0, help="Seconds the server may take to start.")
-    ] = 600.0,
-    log: Annotated[
-        Path | None, typer.Option(help="Log file; the default is in a new temporary folder.")
-    ] = None,
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="-- ARGUMENTS", help="Extra arguments for the server."),
+        typer.Argument(
+            metavar="a=b -- ARGUMENTS",
+            help="Options may be given as settings: port=30001. Extra arguments for the server "
+            "follow --.",
+        ),
     ] = None,
 ) -> None:
     """Serve a model until Ctrl-C and print its address.
@@ -178,40 +145,42 @@ def serve(
     require("areal-lab engine serve", "train")
     import asyncio
 
+    from areal_lab.config.serving import ServeConfig
     from areal_lab.engines.keys import take_key
     from areal_lab.engines.launch.backends import ServerOptions, backend_of
     from areal_lab.engines.launch.environments import engine_version, python_of
     from areal_lab.engines.launch.options import fit_to_machine
     from areal_lab.engines.launch.start import PortTaken, Start, check_host, start_server
     from areal_lab.host.processes import ChildDied
-    from areal_lab.models.locate import resolve_model_path
+    from areal_lab.models.locate import sound_model_path
 
+    options, extra = read_options(ServeConfig, {}, arguments or [], ctx.obj)
     backend = backend_of(engine)
-    if device not in ("auto", "cpu", "cuda"):
-        raise ValueError(f"--device is {device!r}, but must be auto, cpu or cuda")
-    check_host(host)
+    if options.device not in ("auto", "cpu", "cuda"):
+        raise ValueError(f"--device is {options.device!r}, but must be auto, cpu or cuda")
+    check_host(options.host)
     # Before the model, whose first use may convert it for 20 s.
     python, version = python_of(engine), engine_version(engine)
-    model = resolve_model_path(model_path)
-    options = fit_to_machine(
+    model = sound_model_path(options.model_path)
+    server = fit_to_machine(
         backend,
         ServerOptions(
             model=model,
-            version=str(weight_version),
-            host=host,
-            port=port,
-            threads=threads,
-            dtype=dtype,
-            device=device,
-            max_running_requests=max_running_requests,
-            context_length=context_length,
-            tensor_parallel=tensor_parallel,
+            version=str(options.weight_version),
+            host=options.host,
+            port=options.port,
+            threads=options.threads,
+            dtype=options.dtype,
+            device=options.device,
+            max_running_requests=options.max_running_requests,
+            context_length=options.context_length,
+            tensor_parallel=options.tensor_parallel,
             tokenizer=model if any(model.glob("tokenizer*")) else None,
-            lora=_lora(backend, model, lora_rank),
-            extra=tuple(arguments or ()),
+            lora=_lora(backend, model, options.lora_rank),
+            extra=tuple(extra),
         ),
     )
-    log = log or Path(tempfile.mkdtemp(prefix="areal_lab-log-")) / f"{engine}.log"
+    log = Path(options.log or f"{tempfile.mkdtemp(prefix='areal_lab-log-')}/{engine}.log")
     typer.echo(f"starting {engine} with {model}; log: {log}", err=True)
     key = take_key()
     start = Start(
@@ -220,27 +189,22 @@ def serve(
         version=version,
         index=0,
         log_path=log,
-        ready_timeout_s=ready_timeout_s,
+        ready_timeout_s=options.ready_timeout_s,
         request_timeout_s=None,
         key=key,
     )
     try:
         asyncio.run(
-            _serve_until_stopped(lambda: start_server(start, options), model_path, bool(key))
+            _serve_until_stopped(lambda: start_server(start, server), options.model_path, bool(key))
         )
     except (ValueError, PortTaken, ChildDied, TimeoutError) as error:
         raise error_exit(str(error), FAILED) from error
 
 
 def _lora(backend: Backend, model: Path, rank: int) -> LoraShape | None:
-    """LoRA adapters on every linear layer, or None for rank 0.
-
-    Raises:
-        ValueError: if the server does not support them.
-    """
-    from areal_lab.engines.errors import EngineError
+    """LoRA adapters on every linear layer, or None for rank 0."""
     from areal_lab.engines.launch.backends import lora_refusal
-    from areal_lab.engines.protocol import LoraShape
+    from areal_lab.engines.protocol import EngineError, LoraShape
     from areal_lab.engines.weights.verify_folder import linear_layers
 
     if rank == 0:
@@ -262,18 +226,16 @@ async def _serve_until_stopped(
 ) -> None:
     """Start the server, print its address, wait for Ctrl-C or the server's exit.
 
-    Args:
-        own_key: whether the user has chosen its key; otherwise it is in a file meanwhile.
+    `own_key` is True if the user has chosen the key; otherwise it is in a file meanwhile.
     """
     import asyncio
 
     from areal_lab.engines.client.addresses import port_of
     from areal_lab.engines.keys import remove_key_file, write_key_file
+    from areal_lab.shell.stop import StopSignal, stop_on_interrupt
 
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+    stop = StopSignal()
+    stop_on_interrupt(stop, again=lambda: None)
     stopping = asyncio.create_task(stop.wait())
     starting = asyncio.create_task(launch())
     started_s = time.monotonic()

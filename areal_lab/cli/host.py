@@ -7,17 +7,13 @@ import os
 
 import typer
 
-from areal_lab.cli.errors import FAILED, error_exit
+from areal_lab.cli.outputs import FAILED, error_exit
 from areal_lab.cluster.agent.run import Joining, NotTaken, run_agent
 from areal_lab.cluster.records import TOKEN_VARIABLE
 
 
 def run_host(*, join: str, name: str, address: str, join_s: float, rejoin_s: float) -> None:
-    """Run the agent until its run dismisses it, or SIGTERM or Ctrl-C.
-
-    Raises:
-        ValueError: an option, or the token, is missing or wrong.
-    """
+    """Run the agent until its run dismisses it, or SIGTERM or Ctrl-C."""
     token = os.environ.pop(TOKEN_VARIABLE, "")
     if not token:
         raise ValueError(f"{TOKEN_VARIABLE} is not set; set it to the secret that the run has, too")

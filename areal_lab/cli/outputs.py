@@ -1,18 +1,24 @@
-"""Output paths, checked before anything is simulated, and the console.
-
-Each check takes the name of the option for its messages, and returns the path to write.
-"""
+"""Output paths, checked before anything is computed, and errors: one line and an exit code."""
 
 from __future__ import annotations
 
 import os
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Final
+from typing import IO, TYPE_CHECKING, Any, Final, ParamSpec
+
+import typer
 
 from areal_lab.host.owned_folders import nearest_existing
+from areal_lab.host.terminal import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
+
 
 WIDTH: Final = 100
 PICTURES: Final = (".png", ".pdf", ".svg", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".eps")
@@ -20,23 +26,17 @@ PICTURES: Final = (".png", ".pdf", ".svg", ".jpg", ".jpeg", ".webp", ".tif", ".t
 
 
 def file_to_write(option: str, path: Path) -> Path:
-    """Check that a file can be written; missing folders above it are made later.
-
-    Raises:
-        ValueError: in one line, if the path is a folder or cannot be written.
-    """
+    """Check that a file can be written; missing folders above it are created later."""
     if path.is_dir():
         raise ValueError(f"{option} is {path}, which is a folder; name a file in it")
+    if path.exists() and not path.is_file():  # it would be replaced
+        raise ValueError(f"{option} is {path}, which is a device or a pipe; name a file")
     _check_writable(option, path)
     return path
 
 
 def picture_to_write(option: str, path: Path) -> Path:
-    """Check that a picture can be written, in the format of its suffix.
-
-    Raises:
-        ValueError: in one line, if the format is unknown, or as `file_to_write`.
-    """
+    """Check that a picture can be written, in the format of its suffix."""
     if path.is_dir():
         raise ValueError(
             f"{option} is {path}, which is a folder; name a file in it, such as picture.png"
@@ -52,11 +52,7 @@ def picture_to_write(option: str, path: Path) -> Path:
 
 
 def folder_to_write(option: str, path: Path) -> Path:
-    """Check that a folder exists or can be made.
-
-    Raises:
-        ValueError: in one line, if the path is a file or cannot be written.
-    """
+    """Check that a folder exists or can be created."""
     if path.exists() and not path.is_dir():
         raise ValueError(f"{option} is {path}, which is a file; name a folder")
     _check_writable(option, path)
@@ -64,11 +60,21 @@ def folder_to_write(option: str, path: Path) -> Path:
 
 
 def console_on(file: IO[str], width: int = WIDTH) -> Console:
-    """A console as wide as its terminal; without a terminal, `width` columns."""
+    """Create a console as wide as its terminal; without a terminal, `width` columns.
+
+    Strings, also those in tables, are plain text: brackets are not markup unless a call says so,
+    and escape sequences are written out.
+    """
     from rich.console import Console
 
-    console = Console(file=file)
-    return console if console.is_terminal else Console(file=file, width=width, soft_wrap=False)
+    class PlainConsole(Console):
+        def render_str(self, text: str, **options: Any) -> Text:
+            return super().render_str(printable(text), **options)
+
+    console = PlainConsole(file=file, markup=False)
+    if console.is_terminal:
+        return console
+    return PlainConsole(file=file, width=width, soft_wrap=False, markup=False)
 
 
 def _check_writable(option: str, path: Path) -> None:
@@ -78,3 +84,52 @@ def _check_writable(option: str, path: Path) -> None:
         raise ValueError(f"{option} is {path}, but {found} is a file; name another folder")
     if not os.access(found, os.W_OK):
         raise ValueError(f"{option} is {path}, but {found} is not writable; name another folder")
+
+
+FAILED: Final = 1
+WRONG_SETTINGS: Final = 2
+
+P = ParamSpec("P")
+
+
+def exit_on_error(command: Callable[P, None]) -> Callable[P, None]:
+    """Exit with 2 (wrong settings) on a ValueError and with 1 (failure) on an OSError."""
+
+    @wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+        except ValueError as error:  # one line per problem
+            raise error_exit("\nerror: ".join(str(error).splitlines()), WRONG_SETTINGS) from error
+        except OSError as error:
+            raise error_exit(error_text(error), FAILED) from error
+
+    return run
+
+
+@contextmanager
+def failures_reported() -> Iterator[None]:
+    """Exit with 1 on any error except a `ConfigError`, which describes wrong settings."""
+    from areal_lab.config.problem import ConfigError
+
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:  # reported here, because no caller does
+        raise error_exit(error_text(error), FAILED) from error
+
+
+def error_exit(message: str, code: int) -> typer.Exit:
+    """Print the message in red on stderr and return the exit to raise."""
+    typer.secho(printable(f"error: {message}"), err=True, fg="red")
+    return typer.Exit(code)
+
+
+def error_text(error: BaseException) -> str:
+    """The message if the user can act on it, else the traceback."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    if isinstance(error, RuntimeError | OSError | ValueError) and str(error):
+        return str(error)
+    return "".join(traceback.format_exception(error)).rstrip()

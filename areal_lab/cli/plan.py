@@ -11,12 +11,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import typer
+
 from areal_lab.cli.outputs import console_on, picture_to_write
-from simulator.plan.report import plan_report
+from areal_lab.host.terminal import INTERRUPTED
+from areal_lab.shell.stop import ended_like_ctrl_c
+from simulator.plan.report import plan_report, show_plan
+from simulator.plan.result import Plan
 from simulator.plan.schema import load_plan
-from simulator.plan.search import find_plan
+from simulator.plan.search import PlanSearch, follow
 from simulator.plan.summary import nothing_possible
-from simulator.plan.tables import show_plan
 from simulator.plan.trial import Progress
 from simulator.plan.trial import workers as processes
 
@@ -38,22 +42,33 @@ def run_plan(
 ) -> None:
     """Load the plan file, search, and print or draw the result.
 
-    Args:
-        workers: worker processes; None takes one per CPU.
-
-    Raises:
-        ValueError: if settings are wrong, one line per problem; or, after the report, if no
-            candidate is possible.
+    `workers` is the number of worker processes; None takes one per CPU.
     """
     config = load_plan(file, overrides)
     plot = plot and picture_to_write("--plot", plot)
     notes = console_on(sys.stderr, _WIDTH)
     started_s = time.monotonic()
-    with (
-        processes(workers or os.cpu_count() or 1) as run,
-        _progress(notes) as progress,
-    ):
-        plan = find_plan(config, run, progress=progress)
+    with processes(workers or os.cpu_count() or 1) as run, ended_like_ctrl_c():
+        search = PlanSearch(config, run)
+        try:
+            with _progress(notes) as progress:
+                follow(search, progress)
+        except KeyboardInterrupt:
+            _report(search.plan, notes, started_s, as_json=as_json)
+            notes.print("stopped, as requested: this is the best answer so far", style="red")
+            raise typer.Exit(INTERRUPTED) from None
+    plan = search.plan
+    _report(plan, notes, started_s, as_json=as_json)
+    if not plan.space.possible:
+        raise ValueError(nothing_possible(plan))
+    if plot:
+        from simulator.plan.plots import draw_plan
+
+        notes.print(f"written: {draw_plan(plan, plot)}", highlight=False, soft_wrap=True)
+
+
+def _report(plan: Plan, notes: Console, started_s: float, *, as_json: bool) -> None:
+    """Print the plan of a complete or stopped search."""
     notes.print(
         f"{plan.simulations} simulations in {time.monotonic() - started_s:.0f} s", highlight=False
     )
@@ -61,12 +76,6 @@ def run_plan(
         print(json.dumps(plan_report(plan), indent=2, allow_nan=False))
     else:
         show_plan(console_on(sys.stdout, _WIDTH), plan)
-    if not plan.space.possible:
-        raise ValueError(nothing_possible(plan))
-    if plot:
-        from simulator.plan.plots import draw_plan
-
-        notes.print(f"written: {draw_plan(plan, plot)}", highlight=False, soft_wrap=True)
 
 
 @contextmanager
@@ -104,7 +113,7 @@ def _progress(notes: Console) -> Iterator[Progress]:
 
 
 class _Bar:
-    """Progress on a terminal."""
+    """Progress bar on a terminal."""
 
     def __init__(self, bars: Any) -> None:
         self._bars = bars
@@ -130,7 +139,9 @@ class _Lines:
         self._started_s = self._printed_s = time.monotonic()
 
     def stage(self, name: str, total: int) -> None:
-        """Reset the counts."""
+        """Reset the counts, and print a line when another stage starts."""
+        if name != self._name:
+            self._notes.print(f"{name}: {total}", highlight=False)
         self._name, self._total, self._done = name, total, 0
         self._started_s = time.monotonic()
 

@@ -15,15 +15,24 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from areal_lab.cli.outputs import console_on, file_to_write, folder_to_write, picture_to_write
+import typer
+
+from areal_lab.cli.outputs import (
+    console_on,
+    file_to_write,
+    folder_to_write,
+    picture_to_write,
+)
+from areal_lab.host.durable import replace_text
+from areal_lab.host.terminal import INTERRUPTED
 from areal_lab.runlog.records import Log
-from simulator.assembly.check import check_config
-from simulator.assembly.simulate import replicate, simulated_log
+from areal_lab.shell.stop import ended_like_ctrl_c
+from simulator.assembly.simulate import changes_of, fitted, replicate, simulated_log
 from simulator.assembly.unused import ignored_overrides
 from simulator.config.load import load_simulation, presets
 from simulator.config.schema import SimulationConfig
 from simulator.report.to_json import comparison, report
-from simulator.run.result import Replicated
+from simulator.run.result import Replicated, SimulationResult
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,7 +42,7 @@ _MARKS: Final = ("a", "b")
 _SMALL_SEQUENCES: Final = 50_000
 """With fewer sequences, all seeds take less time than starting processes."""
 _LOGGED_GROUPS: Final = 6_000
-"""Maximum groups of a logged run, which trace viewers still open easily."""
+"""Maximum groups of a logged run that trace viewers can open easily."""
 _DRAWN_ENGINES: Final = 8
 """Maximum engine rows of a gantt picture."""
 _DRAWN_STEPS: Final = 2.5
@@ -58,36 +67,76 @@ class Options:
 
 
 def run_command(options: Options) -> None:
-    """Load the configs, simulate, print the report and write the files.
-
-    Raises:
-        ValueError: if settings are wrong; one line per problem.
-    """
+    """Load the configs, simulate, print the report and write the files."""
     loaded = [_load(options, source) for source in options.sources]
-    configs = [config for config, _ in loaded]
-    for config in configs:
-        check_config(config)
-    options = _with_outputs(options)
     notes = console_on(sys.stderr)
-    runs = [replicate_with_progress(config, notes) for config in configs]
+    configs = [_fitted(config, notes) for config, _ in loaded]
+    options = _with_outputs(options)
+    runs = _replicated(configs, notes)
+    stopped = len(runs) < len(configs) or any(
+        len(run.results) < config.seeds for run, config in zip(runs, configs, strict=True)
+    )
+    configs = configs[: len(runs)]
     reports = [report(run, config) for run, config in zip(runs, configs, strict=True)]
-    for result, (config, overrides) in zip(reports, loaded, strict=True):
+    for result, config, (_, overrides) in zip(reports, configs, loaded, strict=False):
         result["warnings"].extend(ignored_overrides(config, overrides))
     if options.as_json:
         print(json.dumps(_json(configs, runs, reports), indent=2, allow_nan=False))
     else:
         _print(configs, runs, reports)
+    if stopped:
+        raise typer.Exit(INTERRUPTED)
     for path in _write_files(options, configs, runs, notes):
         notes.print(f"written: {path}", highlight=False, soft_wrap=True)
 
 
-def replicate_with_progress(config: SimulationConfig, notes: Console) -> Replicated:
-    """Simulate all seeds, with a progress bar on a terminal."""
+def _replicated(configs: Sequence[SimulationConfig], notes: Console) -> list[Replicated]:
+    """Simulate all seeds of each config; after Ctrl-C, return the finished ones (if any)."""
+    runs: list[Replicated] = []
+    for config in configs:
+        results: list[SimulationResult] = []
+        try:
+            with ended_like_ctrl_c():
+                runs.append(replicate_with_progress(config, notes, results.append))
+        except KeyboardInterrupt:
+            total = sum(one.seeds for one in configs)
+            done = sum(len(run.results) for run in runs) + len(results)
+            notes.print(f"stopped, as requested: {done} of {total} seeds were simulated")
+            if results:
+                runs.append(Replicated(results=tuple(sorted(results, key=lambda one: one.seed))))
+            if not runs:
+                raise
+            break
+    # Two configs are compared seed by seed.
+    shared = set.intersection(*({one.seed for one in run.results} for run in runs))
+    if not shared:
+        return runs[:1]
+    return [
+        Replicated(results=tuple(one for one in run.results if one.seed in shared)) for run in runs
+    ]
+
+
+def replicate_with_progress(
+    config: SimulationConfig,
+    notes: Console,
+    on_result: Callable[[SimulationResult], object] = lambda _: None,
+) -> Replicated:
+    """Simulate all seeds, with a progress bar on a terminal; `on_result` gets each immediately."""
     workload = config.workload
     sequences = workload.steps * workload.prompts_per_batch * workload.samples_per_prompt
     small = sequences * config.seeds < _SMALL_SEQUENCES
     with _progress(notes, config.name, config.seeds) as advance:
-        return replicate(config, processes=1 if small else None, on_result=lambda _: advance())
+        done = 0
+
+        def note(result: SimulationResult) -> None:
+            nonlocal done
+            done += 1
+            on_result(result)
+            advance()
+            if not small and not notes.is_terminal:
+                notes.print(f"simulated {done} of {config.seeds} seeds", highlight=False)
+
+        return replicate(config, processes=1 if small else None, on_result=note)
 
 
 def list_presets(console: Console) -> None:
@@ -106,7 +155,7 @@ def print_presets() -> None:
 
 
 def _load(options: Options, source: str | None) -> tuple[SimulationConfig, Sequence[str]]:
-    """The config to simulate, and the overrides applied to it."""
+    """Config to simulate, and the overrides applied to it."""
     overrides = list(options.overrides)
     if options.seeds is not None:
         overrides.append(f"seeds={options.seeds}")
@@ -117,6 +166,15 @@ def _load(options: Options, source: str | None) -> tuple[SimulationConfig, Seque
     if own:
         config.name = " ".join([config.name, *own])
     return config, [*overrides, *own]
+
+
+def _fitted(config: SimulationConfig, notes: Console) -> SimulationConfig:
+    """Adjust defaults that follow from given settings, and report them."""
+    found = fitted(config)
+    if changed := changes_of(config, found):
+        said = " ".join(f"{name}={value}" for name, value in changed.items())
+        notes.print(f"note: to fit what was given: {said}", highlight=False, markup=False)
+    return found
 
 
 def _split(source: str) -> list[str]:
@@ -145,7 +203,7 @@ def _progress(notes: Console, name: str, seeds: int) -> Iterator[Callable[[], No
 
 
 def _with_outputs(options: Options) -> Options:
-    """The options with checked output paths; a gantt without a suffix becomes a PNG."""
+    """Options with checked output paths; a gantt without a suffix becomes a PNG."""
     count = len(options.sources)
     checked = dataclasses.replace(
         options,
@@ -191,8 +249,7 @@ def _print(
     runs: Sequence[Replicated],
     reports: Sequence[dict[str, Any]],
 ) -> None:
-    from simulator.report.comparison import show_comparison
-    from simulator.report.tables import show_report
+    from simulator.report.tables import show_comparison, show_report
 
     console = console_on(sys.stdout)
     if len(runs) == 1:
@@ -228,7 +285,7 @@ def _write_files(
 
 
 def _logged_run(config: SimulationConfig, notes: Console) -> Log:
-    """The log of the first seed, cut to the first steps if the run is long."""
+    """Log of the first seed, cut to the first steps if the run is long."""
     workload = config.workload
     most = max(workload.warmup_steps + 3, _LOGGED_GROUPS // workload.prompts_per_batch)
     if workload.steps > most:
@@ -245,14 +302,14 @@ def _write_trace(log: Log, path: Path) -> Path:
     from areal_lab.runlog.chrome_trace import chrome_trace
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(chrome_trace(log), allow_nan=False, separators=(",", ":")))
+    replace_text(path, json.dumps(chrome_trace(log), allow_nan=False, separators=(",", ":")))
     return path
 
 
 def _draw_gantt(log: Log, path: Path, config: SimulationConfig, zoom_s: float) -> Path:
     from areal_lab.plots.style import save_picture
     from areal_lab.plots.timeline import draw_timeline
-    from simulator.report.log_excerpt import engines_of, only_engines
+    from simulator.report.tables import engines_of, only_engines
 
     engines = engines_of(log)
     drawn = only_engines(log, engines[:_DRAWN_ENGINES], rewards=config.workload.reward.mean_s > 0)

@@ -1,6 +1,6 @@
-"""The `areal-lab sweep` command: check the whole grid, run what is missing, tabulate, draw.
+"""The `areal-lab sweep` command: check the whole grid, run incomplete cells, tabulate, draw.
 
-study.yaml --cells--> those that are stored | those to run --child processes--> cells.csv, figure
+study.yaml --cells--> stored results | cells to run --child processes--> cells.csv, figure
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final
 
-from areal_lab.cli.errors import FAILED, INTERRUPTED
-from areal_lab.cli.outputs import console_on, folder_to_write
+from areal_lab.cli.outputs import FAILED, console_on, folder_to_write
 from areal_lab.config.problem import ConfigError, Kind, Problem
-from areal_lab.config.suggest import did_you_mean
-from areal_lab.host.terminal import printable
+from areal_lab.config.unknown import did_you_mean
+from areal_lab.host.terminal import INTERRUPTED, printable
 from areal_lab.runlog.records import finite_json
 from areal_lab.sweep.command import Command
 from areal_lab.sweep.grid import Cell, expand
@@ -38,9 +37,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _SHORT_S: Final = 10.0
-"""Runs that take less time are told only when they end, where there is no bar."""
+"""Shorter runs are reported only at their end, if there is no bar."""
 _FAILED_SHOWN: Final = 5
-"""Failed cells whose last lines are printed again at the end."""
+"""Maximum failed cells whose last lines are printed again at the end."""
 
 
 def train_command() -> Command:
@@ -50,7 +49,7 @@ def train_command() -> Command:
     from areal_lab.extras import require
 
     require("a sweep of `train`", "train")
-    from areal_lab.preflight.check import check
+    from areal_lab.resolve.resolved import check
 
     return Command(
         name="train",
@@ -70,7 +69,7 @@ def train_command() -> Command:
 
 def simulate_command() -> Command:
     """`areal-lab simulate`."""
-    from simulator.assembly.check import check_config
+    from simulator.assembly.simulate import fitted
     from simulator.config.load import ALIASES, load_simulation
     from simulator.config.schema import SimulationConfig
 
@@ -79,7 +78,7 @@ def simulate_command() -> Command:
         settings=SimulationConfig,
         aliases=ALIASES,
         load=load_simulation,
-        check=check_config,
+        check=fitted,
         prints="json",
         options=("--json",),
         placed=lambda folder: {"name": folder.name or "cell"},
@@ -94,7 +93,7 @@ def cosim_command() -> Command:
     from areal_lab.extras import require
 
     require("a sweep of `cosim`", "train")
-    from cosim.load import ALIASES, check_cosim, load_cosim
+    from cosim.load import ALIASES, load_cosim, resolve_cosim
     from cosim.schema import CosimConfig
 
     return Command(
@@ -102,7 +101,7 @@ def cosim_command() -> Command:
         settings=CosimConfig,
         aliases=ALIASES,
         load=load_cosim,
-        check=check_cosim,
+        check=resolve_cosim,
         prints="run folder",
         placed=_run_below,
     )
@@ -124,16 +123,10 @@ COMMANDS: Final[dict[str, Callable[[], Command]]] = {
 def run_sweep(
     source: str, overrides: Sequence[str] = (), *, as_json: bool = False, dry_run: bool = False
 ) -> int:
-    """Run the cells of a study that are not complete; write and print the results.
+    """Run the incomplete cells of a study; write and print the results.
 
-    Args:
-        dry_run: check and list the cells, and run nothing.
-
-    Returns:
-        The exit code: 0; 1 if a cell failed; 130 after Ctrl-C.
-
-    Raises:
-        ValueError: if settings are wrong; one line per problem of any cell.
+    With `dry_run`, only check and list the cells. Returns the exit code: 0; 1 if a cell failed; 130
+    after Ctrl-C.
     """
     study = load_study(source, overrides)
     command = _command(study)
@@ -172,14 +165,16 @@ def _command(study: Study) -> Command:
 
 
 def _open(stored: StoredCell) -> bool:
-    """Whether a cell is to be run."""
+    """Return whether a cell has to run."""
     return stored.status != "complete"
 
 
 def _in_order(
     study: Study, pairs: Sequence[tuple[Cell, StoredCell]]
 ) -> list[tuple[Cell, StoredCell]]:
-    """Repetitions are the outer loop: after a stop, each setting has as many runs as the others."""
+    """Repetitions are the outer loop: after a stop, all settings have about the same number of
+    runs.
+    """
     over = study.config.figure.over
     values = next((list(axis.values) for axis in study.axes if axis.name == over), [])
 
@@ -295,7 +290,7 @@ def _print_intervals(recorded: RecordedSweep, found: Sequence[Interval]) -> None
 
 
 def _interval(mean: float, ci95: float | None, sign: str = "") -> str:
-    """A mean with as many digits as its interval is worth."""
+    """Format a mean with as many digits as its interval supports."""
     if ci95 is None:
         return f"{mean:{sign}.4g}"
     digits = 0
@@ -336,7 +331,7 @@ def _exit_code(
 
 
 def _shown_status(stored: StoredCell) -> str:
-    """`running` in a folder without a sweep was interrupted."""
+    """Status to print: `running` in a folder without a sweep means interrupted."""
     return f"{'stopped' if stored.status == 'running' else stored.status:8}"
 
 
@@ -348,7 +343,7 @@ def _count(number: int, noun: str) -> str:
 def _display(
     notes: Console, cells: int, todo: int, pace: Pace, command: Command
 ) -> Iterator[_Lines]:
-    """Lines for each cell; on a terminal also a bar below them."""
+    """Print lines for each cell; on a terminal also a bar below them."""
     lines = _Lines(notes, cells, cells - todo, pace, command)
     if not notes.is_terminal or not todo:
         yield lines
@@ -358,7 +353,7 @@ def _display(
     from rich.text import Text
 
     class Running(ProgressColumn):
-        """What runs, and how long the rest takes."""
+        """Running cells, and the remaining time."""
 
         def render(self, task: Task) -> Text:  # noqa: ARG002 - the pace has it all
             return Text(_under_way(pace))
@@ -378,7 +373,7 @@ def _under_way(pace: Pace) -> str:
 
 
 class _Lines:
-    """A line when a run starts, without a terminal, and when it ends."""
+    """One line at the end of each run and, without a terminal, at its start."""
 
     def __init__(self, notes: Console, cells: int, done: int, pace: Pace, command: Command) -> None:
         self._notes, self._cells, self._done = notes, cells, done
@@ -386,13 +381,13 @@ class _Lines:
         self.on_end: Callable[[], None] = lambda: None
 
     def started(self, cell: Cell) -> None:
-        """Say so where there is no bar that does, unless runs are short."""
+        """Print the start of a run, unless a bar shows it or runs are short."""
         seconds = self._pace.seconds
         if not self._notes.is_terminal and not (seconds and fmean(seconds) < _SHORT_S):
             self._say(f"running   {cell.label}")
 
     def ended(self, cell: Cell, stored: StoredCell) -> None:
-        """Say how, and what remains."""
+        """Print the result of a run, and the number of remaining ones."""
         if stored.status != "stopped":
             self._done += 1
             self.on_end()
@@ -408,7 +403,7 @@ class _Lines:
         )
 
     def stopping(self, running: int) -> None:
-        """Say what happens now."""
+        """Print the effect of Ctrl-C."""
         self._say(
             f"stopping: waiting for {_count(running, 'run')} to end; Ctrl-C again kills "
             f"{'it' if running == 1 else 'them'}"
@@ -419,7 +414,7 @@ class _Lines:
 
 
 def duration(seconds: float) -> str:
-    """`45 s`, `3 min 20 s`, `2 h 5 min`."""
+    """Format seconds: `45 s`, `3 min 20 s`, `2 h 5 min`."""
     whole = max(1, round(seconds))
     if whole < 60:
         return f"{whole} s"

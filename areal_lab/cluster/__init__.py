@@ -1,1 +1,1 @@
-"""A run on several hosts: who starts what where, what is lost, how tensors travel."""
+"""A run on several hosts: who starts what where, what is lost, how folders travel."""

@@ -1,9 +1,9 @@
-"""Where hosts find folders: by the same path if they share it, else as a copy that they fetch.
+"""Paths of folders on each host: the same path if hosts share the folder, else a fetched copy.
 
     on(host, path, owner) --both see the same files--> path
                           --else: owner serves it, host fetches it--> a path on the host
 
-Bytes go from host to host, and not through the run unless its machine owns the folder.
+Bytes go from host to host, and through the run only if its machine owns the folder.
 """
 
 from __future__ import annotations
@@ -19,44 +19,42 @@ import xxhash
 from starlette.types import ASGIApp
 
 from areal_lab.cluster.agent.files import seen_folder
+from areal_lab.cluster.folders.connections import Agent, Connections
+from areal_lab.cluster.folders.mirror import folder_url, mirror_async
+from areal_lab.cluster.folders.replies import DataPlaneError
+from areal_lab.cluster.folders.server import DataPlane
+from areal_lab.cluster.folders.server import Host as PlaneHost
 from areal_lab.cluster.host import Host, HostLost, HostRefused
 from areal_lab.cluster.records import FetchFolder
-from areal_lab.cluster.shards.connections import Agent, Connections
-from areal_lab.cluster.shards.errors import DataPlaneError
-from areal_lab.cluster.shards.local import Host as PlaneHost
-from areal_lab.cluster.shards.mirror import folder_url, mirror_async
-from areal_lab.cluster.shards.server import DataPlane
-from areal_lab.cluster.shards.store import Limits, ShardStore
-from areal_lab.engines.errors import EngineError, EngineUnreachable
-from areal_lab.engines.protocol import WeightsFolder
+from areal_lab.engines.protocol import EngineError, EngineUnreachable, WeightsFolder
 
 
 class NotShared(RuntimeError):
-    """A folder must be the same on several hosts, and is not."""
+    """A folder differs between hosts but must be shared."""
 
 
 @dataclass(slots=True, kw_only=True)
 class RunFiles:
-    """The folders of a run, on its machine and on hosts."""
+    """Folders of a run, on its machine and on hosts."""
 
     address: str
-    """`ADDRESS:PORT` of the run, where it serves its own folders."""
+    """`ADDRESS:PORT` at which the run serves its own folders."""
     token: str = field(repr=False)
     shared: bool
-    """Whether hosts may share folders; else all are fetched."""
+    """True if hosts may share folders; else all are fetched."""
     _plane: DataPlane = field(init=False)
     _connections: Connections = field(init=False)
     _shares: dict[tuple[str, str, Path], bool] = field(default_factory=dict)
-    """By the incarnations of two hosts (empty for the run) and the parent of a folder."""
+    """Results by the incarnations of two hosts (empty for the run) and the parent of a folder."""
 
     def __post_init__(self) -> None:
         here = PlaneHost("the run", self.address, secrets.token_hex(8))
-        self._plane = DataPlane(here, ShardStore(Limits(memory_bytes=0)))
+        self._plane = DataPlane(here)
         self._connections = Connections(self.token)
 
     @property
     def app(self) -> ASGIApp:
-        """Serves the folders of this machine."""
+        """Application that serves the folders of this machine."""
         return self._plane.app(self.token)
 
     def close(self) -> None:
@@ -66,14 +64,9 @@ class RunFiles:
     async def on(
         self, host: Host, path: Path, owner: Host | None = None, *, weights_bytes: int = 0
     ) -> Path:
-        """Where `host` finds a folder of `owner`, the run's own machine if None.
+        """Path on `host` of a folder of `owner` (None is the run's own machine).
 
-        Args:
-            weights_bytes: size of the weights, if it is a version of them.
-
-        Raises:
-            HostRefused: it cannot be fetched.
-            HostLost: one of the hosts is lost.
+        `weights_bytes` is the size of the weights, if the folder is a version of them.
         """
         if owner is host or await self.sees(host, path, owner, version=bool(weights_bytes)):
             return path
@@ -97,10 +90,9 @@ class RunFiles:
     async def sees(
         self, host: Host, path: Path, owner: Host | None = None, *, version: bool = False
     ) -> bool:
-        """Whether `host` finds the files of a folder of `owner` at the same path.
+        """Return whether `host` finds the files of a folder of `owner` at the same path.
 
-        Args:
-            version: whether it is a version of weights, of which all are asked about once.
+        With `version` the folder is a version of weights; these are checked once for all versions.
         """
         if not self.shared:
             return False
@@ -118,13 +110,7 @@ class RunFiles:
         return self._shares[key]
 
     async def fetch(self, host: Host, path: Path, destination: Path) -> None:
-        """Copy a folder of a host to a folder of this machine, which does not exist.
-
-        Raises:
-            HostRefused: the host does not serve it.
-            HostLost: the host is lost before all has arrived.
-            DataPlaneError: it did not arrive whole.
-        """
+        """Copy a folder of a host to a new folder of this machine."""
         agent = _agent(host)
         drop = partial(self._connections.drop, agent.address)
         name = f"{path.name}-{xxhash.xxh3_64_hexdigest(str(path).encode())}"
@@ -147,12 +133,7 @@ class RunFiles:
     async def read_weights(
         self, host: Host, weights: WeightsFolder, owner: Host | None
     ) -> tuple[WeightsFolder, Mapping[str, Sequence[int]]]:
-        """Bring weights to a host and check them there (`weights.verify_folder.ReadFolder`).
-
-        Raises:
-            EngineError: they are damaged.
-            EngineUnreachable: a host is lost.
-        """
+        """Bring weights to a host and verify them there (`weights.verify_folder.ReadFolder`)."""
         try:
             size = weights.size_bytes or 1
             path = await self.on(host, weights.path, owner, weights_bytes=size)

@@ -1,10 +1,10 @@
-"""A host as the run sees it: what its agent is asked, and what is known of it.
+"""A host from the run's point of view: requests to its agent, and its known state.
 
     call --> agent --> reply
          \\-> the host is lost meanwhile --> HostLost
 
-No call waits for a host that is lost, and a reply of an earlier incarnation is refused. A process
-whose start was given up or not replied to is ended: the run gives each its number.
+No call waits for a lost host, and a reply of an earlier incarnation is refused. The run numbers the
+processes, so it can stop one whose start was canceled or got no reply.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import TypeVar
 
 import httpx2
 
+from areal_lab.cluster.folders.replies import INCARNATION
 from areal_lab.cluster.records import (
     RECEIVED,
     FetchFolder,
@@ -38,11 +39,11 @@ from areal_lab.cluster.records import (
     from_json,
     to_json,
 )
-from areal_lab.cluster.shards.replies import INCARNATION
 from areal_lab.control.liveness import HostLiveness
 from areal_lab.engines.keys import authorization
 from areal_lab.engines.protocol import WeightsFolder
 from areal_lab.host.certificates import certificates_for
+from areal_lab.host.ports import connect_s
 from areal_lab.host.processes import ChildDied
 
 Reply = TypeVar("Reply")
@@ -53,7 +54,7 @@ _CONTROL_S = 60.0
 _STOP_S = 30.0
 """Longest wait for the end of a process."""
 _FETCH_S = 3600.0
-"""Longest wait for a folder: a host that is lost ends the wait earlier."""
+"""Longest wait for a folder: the loss of a host ends the wait earlier."""
 _START_MARGIN_S = 30.0
 
 
@@ -62,7 +63,7 @@ class HostLost(ChildDied):
 
 
 class HostRefused(RuntimeError):
-    """A host did not do what it was asked; the message is the agent's."""
+    """A host refused a request; the message is the agent's."""
 
 
 class _NoReply(HostRefused):
@@ -80,15 +81,15 @@ class Host:
     on_lost: list[Callable[[], None]] = field(default_factory=list)
     """Called once, when the host is lost."""
     processes: dict[int, RemoteProcess] = field(default_factory=dict)
-    """Those that are not known to have ended."""
+    """Processes that are not known to have ended."""
     _numbers: count[int] = field(default_factory=lambda: count(1))
-    """Of processes."""
+    """Numbers of new processes."""
     _insisting: set[asyncio.Task[None]] = field(default_factory=set)
-    """Kept, because the event loop keeps only weak references."""
+    """Kept because the event loop has only weak references."""
     _received: int = 0
     """Number of the newest reply to a heartbeat."""
     _replied: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set by each heartbeat that it replies to."""
+    """Set by each heartbeat with a reply."""
     _http: httpx2.AsyncClient = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -98,36 +99,39 @@ class Host:
                 **authorization(self.token),
                 INCARNATION: self.facts.incarnation,
             },
-            timeout=httpx2.Timeout(_CONTROL_S, connect=_CONNECT_S),
+            timeout=httpx2.Timeout(_CONTROL_S, connect=connect_s(self.facts.url, _CONNECT_S)),
             trust_env=False,
             verify=certificates_for(self.facts.url),
         )
 
     @property
     def name(self) -> str:
-        """As messages call it."""
+        """Name in messages."""
         return self.facts.name
 
     @property
     def replies(self) -> bool:
-        """Whether it replied to the last heartbeat, and not as another incarnation."""
+        """True if it replied to the last heartbeat, with the same incarnation."""
         return not (self.liveness.missed or self.liveness.lost)
 
     @property
     def error(self) -> HostLost:
-        """Why it is lost."""
+        """Reason of its loss."""
         where = f"host {self.name} ({self.facts.address})"
         return HostLost(f"{where} is lost: {self.liveness.lost or 'unknown'}")
 
     async def heartbeat(self, timeout_s: float) -> None:
-        """Ask once, and note what it replies; `liveness` decides what that means."""
+        """Send one heartbeat, and record the reply; `liveness` interprets it."""
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
         try:
             reply = await self._http.get(
                 "/health", headers={RECEIVED: str(self._received)}, timeout=timeout_s
             )
             health = from_json(HostHealth, reply.raise_for_status().content)
         except (httpx2.HTTPError, ValueError) as error:
-            self.liveness.silent(str(error) or type(error).__name__)
+            why = str(error) or type(error).__name__
+            self.liveness.silent(why, waited_s=loop.time() - began_s, meant_s=timeout_s)
             return
         self.liveness.replied(health.incarnation)
         self._received = max(self._received, health.number)
@@ -137,14 +141,15 @@ class Host:
                 process.ended_event.set()
 
     async def is_there(self) -> bool:
-        """Wait until heartbeats tell: it replies to the next one, or it is lost. A host to which
-        connections break may be either."""
+        """Wait until heartbeats decide: it replies to the next one, or it is lost. A broken
+        connection proves neither.
+        """
         self._replied.clear()
         await _first(self._replied, self.lost)
         return not self.lost.is_set()
 
     def mark_lost(self) -> None:
-        """Fail every call, and tell those that asked. Idempotent."""
+        """Fail every call, and run the `on_lost` callbacks. Idempotent."""
         if self.lost.is_set():
             return
         self.lost.set()
@@ -154,9 +159,7 @@ class Host:
     async def start_engine(self, request: StartEngine) -> tuple[RemoteProcess, StartedEngine]:
         """Start an engine; returns when it is ready.
 
-        Raises:
-            HostRefused: as the agent reports it.
-            HostLost: the host is lost before that.
+        Raises HostRefused if the agent reports an error, or HostLost.
         """
         timeout_s = request.ready_timeout_s + _START_MARGIN_S
         return await self._start("/engines", request, StartedEngine, timeout_s)
@@ -181,18 +184,19 @@ class Host:
         return (await self._start("/modules", request, StartedModule, _CONTROL_S))[0]
 
     async def stop(self, number: int, *, at_once: bool = False) -> None:
-        """End a process, also one that may be starting, and wait; insists later, if that takes
-        long. What ran on a host that is lost ends with its lease."""
+        """Stop a process, including one that is starting, and wait; insists later, if that takes
+        long. Processes of a lost host end with its lease.
+        """
         flag = "?at_once=1" if at_once else ""
         await asyncio.wait({self.insist(f"/processes/{number}/stop{flag}")}, timeout=_STOP_S)
 
     def insist(self, path: str) -> asyncio.Task[None]:
-        """Ask again until the agent replies, whatever that is, or the host is lost."""
+        """Repeat a request until the agent replies, or the host is lost."""
 
         async def ask() -> None:
             with suppress(HostRefused, HostLost):
                 while not self.lost.is_set():
-                    with suppress(_NoReply):  # a heartbeat was replied to since
+                    with suppress(_NoReply):  # a heartbeat got a reply since
                         await self.call("POST", path, timeout_s=_STOP_S)
                         return
 
@@ -202,7 +206,7 @@ class Host:
         return asking
 
     async def end_of(self, number: int) -> ProcessEnd:
-        """How a process ended; raises as `start_engine`."""
+        """Exit status of a process; raises as `start_engine`."""
         reply = await self.call("GET", f"/processes/{number}")
         return from_json(ProcessEnd, reply)
 
@@ -219,21 +223,22 @@ class Host:
         return int(await self.call("GET", "/free-port"))
 
     async def seen(self, path: Path) -> SeenFolder:
-        """The files of a folder as the host sees them; raises as `start_engine`."""
+        """Files of a folder as the host sees them; raises as `start_engine`."""
         return await self._post("/files/seen", Place(path=str(path)), SeenFolder, _CONTROL_S)
 
     async def serve(self, name: str, path: Path) -> None:
-        """Have it serve a folder to others; raises as `start_engine`."""
+        """Make it serve a folder to others; raises as `start_engine`."""
         await self.call("POST", "/files/serve", to_json(ServeFolder(name=name, path=str(path))))
 
     async def fetch(self, request: FetchFolder) -> Path:
-        """Have it fetch a folder; returns the path there. Raises as `start_engine`."""
+        """Make it fetch a folder; returns the path there. Raises as `start_engine`."""
         found = await self._post("/files/fetch", request, Place, _FETCH_S)
         return Path(found.path)
 
     async def check(self, weights: WeightsFolder) -> Mapping[str, Sequence[int]]:
         """Compare weights there with their checksum; returns their shapes. Raises as
-        `start_engine`."""
+        `start_engine`.
+        """
         return (await self._post("/files/check", weights, Shapes, _FETCH_S)).shapes
 
     async def put_file(self, name: str, content: bytes) -> Path:
@@ -246,14 +251,14 @@ class Host:
         await self.call("POST", "/files/remove", to_json(Place(path=str(path))))
 
     async def weights_root(self, size_bytes: int) -> Path:
-        """A folder there for weights of this size; raises as `start_engine`."""
+        """Create a folder there for weights of this size; raises as `start_engine`."""
         reply = await self.call("POST", f"/files/weights-root/{size_bytes}")
         return Path(from_json(Place, reply).path)
 
     async def dismiss(self) -> None:
-        """Tell the agent that the run needs the host no longer; a lost one is not told."""
+        """Tell the agent that the run no longer needs the host, unless it is lost."""
         if not self.lost.is_set():
-            with suppress(HostRefused):  # no heartbeat would tell whether it is lost
+            with suppress(HostRefused):  # no heartbeat would detect its loss
                 await self._ask("POST", "/dismiss", b"", _CONNECT_S)
         await self.close()
 
@@ -268,11 +273,8 @@ class Host:
     ) -> bytes:
         """Send a request; returns the content of the reply.
 
-        A broken connection may be the first sign of a loss: the next heartbeats tell.
-
-        Raises:
-            HostRefused: with the agent's sentence.
-            HostLost: the host is lost before it replies.
+        A broken connection may be the first sign of a loss: the next heartbeats decide. Raises
+        HostRefused with the agent's sentence, or HostLost.
         """
         asking = asyncio.create_task(self._reply_or_verdict(method, path, content, timeout_s))
         losing = asyncio.create_task(self.lost.wait())
@@ -299,7 +301,7 @@ class Host:
             raise
 
     async def _ask(self, method: str, path: str, content: bytes, timeout_s: float) -> bytes:
-        timeout = httpx2.Timeout(timeout_s, connect=_CONNECT_S)
+        timeout = httpx2.Timeout(timeout_s, connect=connect_s(self.facts.url, _CONNECT_S))
         try:
             reply = await self._http.request(method, path, content=content, timeout=timeout)
         except httpx2.TransportError as error:
@@ -346,7 +348,7 @@ class RemoteProcess:
 
     @property
     def running(self) -> bool:
-        """Whether it is not known to have ended, and its host not to be lost."""
+        """True unless it is known to have ended, or its host to be lost."""
         return not (self._stopped or self.ended_event.is_set() or self.host.lost.is_set())
 
     async def ended(self) -> None:
@@ -354,7 +356,7 @@ class RemoteProcess:
         await _first(self.ended_event, self.host.lost)
 
     async def died(self) -> ChildDied:
-        """Wait until it has ended, and say how; if its host is lost, say that."""
+        """Wait until it has ended, and describe how; or report the loss of its host."""
         await self.ended()
         if self.host.lost.is_set():
             return HostLost(f"{self.name} is lost with its host: {self.host.error}")
@@ -371,7 +373,7 @@ class RemoteProcess:
             self.host.insist(f"/processes/{self.number}/end")
 
     async def stop(self, *, at_once: bool = False) -> None:
-        """End it and wait; a process of a lost host is left to its agent. Idempotent."""
+        """Stop it and wait; on a lost host its agent stops it. Idempotent."""
         if self._stopped:
             return
         self._stopped = True
@@ -380,7 +382,7 @@ class RemoteProcess:
         self.ended_event.set()
 
     async def peak_memory_bytes(self) -> int:
-        """Largest resident memory of its process group so far; 0 if that is not known."""
+        """Largest resident memory of its process group so far; 0 if unknown."""
         try:
             return (await self.host.end_of(self.number)).peak_memory_bytes
         except (HostRefused, HostLost):
@@ -388,7 +390,7 @@ class RemoteProcess:
 
 
 async def _first(*events: asyncio.Event) -> None:
-    """Wait until one of them is set."""
+    """Wait until one of these events is set."""
     waiting = [asyncio.create_task(event.wait()) for event in events]
     try:
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)

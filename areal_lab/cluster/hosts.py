@@ -1,11 +1,11 @@
-"""The hosts of a run: they join, are asked for heartbeats, are lost and replaced.
+"""The hosts of a run: they join, reply to heartbeats, are lost and replaced.
 
-    POST /join --versions agree--> Host --takes a seat--> works --silent--> lost --> seat is vacant
+    POST /join --versions agree--> Host --gets a seat--> works --silent--> lost --> seat is vacant
                  \\-> Refused       a spare, if no seat is vacant                     ^     |
                                                           another host that joins ---'<----'
 
-A seat is the place of one host in the placement: engines and trainer processes have seats, and
-whatever host sits there runs them. The scheduler is asked for another host when one is lost.
+A seat is the slot of one host in the placement: engines and trainer processes belong to seats, and
+run on the host that has the seat. When a host is lost, the scheduler is asked for another one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from areal_lab.cluster.host import Host
 from areal_lab.cluster.records import HostFacts, Refused, Welcome, from_json, to_json
 from areal_lab.cluster.scheduler import Invitation, NoHosts, Scheduler
-from areal_lab.config.cluster import ClusterConfig
+from areal_lab.config.sections import ClusterConfig
 from areal_lab.control.liveness import HostLiveness, silence_s
 from areal_lab.engines.keys import KeyGuard
 from areal_lab.host.asgi import served
@@ -41,11 +41,11 @@ _TOKEN_BYTES: Final = 32
 
 
 class TooFewHosts(RuntimeError):
-    """Hosts did not join in time; the message says which did, and what became of the others."""
+    """Hosts did not join in time; the message lists those that did, and the state of the others."""
 
 
 def new_token() -> str:
-    """A secret for the hosts of one run."""
+    """Create a secret for the hosts of one run."""
     return secrets.token_urlsafe(_TOKEN_BYTES)
 
 
@@ -56,38 +56,33 @@ class Hosts:
     config: ClusterConfig
     scheduler: Scheduler
     address: str
-    """Of this machine, as the hosts reach it."""
+    """Address of this machine for the hosts."""
     start_timeout_s: float
     say: Callable[[str], None]
-    """Shows what happened."""
+    """Prints events for the user."""
     waiting: Callable[[str], None]
-    """Shows what is waited for."""
+    """Shows the reason for waiting."""
     token: str = field(default_factory=new_token, repr=False)
-    """In the environment of every agent."""
+    """Secret in the environment of every agent."""
     data_plane: ASGIApp | None = None
-    """Serves folders of this machine at the same port; set once it is known."""
+    """Application that serves folders of this machine at the same port; set once it exists."""
     port: int = 0
-    """At which hosts join, from `start` on."""
+    """Port at which hosts join, from `start` on."""
     seats: dict[str, Host | None] = field(default_factory=dict)
-    """The host in each seat, by its name; None for a vacant one."""
+    """Host in each seat, by its name; None for a vacant one."""
     spares: list[Host] = field(default_factory=list)
     losses: int = 0
     refusals: list[str] = field(default_factory=list)
-    """Why hosts were refused."""
+    """Reasons for refused hosts."""
     _lost: list[Host] = field(default_factory=list)
-    """Whose connections are still to be closed."""
+    """Lost hosts whose connections are still open."""
     _stack: AsyncExitStack = field(default_factory=AsyncExitStack)
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _closed: bool = False
 
     async def start(self) -> list[Host]:
-        """Let hosts join, and wait until all have; the scheduler brings them up.
-
-        Raises:
-            TooFewHosts: if they do not in time.
-            ValueError: this machine cannot listen for them.
-        """
+        """Start listening and the scheduler, and wait until all hosts have joined."""
         listener = self._listener()
         self.port = listener.getsockname()[1]
         self._stack.callback(listener.close)
@@ -117,17 +112,17 @@ class Hosts:
 
     @property
     def working(self) -> list[Host]:
-        """The hosts in seats, in order of the seats."""
+        """Hosts in seats, in order of the seats."""
         return [host for host in self.seats.values() if host is not None]
 
     def leave_vacant(self, names: Sequence[str]) -> None:
-        """Make spares of the hosts in these seats."""
+        """Turn the hosts in these seats into spares."""
         for name in names:
             if (host := self.seats.pop(name, None)) is not None:
                 self.spares.append(host)
 
     def seat_spare(self) -> str | None:
-        """Give a spare host a seat of its own, which is returned; None if there is no spare."""
+        """Give a spare host a new seat, which is returned; None without a spare."""
         if not self.spares:
             return None
         host = self.spares.pop(0)
@@ -135,11 +130,7 @@ class Hosts:
         return host.name
 
     async def host_in(self, seat: str) -> Host:
-        """The host in a seat; waits for another one while it is vacant.
-
-        Raises:
-            TooFewHosts: if none comes in time.
-        """
+        """Host in a seat; waits for another one while it is vacant."""
         if self.seats[seat] is None:
             self.say(
                 f"waiting for a host that takes the place of {seat}, at most "
@@ -159,7 +150,7 @@ class Hosts:
         return host
 
     async def close(self) -> None:
-        """Dismiss all hosts, and have the scheduler end what it has started."""
+        """Dismiss all hosts, and stop the scheduler's agents."""
         self._closed = True
         tasks, self._tasks = self._tasks, set()
         for task in tasks:
@@ -174,10 +165,10 @@ class Hosts:
     async def _join(self, request: Request) -> Response:
         try:
             facts = from_json(HostFacts, await request.body())
-        except ValueError:
+        except ValueError as error:
             return self._refused(
-                "a host that joined tells of itself in a way that the run does not know; install "
-                f"areal_lab {version('areal_lab')} there, as here"
+                f"a host that joined tells of itself in a way that the run does not know ({error});"
+                f" install areal_lab {version('areal_lab')} there, as here"
             )
         same_name = self._named(facts.name)
         if same_name is not None and same_name.facts.incarnation != facts.incarnation:
@@ -199,12 +190,13 @@ class Hosts:
                 f"host {facts.name} has joined, but the run does not reach it at {facts.address}:"
                 f"{facts.port}; give it --address, as the run reaches it, and open its ports"
             )
-        # Only now: it asks again if the reply is late, and one of the two has taken the seat.
+        # Checked last: a host asks again if the reply is late, and one of both requests has taken
+        # the seat.
         earlier = self._named(facts.name)
         if earlier is not None and earlier.facts.incarnation == facts.incarnation:
             await host.close()
             return self._welcome()
-        if earlier is not None:  # its incarnation has ended, or `_refusal` would say so
+        if earlier is not None:  # its incarnation has ended, or `_refusal` would report it
             earlier.liveness.replied(facts.incarnation)
             self._lose(earlier, replaced=True)
         self._take_seat(host)
@@ -214,7 +206,7 @@ class Hosts:
         return self._welcome()
 
     def _named(self, name: str) -> Host | None:
-        """The host of this name that is not lost."""
+        """Host of this name that is not lost."""
         return next((h for h in (*self.working, *self.spares) if h.name == name), None)
 
     def _welcome(self) -> Response:
@@ -299,7 +291,7 @@ class Hosts:
         return len(self.spares) != spares
 
     async def _state(self) -> str:
-        """What hosts wait for, or why none will come."""
+        """Reason for waiting for hosts, or why none will come."""
         try:
             return await self.scheduler.state()
         except NoHosts as error:
@@ -313,7 +305,7 @@ class Hosts:
     # --- losing ---
 
     async def _watch(self, host: Host) -> None:
-        """Ask for heartbeats until the host is lost."""
+        """Send heartbeats until the host is lost."""
         loop = asyncio.get_running_loop()
         while not host.lost.is_set():
             began_s = loop.time()
@@ -324,11 +316,9 @@ class Hosts:
             await asyncio.sleep(max(0.0, began_s + self.config.heartbeat_s - loop.time()))
 
     def _lose(self, host: Host, *, replaced: bool = False) -> None:
-        """Count a host as lost.
+        """Count a host as lost, and fail its calls.
 
-        Args:
-            host: is told to fail its calls.
-            replaced: whether another one takes its place already: itself, started again.
+        `replaced` is set if its successor is already there: the same host, restarted.
         """
         if host.lost.is_set():
             return
@@ -352,7 +342,7 @@ class Hosts:
         try:
             await self.scheduler.replace(host.name)
         except Exception as error:  # whatever it is, the run continues without the host
-            self.say(f"no host could be started in place of {host.name}: {error}")
+            self.say(f"no host could be started to replace {host.name}: {error}")
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         task = asyncio.create_task(work, name=name)
@@ -365,7 +355,7 @@ def _minor(python: str) -> str:
 
 
 def _natural(name: str) -> tuple[str, int, str]:
-    """Sorts h2 before h10."""
+    """Sort key with h2 before h10."""
     head = name.rstrip("0123456789")
     digits = name[len(head) :]
     return head, int(digits or 0), name

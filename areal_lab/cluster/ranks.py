@@ -1,4 +1,4 @@
-"""The trainer's processes on hosts, with TCP connections as pipes.
+"""Trainer processes on hosts, with TCP connections as pipes.
 
     settings --paths on each host--> ranks --> HostedTrainer: a `TrainerProcess`
 
@@ -17,12 +17,12 @@ from typing import Any, Final, cast
 
 from areal_lab.cluster.files import NotShared, RunFiles
 from areal_lab.cluster.host import Host, HostLost, HostRefused
-from areal_lab.cluster.records import TOKEN_VARIABLE
 from areal_lab.config.schema import TrainConfig
 from areal_lab.engines.protocol import WeightsFolder
 from areal_lab.host.pipes import KEY_VARIABLE, PipeListener, shut
 from areal_lab.host.processes import RunningProcess
 from areal_lab.training.process.client import (
+    WORKER,
     TrainerProcess,
     rank_arguments,
     rank_name,
@@ -32,14 +32,13 @@ from areal_lab.training.settings import TrainerSettings
 
 CONNECT_S: Final = 120.0
 """Longest wait for a process to start and connect."""
-_WORKER: Final = "areal_lab.cluster.rank_worker"
 _MODELS: Final = ("ref", "critic", "teacher")
 """Sections of the settings with a `path` of another model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RanksOnHosts:
-    """Starts ranks on these hosts, by rank."""
+    """Start ranks on these hosts, by rank."""
 
     hosts: tuple[Host, ...]
     listener: PipeListener
@@ -50,18 +49,12 @@ class RanksOnHosts:
     async def __call__(
         self, rank: int, settings: TrainerSettings, *, pipes: int, environment: Mapping[str, str]
     ) -> tuple[RunningProcess, list[Connection]]:
-        """See `StartRank`.
-
-        Raises:
-            ChildDied: it ends before it connects, or its host is lost.
-            HostRefused: the host does not start it.
-            TimeoutError: it does not connect in time.
-        """
+        """See `StartRank`."""
         host, expected = self.hosts[rank], [self.listener.expect() for _ in range(pipes)]
         settings = await self._on(host, settings)
         process = await host.start_module(
             rank_name(rank),
-            _WORKER,
+            WORKER,
             [
                 *rank_arguments(rank, settings),
                 *(part for where, _ in expected for part in ("--pipe", where)),
@@ -70,7 +63,6 @@ class RanksOnHosts:
             environment={
                 **environment,
                 KEY_VARIABLE: self.listener.key.hex(),
-                TOKEN_VARIABLE: self.files.token,
             },
         )
         futures = [future for _, future in expected]
@@ -100,26 +92,29 @@ class RanksOnHosts:
             ending.cancel()
 
     async def _on(self, host: Host, settings: TrainerSettings) -> TrainerSettings:
-        """The settings with the paths of a host."""
+        """Settings with the paths of a host."""
 
         async def there(path: str) -> str:
             return str(await self.files.on(host, Path(path))) if path else ""
 
-        loss_file = settings.loss_file
-        if loss_file and not await self.files.sees(host, Path(loss_file).parent):
-            content = await asyncio.to_thread(Path(loss_file).read_bytes)
-            loss_file = str(await host.put_file(Path(loss_file).name, content))
+        async def sent(path: str) -> str:
+            if not path or await self.files.sees(host, Path(path).parent):
+                return path
+            content = await asyncio.to_thread(Path(path).read_bytes)
+            return str(await host.put_file(Path(path).name, content))
+
         return replace(
             settings,
             config=await self._models_on(host, settings.config),
             model_path=await there(settings.model_path),
             state_folder=await there(settings.state_folder),
-            loss_file=loss_file,
+            loss_file=await sent(settings.loss_file),
+            advantage_file=await sent(settings.advantage_file),
             weights_root=str(await host.weights_root(self.weights_bytes)),
         )
 
     async def _models_on(self, host: Host, config: TrainConfig) -> TrainConfig:
-        """The settings with the paths of other models, where these are folders of this machine."""
+        """Settings with the host's paths of other models, if these are folders of this machine."""
         changes: dict[str, object] = {}
         for name in _MODELS:
             section = getattr(config, name)
@@ -138,17 +133,14 @@ class HostedTrainer(TrainerProcess):
     files: RunFiles = field(default=cast(RunFiles, None))
     run_folder: Path = Path()
     _saving: Path = Path()
-    """Where the run wants the checkpoint that is being written."""
+    """Target path of the checkpoint that is being written."""
 
     async def check_shared(self) -> None:
-        """Refuse processes on several hosts whose run folder is not one folder: each of them writes
-        its part of a checkpoint.
-
-        Raises:
-            NotShared: in one sentence.
+        """Refuse processes on several hosts without a shared run folder, because each of them
+        writes its part of a checkpoint.
         """
         hosts = {id(child.host): child.host for child in self.children if hasattr(child, "host")}
-        # Asked before the run appends to files there, which would look like a difference.
+        # Before the run appends to files there, which would look like a difference.
         blind = [h.name for h in hosts.values() if not await self.files.sees(h, self.run_folder)]
         if blind and len(hosts) > 1:
             raise NotShared(

@@ -1,4 +1,4 @@
-"""What a host agent and the run tell each other, as JSON.
+"""JSON messages between a host agent and the run.
 
 agent --HostFacts--> run        POST /join
 agent <--Welcome---- run
@@ -12,12 +12,12 @@ import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import Final, TypeVar
+from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter, ValidationError
 
 from areal_lab.engines.launch.backends import Build, ServerOptions
-from areal_lab.host.gpus import visible_gpus
+from areal_lab.host.machine import visible_gpus
 from areal_lab.host.memory import memory_bytes
 
 TOKEN_VARIABLE: Final = "AREAL_LAB_CLUSTER_TOKEN"
@@ -25,37 +25,39 @@ TOKEN_VARIABLE: Final = "AREAL_LAB_CLUSTER_TOKEN"
 RECEIVED: Final = "areal-lab-received"
 """Header of a heartbeat with the number of the newest reply that the run has received."""
 Message = TypeVar("Message")
+Word: TypeAlias = Annotated[str, Field(pattern=r"^[^\s\p{Cc}/\\]+$", max_length=255)]
+"""Text that is valid in a line of a message, a header, an address and a file's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts:
-    """A host that joins."""
+    """A joining host."""
 
-    name: str
-    incarnation: str
-    """A new one each time that it joins."""
-    address: str
-    """Of the host, as others reach it."""
-    port: int
-    """Of the agent."""
+    name: Word
+    incarnation: Word
+    """A new one for each join."""
+    address: Word
+    """Address of the host for others."""
+    port: Annotated[int, Field(ge=1, le=65535)]
+    """Port of the agent."""
     folder: str
-    """Of the agent's files: logs, and what it fetched."""
+    """Folder of the agent's files: logs, and fetched folders."""
     gpus: tuple[str, ...]
     cores: int
     memory_bytes: int
-    python: str
-    areal_lab: str
+    python: Word
+    areal_lab: Word
 
     @property
     def url(self) -> str:
-        """Of the agent."""
+        """Base URL of the agent."""
         return f"http://{self.address}:{self.port}"
 
 
 def facts_of_this_host(
     *, name: str, incarnation: str, address: str, port: int, folder: str
 ) -> HostFacts:
-    """What this host tells of itself."""
+    """Facts about this host."""
     return HostFacts(
         name=name,
         incarnation=incarnation,
@@ -72,12 +74,12 @@ def facts_of_this_host(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Welcome:
-    """The run takes a host."""
+    """The run accepts a host."""
 
     lease_s: float
-    """Without a heartbeat for this long, the agent ends its processes."""
+    """Heartbeat timeout after which the agent ends its processes."""
     silent_after_s: float
-    """Without one for this long, it counts the run as silent."""
+    """Heartbeat timeout after which it counts the run as silent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,16 +91,16 @@ class Refused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostHealth:
-    """The reply to a heartbeat."""
+    """Reply to a heartbeat."""
 
     incarnation: str
     """Empty between two runs."""
     ended: tuple[int, ...] = ()
     """Processes that have ended."""
     number: int = 0
-    """Of this reply."""
+    """Number of this reply."""
     silent_s: float = 0.0
-    """For how long it has not heard the run; 0 unless it counts the run as silent."""
+    """Seconds since the last heartbeat; 0 unless it counts the run as silent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +109,7 @@ class StartEngine:
 
     backend: str
     options: ServerOptions
-    """Of which `host` and `port` are the agent's choice."""
+    """Options except `host` and `port`, which the agent chooses."""
     index: int
     """Number of the engine in the run."""
     place: int
@@ -117,7 +119,7 @@ class StartEngine:
 
     @property
     def name(self) -> str:
-        """Of its process, in messages."""
+        """Name of its process, in messages."""
         return f"engine {self.index}"
 
     @property
@@ -158,10 +160,10 @@ class StartedModule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessEnd:
-    """How a process ended, or that it still runs."""
+    """Exit status of a process, or that it is still running."""
 
     how: str
-    """In words, with the end of its output; empty while it runs."""
+    """Description, with the end of its output; empty while it runs."""
     peak_memory_bytes: int
 
 
@@ -172,7 +174,7 @@ class SeenFile:
     name: str
     size: int
     time_ns: int
-    """Of its last change: the same on all hosts that share the file."""
+    """Time of its last change: the same on all hosts that share the file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +192,7 @@ class FetchFolder:
     incarnation: str
     name: str
     weights_bytes: int = 0
-    """Size of one version of the weights, if it is one: these are kept in shared memory."""
+    """Size of the weights, if the folder is a version of them: these are kept in shared memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,15 +217,28 @@ class Shapes:
     shapes: dict[str, tuple[int, ...]]
 
 
+def _adapter(kind: type[Message]) -> TypeAdapter[Message]:
+    """Cached, because creating one takes milliseconds."""
+    if kind not in _adapters:
+        _adapters[kind] = TypeAdapter(kind)
+    return _adapters[kind]
+
+
+_adapters: Final[dict[type[Any], TypeAdapter[Any]]] = {}
+
+
 def to_json(message: object) -> bytes:
-    """A record as JSON."""
-    return TypeAdapter(type(message)).dump_json(message)
+    """Encode a record as JSON."""
+    return _adapter(type(message)).dump_json(message)
 
 
 def from_json(kind: type[Message], content: bytes) -> Message:
-    """Inverse of `to_json`.
-
-    Raises:
-        ValueError: if the content is no such record.
-    """
-    return TypeAdapter(kind).validate_json(content)
+    """Inverse of `to_json`; ValueError for other content."""
+    try:
+        return _adapter(kind).validate_json(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ValueError(
+            f"this is no {kind.__name__}: {where and f'{where}: '}{first['msg']:.200}"
+        ) from error

@@ -1,9 +1,9 @@
-"""The hosts of a training run, and what it starts on them.
+"""The hosts of a training run, and the processes that it starts on them.
 
     opened(settings) --hosts join--> placement --> start_trainer(settings), launch_engine(...)
 
-What is started looks as if it ran here: an `EngineProcess`, a `TrainerProcess`. A host that is lost
-takes its processes with it; an engine then starts on the host that takes its seat.
+Remote processes look like local ones: an `EngineProcess`, a `TrainerProcess`. A lost host takes its
+processes with it; an engine then starts on the host that replaces it.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from typing import Final
 from areal_lab.cluster.files import RunFiles
 from areal_lab.cluster.host import Host, HostLost, HostRefused
 from areal_lab.cluster.hosts import Hosts, new_token
-from areal_lab.cluster.local import LocalScheduler, ManualScheduler
 from areal_lab.cluster.ranks import HostedTrainer, RanksOnHosts
 from areal_lab.cluster.ray.scheduler import RayScheduler
 from areal_lab.cluster.records import TOKEN_VARIABLE, StartEngine
-from areal_lab.cluster.scheduler import Scheduler
+from areal_lab.cluster.scheduler import LocalScheduler, ManualScheduler, Scheduler
 from areal_lab.cluster.slurm.scheduler import SlurmScheduler
-from areal_lab.config.cluster import ClusterConfig, SchedulerConfig
+from areal_lab.config.sections import ClusterConfig, SchedulerConfig
 from areal_lab.control.placement import Demand, HostSlots, Placement, place, seat_of_another
 from areal_lab.engines.client.engine_client import EngineClient
 from areal_lab.engines.launch.backends import BACKENDS, ServerOptions
 from areal_lab.engines.launch.detect import dialect_of
 from areal_lab.engines.launch.start import EngineProcess
 from areal_lab.engines.protocol import WeightsFolder
+from areal_lab.host.durable import replace_text
 from areal_lab.host.pipes import PipeListener
 from areal_lab.host.ports import address_towards
 from areal_lab.training.process.client import TrainerProcess
 from areal_lab.training.settings import TrainerSettings
 
 _ANYWHERE: Final = "192.0.2.1"
-"""An address for documentation (RFC 5737): nothing is sent there, but the route to it is that to
+"""Address for documentation (RFC 5737): nothing is sent there, but the route to it is that to
 other networks."""
 _LOG_LINES: Final = 100_000
 _LOG_S: Final = 10.0
@@ -53,7 +53,7 @@ def make_scheduler(
     log_folder: Path,
     say: Callable[[str], None],
 ) -> Scheduler:
-    """The scheduler of this type."""
+    """Create the scheduler of this type."""
     match scheduler.type:
         case "local":
             return LocalScheduler(log_folder)
@@ -66,11 +66,7 @@ def make_scheduler(
 
 
 def own_address(scheduler: SchedulerConfig, cluster: ClusterConfig) -> str:
-    """Address of this machine as hosts reach it.
-
-    Raises:
-        ValueError: if it must be set.
-    """
+    """Address of this machine for hosts."""
     if cluster.address:
         return cluster.address
     if scheduler.type == "local":
@@ -94,7 +90,7 @@ class HostThreads:
 
 @dataclass(slots=True, kw_only=True)
 class RunHosts:
-    """The hosts of one run, with their work."""
+    """The hosts of one run, with their processes."""
 
     hosts: Hosts
     placement: Placement
@@ -105,9 +101,9 @@ class RunHosts:
     weights_bytes: int
     """Size of one version of the weights."""
     trainer_host: Host | None = None
-    """Where weights are exported, once the trainer has started."""
+    """Host of exported weights, once the trainer has started."""
     _exports: Path = Path()
-    """The folder of these weights."""
+    """Folder of these weights."""
     _engine_numbers: dict[str, list[int]] = field(default_factory=dict)
     """Engines of each seat."""
 
@@ -116,11 +112,8 @@ class RunHosts:
             self._engine_numbers.setdefault(seat, []).append(number)
 
     def seat_of(self, number: int) -> str:
-        """The seat of an engine; one with a new number goes to a spare host, or where there is
-        room, and has that seat from then on.
-
-        Raises:
-            Unplaceable: there is none.
+        """Seat of an engine. A new engine gets the seat of a spare host, or a seat with room,
+        and keeps it.
         """
         for seat, numbers in self._engine_numbers.items():
             if number in numbers:
@@ -137,8 +130,9 @@ class RunHosts:
         return spare
 
     def threads(self) -> HostThreads | None:
-        """Threads that leave no core of any host idle or shared; None where hosts are processes of
-        one machine."""
+        """Threads that leave no core of any host idle or shared; None if hosts are processes of
+        one machine.
+        """
         if isinstance(self.hosts.scheduler, LocalScheduler):
             return None
         work = Counter([*self.placement.engines, *self.placement.trainer])
@@ -153,14 +147,10 @@ class RunHosts:
         )
 
     async def start_trainer(self, settings: TrainerSettings, *, run_folder: Path) -> TrainerProcess:
-        """Start the trainer's processes on their hosts; raises as `TrainerProcess.start`.
-
-        Raises:
-            NotShared: they are on several hosts that do not share the run folder.
-        """
+        """Start the trainer's processes on their hosts; raises as `TrainerProcess.start`."""
         hosts = [await self.hosts.host_in(seat) for seat in self.placement.trainer]
         settings = replace(settings, gpus=",".join(_gpus(hosts) if settings.gpus else ()))
-        if len(hosts) > 1:
+        if settings.sharded:
             meet = f"tcp://{hosts[0].facts.address}:{await hosts[0].free_port()}"
             settings = replace(settings, rendezvous=meet)
         trainer = await HostedTrainer.start(
@@ -192,13 +182,7 @@ class RunHosts:
         ready_timeout_s: float,
         request_timeout_s: float | None,
     ) -> EngineProcess:
-        """Start an engine on the host in its seat; waits for another host if that one is lost.
-
-        Raises:
-            HostRefused: as the agent reports it.
-            HostLost: the host that has the weights is lost.
-            TooFewHosts: no host takes the seat in time.
-        """
+        """Start an engine on the host in its seat; waits for another host if that one is lost."""
         del log_path  # on the host
         seat = self.seat_of(index)
         while True:
@@ -214,13 +198,13 @@ class RunHosts:
             try:
                 return await self._launch_on(host, request)
             except (HostLost, HostRefused):
-                # One whose connections break may have died a moment ago. Otherwise it refuses, or
-                # the host that has the weights is lost.
+                # A host with broken connections may have died a moment ago. Otherwise it refuses,
+                # or the host that has the weights is lost.
                 if await host.is_there():
                     raise
 
     async def _launch_on(self, host: Host, request: StartEngine) -> EngineProcess:
-        """Start an engine on a host, which gets the model first."""
+        """Start an engine on a host, after copying the model there."""
         options, backend = request.options, request.backend
         model, tokenizer = options.model, options.tokenizer
         there = replace(
@@ -252,7 +236,7 @@ class RunHosts:
         )
 
     def _owner(self, path: Path) -> Host | None:
-        """The host whose trainer has written a folder; None for one of this machine."""
+        """Host whose trainer wrote a folder; None for this machine."""
         host = self.trainer_host
         return host if host is not None and path.is_relative_to(self._exports) else None
 
@@ -262,7 +246,7 @@ class RunHosts:
         return await self.files.read_weights(host, weights, self._owner(weights.path))
 
     async def collect_logs(self) -> None:
-        """Copy the logs of the hosts that are there into the run folder."""
+        """Copy the logs of the remaining hosts into the run folder."""
         await asyncio.gather(*(self._collect(host) for host in self.hosts.working))
 
     async def _collect(self, host: Host) -> None:
@@ -270,9 +254,9 @@ class RunHosts:
             async with asyncio.timeout(_LOG_S):
                 for name in await host.logs():
                     text = await host.last_lines(name, _LOG_LINES)
-                    (self.log_folder / f"{host.name}-{Path(name).name}").write_text(text)
+                    replace_text(self.log_folder / f"{host.name}-{Path(name).name}", text)
         except (HostLost, HostRefused, TimeoutError):
-            pass  # the run has ended; the host keeps them no longer
+            pass  # the run has ended; the host drops them
 
 
 @asynccontextmanager
@@ -286,19 +270,10 @@ async def opened(
     say: Callable[[str], None],
     waiting: Callable[[str], None],
 ) -> AsyncIterator[RunHosts]:
-    """Have hosts join, place the work on them, and dismiss them at the end.
+    """Wait for hosts to join, place the work on them, and dismiss them at the end.
 
-    Args:
-        demand: what is to be placed.
-        weights_bytes: size of one version of the weights.
-        log_folder: for the logs of hosts.
-        say: shows what happened.
-        waiting: shows what is waited for.
-
-    Raises:
-        TooFewHosts: hosts did not join in time.
-        Unplaceable: those that did have too little.
-        ValueError: a setting is wrong here.
+    `demand` is the work to place, `weights_bytes` the size of one version of the weights, and
+    `log_folder` gets the logs of hosts. `say` prints events, `waiting` the reason for waiting.
     """
     address = own_address(scheduler, cluster)
     token = os.environ.get(TOKEN_VARIABLE, "")
@@ -351,7 +326,7 @@ def _slots(host: Host, cluster: ClusterConfig) -> HostSlots:
 
 
 def _gpus(hosts: list[Host]) -> list[str]:
-    """The GPU of each rank: those of its host from the last one backwards, after its engines."""
+    """GPU of each rank: those of its host from the last one backwards, after its engines."""
     chosen: list[str] = []
     for rank, host in enumerate(hosts):
         ranks = [other for other, one in enumerate(hosts) if one is host]
@@ -360,7 +335,7 @@ def _gpus(hosts: list[Host]) -> list[str]:
 
 
 def _what_is_where(hosts: Sequence[Host], placement: Placement) -> list[str]:
-    """A line for each host; of many, the first and the last ones."""
+    """One line for each host; of many, the first and the last ones."""
     lines = []
     for host in hosts:
         engines = [str(n) for n, seat in enumerate(placement.engines) if seat == host.name]

@@ -1,9 +1,9 @@
-"""Settings that are mappings of free names, such as `actor.loss`: gathered, then laid over others.
+"""Merge settings that are mappings of free names, such as `actor.loss`.
 
     actor.loss.name=gspo actor.loss.clip_epsilon=0.1     {name: gspo, clip_epsilon: 0.1}
 
-What names a function starts afresh, as the keywords of another function mean nothing to it. What
-names none changes keywords of the function that an earlier file named.
+A mapping with a `name` replaces an earlier one, because the keywords of another function mean
+nothing to it. A mapping without a `name` changes keywords of the function named earlier.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from typing import Any, Final
 from areal_lab.config.record import Record
 
 NAME: Final = "name"
-"""The entry that names a function; text in place of a mapping is short for it."""
+"""Entry that names a function; text instead of a mapping is short for it."""
 
 
 def entered(known: Any, path: Sequence[str], value: Any) -> Any:
-    """A mapping with the entry at a path set; what the same source said before stays beside it."""
+    """Return a mapping with the entry at a path set; other entries from the same source are
+    kept.
+    """
     if path:
         inner = dict(named(known)) if isinstance(known, Mapping | str) else {}
         return {**inner, path[0]: entered(inner.get(path[0]), path[1:], value)}
@@ -30,7 +32,7 @@ def entered(known: Any, path: Sequence[str], value: Any) -> Any:
 
 
 def laid_over(known: Any, given: Any) -> Any:
-    """The mapping of a later source over that of an earlier one."""
+    """Merge the mapping of a later source over that of an earlier one."""
     given = named(given)
     if not isinstance(given, Mapping) or not given or NAME in given:
         return given
@@ -45,12 +47,12 @@ def laid_over(known: Any, given: Any) -> Any:
 
 
 def named(value: Any) -> Any:
-    """`gspo` as `{name: gspo}`; anything else as it is."""
+    """Return `gspo` as `{name: gspo}`, and any other value unchanged."""
     return {NAME: value} if isinstance(value, str) else value
 
 
 def texts(value: Any) -> Iterator[str]:
-    """All text in a value: of records, mappings and lists also that of what they contain."""
+    """Return all text in a value, including text inside its records, mappings and lists."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Record):

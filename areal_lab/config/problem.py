@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeVar
+
+Made = TypeVar("Made")
 
 
 class Kind(StrEnum):
@@ -35,7 +39,6 @@ class Problem:
     """Shell command that fixes it, if one does."""
 
     def __str__(self) -> str:
-        """The message, with the command."""
         return f"{self.message}; run: {self.command}" if self.command else self.message
 
 
@@ -63,21 +66,30 @@ def refusal(
 
 
 def problems_of(error: ValueError, setting: str, *, named: bool = False) -> tuple[Problem, ...]:
-    """The problems of a `ConfigError`; any other error becomes one problem of `setting`.
-
-    Args:
-        error: the error.
-        setting: the setting to change.
-        named: whether the error message already names the setting.
-    """
+    """Return the problems of a `ConfigError`; any other error becomes one problem of `setting`."""
     if isinstance(error, ConfigError):
         return error.problems
     text = str(error) if named else f"{setting}: {error}"
     return (Problem(Kind.SETTINGS, setting, text),)
 
 
+def attempt(
+    found: list[Problem], make: Callable[[], Made], setting: str, *, named: bool = False
+) -> Made | None:
+    """What `make` returns; if it raises a ValueError, its problems are added to `found`.
+
+    Args:
+        setting: see `problems_of`, as `named`.
+    """
+    try:
+        return make()
+    except ValueError as error:
+        found += problems_of(error, setting, named=named)
+        return None
+
+
 def below(group: str, problem: Problem) -> Problem:
-    """A problem of a nested record, with the name of its `group` prepended.
+    """Return a problem of a nested record, with the name of its `group` prepended.
 
     Messages of a record begin with the names of its fields.
     """

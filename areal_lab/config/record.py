@@ -8,7 +8,7 @@
     oven.degrees = 400         the same
 
 The annotation is the single source: pydantic validates with it, and `allowed` turns it into words
-for errors, `--help` and the reference pages (`areal_lab.config.reference`, which also reads the
+for errors, `--help` and the reference pages (`areal_lab.config.dump`, which also reads the
 string below the field).
 """
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
@@ -35,14 +36,20 @@ from typing import (
 )
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import AllowInfNan, BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic import (
+    AfterValidator,
+    AllowInfNan,
+    BaseModel,
+    ConfigDict,
+    ValidationError,
+    field_validator,
+)
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 from pydantic_core.core_schema import ValidationInfo
 
 from areal_lab.config.problem import ConfigError, Kind, Problem, below
-from areal_lab.config.seams import of_value
-from areal_lab.config.suggest import nearest
+from areal_lab.config.unknown import nearest, of_value
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +60,62 @@ class About:
     """Unit, if the name does not end in it (`_s`, `_h`, `_tokens`)."""
     hint: str = ""
     """Reason of a bound, or meaning of special values; the end of the error message."""
+    noun: str = ""
+    """Noun for the value, instead of the noun of its type."""
+    metavar: str = ""
+    """Placeholder of the value of a command's option, instead of its type."""
 
 
 Count = Annotated[int, Ge(1)]
-"""At least one of something."""
+"""Integer of at least 1."""
 Whole = Annotated[int, Ge(0)]
-"""0 or more of something."""
+"""Integer of at least 0."""
 Positive = Annotated[float, Gt(0), AllowInfNan(False)]
 NonNegative = Annotated[float, Ge(0), AllowInfNan(False)]
 Share = Annotated[float, Ge(0), Le(1)]
+
+_LONGEST_NAME_BYTES = 150
+"""Length of a folder name given by a setting: file systems allow 255, and times are added to it."""
+_LONGEST_PATH_BYTES = 2000
+_LONGEST_PART_BYTES = 255
+_FOLDER_NAME = re.compile(r"[^\W][^/\\\x00-\x1f\x7f]*")
+
+
+def _folder_name(name: str) -> str:
+    fits = 0 < len(_encoded(name)) <= _LONGEST_NAME_BYTES and name[-1] not in " ."
+    if not (fits and _FOLDER_NAME.fullmatch(name)):
+        raise ValueError("not a folder name")
+    return name
+
+
+def _folder_path(path: str) -> str:
+    encoded = _encoded(path)
+    longest = max(map(len, encoded.split(b"/")))
+    if b"\0" in encoded or longest > _LONGEST_PART_BYTES or len(encoded) > _LONGEST_PATH_BYTES:
+        raise ValueError("not a path")
+    return path
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode()  # raises a ValueError for half of a surrogate pair
+
+
+_NAME = (
+    f"a folder name of at most {_LONGEST_NAME_BYTES} bytes that begins with a letter, a digit or "
+    "_, has no / or \\, and does not end with a dot or a space"
+)
+FolderName = Annotated[str, AfterValidator(_folder_name), About(noun=_NAME)]
+"""Text that becomes part of the name of a folder."""
+FolderNameOrEmpty = Annotated[
+    str, AfterValidator(lambda name: name and _folder_name(name)), About(noun=f"{_NAME}, or empty")
+]
+"""Same as `FolderName`, for a setting that has a default."""
+FolderPath = Annotated[
+    str,
+    AfterValidator(_folder_path),
+    About(noun=f"a path with names of at most {_LONGEST_PART_BYTES} bytes each"),
+]
+"""Path of a folder to write into."""
 
 _UNITS = {"_s": "seconds", "_h": "hours", "_tokens": "tokens", "_dollars": "dollars"}
 """Units by the suffix of a name."""
@@ -69,6 +123,9 @@ _NOUNS = {int: "an integer", float: "a number", str: "text", bool: "true or fals
 _PLURALS = {int: "integers", float: "numbers", str: "strings"}
 _FINITE = {"a number": "a finite number", "numbers": "finite numbers"}
 _SIGNS = {Ge: ">=", Gt: ">", Le: "<=", Lt: "<"}
+_MOST_INTEGER = 2**63 - 1
+_SHOWN = 300
+"""Characters of a value that an error repeats."""
 _NUMBER_AND_UNIT = re.compile(r"\s*([-+]?\d[\d.]*(?:e[-+]?\d+)?)\s*\D")
 _T = TypeVar("_T")
 _R = TypeVar("_R", bound="Record")
@@ -97,7 +154,6 @@ class Record(BaseModel):
             raise ConfigError(*_problems(type(self), error, values)) from None
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Validate and assign a value."""
         if found := _assigned(self, name, value):
             raise ConfigError(*found)
 
@@ -108,14 +164,26 @@ class Record(BaseModel):
         takes_bool = bool in (hint, *get_args(hint))
         if isinstance(value, bool) and not takes_bool:
             raise ValueError("true and false are not numbers")
+        if isinstance(value, int) and abs(value) > _MOST_INTEGER:
+            raise ValueError("larger than any integer of a file, a seed or a tensor")
         return value
 
-    def with_settings(self, values: Mapping[str, Any]) -> Self:
-        """An independent copy with these settings: `{"workload.steps": 5, "seeds": 1}`.
+    @field_validator("*", mode="before")
+    @classmethod
+    def _paths_are_text(cls, value: Any) -> Any:
+        return os.fspath(value) if isinstance(value, os.PathLike) else value
 
-        Raises:
-            ConfigError: one line per unknown name and per value that is not allowed.
-        """
+    def with_settings(self, values: Mapping[str, Any]) -> Self:
+        """Return an independent copy with these settings: `{"workload.steps": 5, "seeds": 1}`."""
+        if not isinstance(values, Mapping):
+            raise ConfigError(
+                Problem(
+                    Kind.SETTINGS,
+                    "settings",
+                    f"the settings are {values!r:.60}, but must be values by name, such as "
+                    f"{{{next(iter(type(self).model_fields))!r}: ...}}",
+                )
+            )
         changed = _copied(self)
         found: list[Problem] = []
         for name, value in values.items():
@@ -131,6 +199,8 @@ class Record(BaseModel):
             # Equal values need no validation, which takes most of the time; True equals 1.
             if known != value or type(known) is not type(value):
                 found += _assigned(record, leaf, value, f"{group}." if group else "")
+            else:  # given all the same: no default follows others any more
+                record.model_fields_set.add(leaf)
         if found:
             raise ConfigError(*found)
         return changed
@@ -154,11 +224,11 @@ class Setting:
     name: str
     """Dotted name, such as `actor.optimizer.lr`."""
     hint: Any
-    """Its type, with annotations."""
+    """Type of the setting, with annotations."""
     default: Any
     """`PydanticUndefined` if the field has no default."""
     record: type[Record]
-    """The record with this field."""
+    """Record with this field."""
 
     @property
     def leaf(self) -> str:
@@ -172,7 +242,7 @@ class Setting:
 
     @property
     def is_text(self) -> bool:
-        """Whether it holds text, including a choice of names."""
+        """True if the value is text, including a choice of names."""
         bare = _bare(self.hint)
         return bare is str or (
             get_origin(bare) is Literal and all(isinstance(one, str) for one in get_args(bare))
@@ -180,12 +250,12 @@ class Setting:
 
     @property
     def is_mapping(self) -> bool:
-        """Whether it holds a mapping of free names, whose entries may be set by dotted name."""
+        """True if the value is a mapping of free names, whose entries may be set by dotted name."""
         return get_origin(_bare(self.hint)) is dict
 
     @property
     def choices(self) -> tuple[Any, ...]:
-        """The names that it allows, or allows in its list; empty if it is not a choice."""
+        """Names that the setting allows, or allows in its list; empty if it is not a choice."""
         bare = _bare(self.hint)
         if get_origin(bare) is list:
             bare = _bare(get_args(bare)[0])
@@ -212,21 +282,38 @@ class Setting:
 
     @property
     def unit(self) -> str:
-        """Unit from the annotation or the suffix of the name; empty if there is none."""
+        """Unit from the annotation or the suffix of the name; empty without one."""
         for one in _annotations(self.hint):
             if isinstance(one, About) and one.unit:
                 return one.unit
         return next((unit for end, unit in _UNITS.items() if self.leaf.endswith(end)), "")
 
+    @property
+    def bare(self) -> Any:
+        """Its type, without annotations and None."""
+        return _bare(self.hint)
+
+    @property
+    def metavar(self) -> str:
+        """Placeholder of its value in `--help`; empty for that of its type."""
+        found = (one.metavar for one in _annotations(self.hint) if isinstance(one, About))
+        return next(filter(None, found), "")
+
     def wrong(self, value: Any) -> Problem:
-        """The problem of a value that is not allowed."""
-        message = f"{self.name} is {value!r}, but must be {self.allowed}{self._fix(value)}"
+        """Return the problem of a value that is not allowed."""
+        if isinstance(value, int) and abs(value) > _MOST_INTEGER:
+            shown = f"an integer of {value.bit_length()} bits"
+            message = f"{self.name} is {shown}, but must be {self.allowed}, of at most 63 bits"
+            return Problem(Kind.SETTINGS, self.name, message)
+        message = f"{self.name} is {short(value)}, but must be {self.allowed}{self._fix(value)}"
         return Problem(Kind.SETTINGS, self.name, message)
 
-    def _fix(self, value: Any) -> str:
+    def _fix(self, value: Any) -> str:  # noqa: PLR0911 - a line for each kind of setting
         bare = _bare(self.hint)
         number = _NUMBER_AND_UNIT.match(value) if isinstance(value, str) else None
         if number and not self.is_text:
+            if value.strip().endswith("%"):
+                return f"; write {float(number.group(1)) / 100:g}, a share instead of percent"
             return f"; write {number.group(1)}, without a unit"
         if get_origin(bare) is Literal:
             known = [str(one) for one in get_args(bare)]
@@ -243,26 +330,24 @@ class Setting:
         return f"; the default is {shown_default(self.default)}"
 
 
-def settings(record: type[Record], prefix: str = "") -> Iterator[Setting]:
+@cache
+def settings(record: type[Record], prefix: str = "") -> tuple[Setting, ...]:
     """All settings of a record in the order of definition, then those of nested records."""
-    groups: list[tuple[str, type[Record]]] = []
+    own: list[Setting] = []
+    nested: list[Setting] = []
     for name, field in record.model_fields.items():
         kind: Any = field.annotation
         if is_record(kind):
-            groups.append((f"{prefix}{name}.", kind))
+            nested += settings(kind, f"{prefix}{name}.")
         else:
-            yield _setting(record, name, field, prefix)
-    for below_it, group in groups:
-        yield from settings(group, below_it)
+            own.append(_setting(record, name, field, prefix))
+    return (*own, *nested)
 
 
 def find_setting(record: type[Record], name: str) -> Setting:
-    """The setting with this dotted name: its default, bounds, choices and unit.
+    """Return the setting with this dotted name: its default, bounds, choices and unit.
 
-        find_setting(TrainConfig, "actor.eps_clip").bounds    Bounds(least=0, most=None, above=True)
-
-    Raises:
-        ConfigError: in one line, with the nearest name, if there is none.
+    find_setting(TrainConfig, "actor.eps_clip").bounds    Bounds(least=0, most=None, above=True)
     """
     known = {one.name: one for one in settings(record)}
     if name not in known:
@@ -270,8 +355,33 @@ def find_setting(record: type[Record], name: str) -> Setting:
     return known[name]
 
 
+def given_settings(record: Record, *, defaults: bool = False) -> Iterator[Setting]:
+    """List the settings that were given, in the order of definition.
+
+    A shipped file gives none (`areal_lab.config.load`).
+
+    Args:
+        defaults: include those that were given their default value.
+    """
+    for one in settings(type(record)):
+        holder = value_of(record, one.group.removesuffix(".")) if one.group else record
+        if one.leaf in holder.model_fields_set and (
+            defaults or getattr(holder, one.leaf) != one.default
+        ):
+            yield one
+
+
+def forget_given(record: _R, names: Iterable[str]) -> _R:
+    """Mark these settings of a record as not given by the user."""
+    for name in names:
+        group, _, leaf = name.rpartition(".")
+        holder = value_of(record, group) if group else record
+        holder.model_fields_set.discard(leaf)
+    return record
+
+
 def value_of(record: Any, name: str) -> Any:
-    """The value of a setting or a group of settings, by dotted name."""
+    """Return the value of a setting or a group of settings, by dotted name."""
     for part in name.split("."):
         record = getattr(record, part)
     return record
@@ -287,7 +397,7 @@ def shown_default(default: Any) -> str:
 
 
 def _unknown(name: str, known: Iterable[str]) -> Problem:
-    message = f"unknown setting {name!r}{nearest(name, list(known))}"
+    message = f"unknown setting {short(name)}{nearest(name, list(known))}"
     return Problem(Kind.SETTINGS, name, message)
 
 
@@ -295,7 +405,9 @@ def _setting(record: type[Record], name: str, field: FieldInfo, prefix: str = ""
     hint = field.annotation
     if field.metadata:
         hint = Annotated[(hint, *field.metadata)]  # type: ignore[assignment]  # made at run time
-    return Setting(prefix + name, hint, field.get_default(call_default_factory=True), record)
+    return Setting(
+        prefix + name, hint, field.get_default(call_default_factory=True, validated_data={}), record
+    )
 
 
 def _assigned(record: Record, name: str, value: Any, prefix: str = "") -> list[Problem]:
@@ -332,7 +444,7 @@ def _shareable(record: type[Record]) -> tuple[str, ...]:
 def _problems(
     record: type[Record], error: ValidationError, values: Mapping[str, Any], prefix: str = ""
 ) -> Iterator[Problem]:
-    """One problem per field, in our own words instead of pydantic's."""
+    """One problem per field, in this project's words instead of pydantic's."""
     reported: set[object] = set()
     errors = error.errors(include_url=False)
     misspelled = any(one["type"] == "extra_forbidden" for one in errors)
@@ -366,12 +478,11 @@ def _problem(
 
 
 def is_record(hint: Any) -> bool:
-    """Whether the type of a field is a record of settings."""
+    """Return whether the type of a field is a record of settings."""
     return isinstance(hint, type) and issubclass(hint, Record)
 
 
 def _without_none(hint: Any) -> Any:
-    """An optional type without None."""
     rest = [one for one in get_args(hint) if one is not NoneType]
     return rest[0] if get_origin(hint) in (Union, UnionType) and len(rest) == 1 else hint
 
@@ -385,7 +496,6 @@ def _bare(hint: Any) -> Any:
 
 
 def _annotations(hint: Any) -> tuple[Any, ...]:
-    """All annotations of a type and its parts."""
     if get_origin(hint) is Annotated:
         inner, *own = get_args(hint)
         return (*own, *_annotations(inner))
@@ -416,7 +526,14 @@ def _allowed(hint: Any, nouns: Mapping[type, str] = _NOUNS) -> str:
     return _with_bounds(nouns[hint], bounds)
 
 
+def short(value: Any) -> str:
+    """A value for a message of one line."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({len(text):,} characters)"
+
+
 def _with_bounds(noun: str, bounds: tuple[Any, ...]) -> str:
+    noun = next((one.noun for one in bounds if isinstance(one, About) and one.noun), noun)
     limits = {
         type(one): getattr(one, type(one).__name__.lower()) for one in bounds if type(one) in _SIGNS
     }

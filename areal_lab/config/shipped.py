@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from areal_lab.config.suggest import did_you_mean, near_names, plain
+from areal_lab.config.unknown import did_you_mean, near_names, plain
+from areal_lab.host.durable import expanded
 
 CONFIGS: Final = Path(__file__).parents[1] / "configs"
 _PLAN: Final = "plan_"
@@ -26,45 +27,46 @@ _MOST_LISTED: Final = 8
 
 
 def training_configs() -> dict[str, Path]:
-    """Shipped files for `areal-lab train`, by name."""
+    """Return shipped files for `areal-lab train`, by name."""
     prefixes = (_PLAN, _COSIM, _STUDY, *_OFFLINE)
     return {name: path for name, path in _shipped().items() if not name.startswith(prefixes)}
 
 
 def recipes() -> dict[str, Path]:
-    """Shipped objectives, by name, to go over a config: `areal-lab train tiny dapo`."""
+    """Return shipped objectives, by name, to merge over a config: `areal-lab train tiny dapo`."""
     return {path.stem: path for path in sorted((CONFIGS / "recipes").glob("*.yaml"))}
 
 
 def cosim_configs() -> dict[str, Path]:
-    """Shipped files for `areal-lab cosim`, by name."""
+    """Return shipped files for `areal-lab cosim`, by name."""
     return {name: path for name, path in _shipped().items() if name.startswith(_COSIM)}
 
 
 def offline_configs(command: str = "") -> dict[str, Path]:
-    """Shipped files for `areal-lab sft`, `rm` and `dpo`, or for one of them, by name."""
+    """Return shipped files for `areal-lab sft`, `rm` and `dpo`, or for one of them, by name."""
     prefixes = (f"{command}_",) if command else _OFFLINE
     return {name: path for name, path in _shipped().items() if name.startswith(prefixes)}
 
 
 def plan_questions() -> dict[str, Path]:
-    """Shipped files for `areal-lab plan`, by name."""
+    """Return shipped files for `areal-lab plan`, by name."""
     return {name: path for name, path in _shipped().items() if name.startswith(_PLAN)}
 
 
 def studies() -> dict[str, Path]:
-    """Shipped files for `areal-lab sweep`, by name."""
+    """Return shipped files for `areal-lab sweep`, by name."""
     return {name: path for name, path in _shipped().items() if name.startswith(_STUDY)}
 
 
-def settings_file(source: str | Path, shipped: Mapping[str, Path], kind: str) -> Path:
-    """The file at a path; a word that is neither file nor folder is the name of a shipped file.
+def is_shipped(path: str | Path) -> bool:
+    """Return whether a path leads to one of the shipped files."""
+    return Path(path).resolve().is_relative_to(CONFIGS.resolve())
 
-    Raises:
-        ValueError: in one line, if the file or name does not exist, with the known names.
-    """
-    text, path = str(source), Path(source)
-    is_path = isinstance(source, Path) or text.endswith((".yaml", ".yml")) or "/" in text
+
+def settings_file(source: str | Path, shipped: Mapping[str, Path], kind: str) -> Path:
+    """Return the file at a path; a name that is not a file or folder is that of a shipped file."""
+    text, path = str(source), expanded(source, f"the {kind}")
+    is_path = not isinstance(source, str) or text.endswith((".yaml", ".yml")) or "/" in text
     if path.is_file() or (is_path and path.exists()):
         return path
     if is_path:
@@ -76,11 +78,7 @@ def settings_file(source: str | Path, shipped: Mapping[str, Path], kind: str) ->
 
 
 def named_file(name: str, shipped: Mapping[str, Path], kind: str) -> Path:
-    """The shipped file of this name, ignoring case and punctuation.
-
-    Raises:
-        ValueError: in one line, with the nearest names.
-    """
+    """Return the shipped file of this name, ignoring case and punctuation."""
     known = {plain(one): one for one in shipped}
     if plain(name) in known:
         return shipped[known[plain(name)]]

@@ -6,11 +6,11 @@ admission    how many groups may start (eq. 3)
 order        which finished groups form a batch; backlog: its data structures
 routing      which engine takes a group
 sampling     which groups are replaced, because their rewards are all equal
-scaling      how many engines a run should have
-limits       the constants of a run
-frontier     what a checkpoint must know of the groups, and how a run continues from it
+scaling      number of engines that a run should have
+limits       constants of a run
+frontier     state of the groups in a checkpoint, from which a run continues
 coordinator  all of these: events in, actions out
-ranks        several programs in place of one controller, and the barrier between them
+ranks        several programs instead of one controller, and the barrier between them
 microbatch   how a batch is cut into micro-batches that fit into memory
 
 May import the standard library and `areal_lab.capacity` only; imported by every room that runs or

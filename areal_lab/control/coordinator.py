@@ -6,6 +6,7 @@
     hybrid engines  --Train--> paused, their devices train --WeightsPushed--> as the others
     checkpoint             Save --> written --CheckpointDone--> complete; one at a time
     weights    trained version >= pushed version; PushWeights always takes the newest
+               those of a program (`Limits.weights_offered`) wait for WeightsOffered
     run        runs --PauseRequested--> paused --ResumeRequested, StopRequested--> runs, ends
 
 `handle` records the event, then decides everything that the state permits. Actions are returned in
@@ -13,8 +14,8 @@ the order in which they must be performed:
 
     Drop*  Interrupt  Save | Train  PushWeights  Resume  StartGroup*  Finish
 
-While the run is paused by hand there is no Train, StartGroup or Resume, and a run whose last step
-is done waits with its Finish; what was begun ends: the step, its checkpoint, a push of weights.
+While the run is paused by request there is no Train, StartGroup or Resume, and a run whose last
+step is done waits with its Finish. Running work ends: the step, its checkpoint, a push of weights.
 """
 
 from __future__ import annotations
@@ -26,43 +27,13 @@ from dataclasses import dataclass, replace
 from typing import NoReturn, assert_never
 
 from areal_lab.capacity import open_slots
-from areal_lab.control.admission import lag_bound, start_limit, whole_batches
-from areal_lab.control.events import (
-    STARTS_OVER,
-    Action,
-    CheckpointCopied,
-    CheckpointDone,
-    Drop,
-    EngineId,
-    EngineJoined,
-    EngineLost,
-    EngineRetired,
-    EtaRequested,
-    Event,
-    Finish,
-    GroupFiltered,
-    GroupFinished,
-    GroupId,
-    Interrupt,
-    PauseRequested,
-    PushWeights,
-    Request,
-    Resume,
-    ResumeRequested,
-    RunStarted,
-    Save,
-    StartGroup,
-    StopRequested,
-    Train,
-    TrainPartDone,
-    TrainStepDone,
-    Version,
-    WeightsPushed,
-)
+from areal_lab.control import events as ev
+from areal_lab.control.drift import Measured, next_eta
 from areal_lab.control.frontier import Frontier, OpenGroup
 from areal_lab.control.limits import Limits
+from areal_lab.control.order import Backlog
 from areal_lab.control.sampling import exhausted_text
-from areal_lab.control.schedule import OnNewWeights
+from areal_lab.control.schedule import OnNewWeights, lag_bound, start_limit, whole_batches
 
 __all__ = ["NO_ENGINE_LEFT", "TOO_FEW_GROUPS", "Coordinator", "Counts", "Limits", "replay"]
 
@@ -71,7 +42,7 @@ NO_ENGINE_LEFT = "no engine left"
 TOO_FEW_GROUPS = "too few groups to train on"
 """`Finish.reason` of a run whose dynamic sampling found too few groups (`Coordinator.failure`)."""
 _STOPPED = "stopped"
-"""The same of a run that was asked to stop."""
+"""`Finish.reason` of a run that was asked to stop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,55 +55,61 @@ class Counts:
     finished: int
     """Finished and not yet trained on."""
     trained: int
-    """Given to the trainer, including the running step and the steps before a recovery."""
+    """Groups given to the trainer, including the running step and the steps before a recovery."""
     unfilled: int
     """Places of smaller batches that no group took; eq. 3 counts them."""
     filtered: int
     dropped: int
-    trained_version: Version
-    pushed_version: Version
+    trained_version: ev.Version
+    pushed_version: ev.Version
 
 
 class Coordinator:
-    """The one owner of a run's state. Shells perform the actions that it returns."""
+    """Owner of a run's state. Shells perform the actions that it returns."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        """In force now: `EtaRequested` replaces the eta of the schedule."""
         self._backlog = limits.order.make_backlog(limits.batch_groups)
         self._router = limits.routing.make_router()
-        self._awaited: set[EngineId] = set()
+        self._awaited: set[ev.EngineId] = set()
         # Groups: running on an engine | waiting for one, because theirs was lost during a pause.
         # The latter have the version they started with, or None: without tokens, a group has the
         # version that the engines hold when it starts over.
-        self._in_flight: dict[GroupId, StartGroup] = {}
-        self._orphans: dict[GroupId, Version | None] = {}
-        self._finished: dict[GroupId, Version] = {}  # not trained on yet, with their start
-        self._attempts: dict[GroupId, int] = {}  # of open groups that started over
-        self._dropped_running: set[GroupId] = set()
-        self._next_group: GroupId = 0
+        self._in_flight: dict[ev.GroupId, ev.StartGroup] = {}
+        self._orphans: dict[ev.GroupId, ev.Version | None] = {}
+        self._finished: dict[ev.GroupId, ev.Version] = {}  # not trained on yet, with their start
+        self._attempts: dict[ev.GroupId, int] = {}  # of open groups that started over
+        self._dropped_running: set[ev.GroupId] = set()
+        self._next_group: ev.GroupId = 0
         self._started = 0
-        self._max_in_flight = limits.max_in_flight
+        self._group_slots = limits.group_slots
+        self._slots = limits.max_in_flight * limits.group_slots
+        self._taken = 0  # slots, by groups in flight
+        self._ended_samples: dict[ev.GroupId, int] = {}  # of running groups with several slots
         self._carry_over = limits.schedule.carry_over
         self._hybrid = limits.hybrid_engines
-        self._away: set[EngineId] = set()  # hybrid engines whose devices train
+        self._away: set[ev.EngineId] = set()  # hybrid engines whose devices train
         self._last_version = math.inf if limits.train_steps is None else limits.train_steps
         self._places = 0  # of the groups given to the trainer; eq. 3 counts whole batches
         self._part_groups = limits.part_groups
         self._batch_rest = limits.batch_groups  # groups that this batch, or the next one, lacks
+        self._batch_lags: list[ev.Version] = []  # of its groups, for a bound on drift
         self._unfilled = 0
         self._filtered = 0
         self._filtered_since: Counter[str] = Counter()  # the last batch, by reason
         self._dropped = 0
         self._restarted = 0
-        # Versions: of the trainer | of its newest checkpoint | of the engines | being pushed.
-        self._trained: Version = 0
-        self._saved: Version = 0
-        self._pushed: Version = 0
-        self._pushing: Version | None = None
+        # Versions: of the trainer | with weights to push, where they are offered | of its newest
+        # checkpoint | of the engines | being pushed.
+        self._trained: ev.Version = 0
+        self._offered: ev.Version = 0
+        self._saved: ev.Version = 0
+        self._pushed: ev.Version = 0
+        self._pushing: ev.Version | None = None
         self._start_limit = 0.0
         self._running = False
         self._training = False
+        self._batch: tuple[ev.GroupId, ...] = ()  # given to the trainer last
         self._saving = False  # a checkpoint is being written
         self._copying = False  # and the trainer waits for it
         self._save_due = False
@@ -142,34 +119,32 @@ class Coordinator:
         self._over: str | None = None
         self._failure = ""
 
-    def handle(self, event: Event) -> tuple[Action, ...]:
-        """Record `event` and return the actions to perform now, in order.
-
-        Raises:
-            ValueError: if the event is impossible; the state is unchanged.
-        """
+    def handle(self, event: ev.Event) -> tuple[ev.Action, ...]:
+        """Record `event` and return the actions to perform now, in order."""
         if not self._running:
             self._check_may_begin(event)
         match event:
-            case GroupFinished():
-                self._group_finished(event)
-            case GroupFiltered():
-                self._group_filtered(event)
-            case TrainPartDone():
+            case ev.GroupFinished() | ev.GroupFiltered() | ev.SamplesEnded():
+                self._group_progressed(event)
+            case ev.TrainPartDone():
                 self._train_part_done(event)
-            case TrainStepDone():
+            case ev.TrainStepDone():
                 return self._train_step_done(event)
-            case WeightsPushed():
-                self._weights_pushed(event)
-            case CheckpointCopied() | CheckpointDone():
+            case ev.BatchReturned():
+                self._batch_returned(event)
+            case ev.WeightsOffered() | ev.WeightsPushed():
+                self._weights_progressed(event)
+            case ev.CheckpointCopied() | ev.CheckpointDone():
                 self._checkpoint_progressed(event)
-            case RunStarted():
+            case ev.RunStarted():
                 self._run_started(event)
-            case EngineLost() | EngineRetired():
+            case ev.EngineLost() | ev.EngineRetired():
                 return self._engine_lost(event)
-            case EngineJoined():
+            case ev.EngineJoined():
                 self._engine_joined(event)
-            case StopRequested() | PauseRequested() | ResumeRequested() | EtaRequested():
+            case (
+                ev.StopRequested() | ev.PauseRequested() | ev.ResumeRequested() | ev.EtaRequested()
+            ):
                 self._requested(event)
             case _ as never:
                 assert_never(never)
@@ -177,7 +152,7 @@ class Coordinator:
 
     @property
     def counts(self) -> Counts:
-        """A snapshot, O(1)."""
+        """Return current counts, in O(1)."""
         in_flight = len(self._in_flight) + len(self._orphans)
         return Counts(
             started=self._started,
@@ -192,11 +167,7 @@ class Coordinator:
         )
 
     def frontier(self) -> Frontier:
-        """What a checkpoint of the trainer's version has to know of the groups; O(open groups).
-
-        Raises:
-            ValueError: during a training step, whose groups are neither trained nor open.
-        """
+        """State of the groups for a checkpoint of the trainer's version; O(open groups)."""
         if self._training or self._between_parts:
             raise ValueError(f"step {self._trained + 1} is running; its groups cannot be saved")
         began = {group: start.version for group, start in self._in_flight.items()}
@@ -224,59 +195,62 @@ class Coordinator:
 
     @property
     def paused(self) -> bool:
-        """Whether the run is paused by hand; a step or a push that was begun may still end."""
+        """True if the run is paused by request; a running step or push may still end."""
         return self._held
 
     @property
     def ending(self) -> str | None:
-        """Why the run ends before its last step, once what was begun has ended; None if not."""
+        """Reason why the run ends before its last step, after running work has ended; None if it
+        does not.
+        """
         return self._ending
 
     @property
     def failure(self) -> str:
-        """What is wrong, and how to fix it, if the reason is `TOO_FEW_GROUPS`; else empty."""
+        """Problem and remedy if the reason is `TOO_FEW_GROUPS`; else empty."""
         return self._failure
 
-    def refusal(self, request: Request) -> str | None:
-        """Why `handle` would refuse this request now, as a sentence without a subject; None if not.
+    def refusal(self, request: ev.Request) -> str | None:
+        """Reason why `handle` would refuse this request now, as a sentence without a subject, or
+        None.
 
         Before `RunStarted` this says what will be refused once the run has started. A request that
         changes nothing, such as a second pause, is not refused.
         """
         if self._over is not None:
             return f"the run is over ({self._over})"
-        if isinstance(request, StopRequested):
+        if isinstance(request, ev.StopRequested):
             return None
         if self._ending is not None:
             return f"the run is ending ({self._ending})"
-        if isinstance(request, EtaRequested):
+        if isinstance(request, ev.EtaRequested):
             return self._eta_refusal(request.eta)
         return None
 
     @property
     def engine_loads(self) -> dict[int, int]:
-        """Running groups of each engine, but for hybrid engines while their devices train."""
+        """Slots in use on each engine, without hybrid engines while their devices train."""
         return self._router.loads()
 
     @property
     def trainer_waits(self) -> bool:
-        """Whether the trainer has nothing to do, because too few groups have finished."""
+        """True if the trainer is idle because too few groups have finished."""
         works = self._training or self._copying or self._save_due
         over = self._ending is not None or self._trained >= self._last_version
         return self._running and not (works or self._held or over)
 
     @property
     def held_back(self) -> bool:
-        """Whether eq. 3 alone keeps the engines from starting groups."""
+        """True if eq. 3 alone keeps the engines from starting groups."""
         return (
             self._running
-            and len(self._in_flight) < self._max_in_flight
+            and self._taken + self._group_slots <= self._slots
             and self._started >= self._start_limit
             and self._started < self._last_version * self.limits.batch_groups
         )
 
     def waiting_for(self) -> str:
-        """What the run is waiting for, in a few words for a progress display."""
+        """Reason why the run waits, in a few words for a progress display."""
         if not self._running:
             return "the run to start" if self._over is None else f"nothing ({self._over})"
         if not len(self._router) and not self._away and self._awaited:
@@ -286,10 +260,10 @@ class Coordinator:
             return f"{begun}, and is then paused" if begun else "a request to resume"
         if begun:
             return begun
-        if self._trained > self._pushed:
+        if self._newest > self._pushed:
             groups = len(self._in_flight)
             plural = "s" if groups > 1 else ""
-            return f"{groups} running group{plural} to end before version {self._trained} is loaded"
+            return f"{groups} running group{plural} to end before version {self._newest} is loaded"
         return self._waiting_for_groups()
 
     def _waiting_for_groups(self) -> str:
@@ -300,7 +274,7 @@ class Coordinator:
         return f"{groups} running groups to end: {filtered} were filtered for this batch"
 
     def _begun(self) -> str:
-        """What was begun and has to end, for a progress display."""
+        """Running work that must end first, for a progress display."""
         if self._training:
             return f"the trainer (step {self._trained + 1})"
         if self._saving and self._waits_for_checkpoint():
@@ -308,19 +282,21 @@ class Coordinator:
         return "" if self._pushing is None else f"engines to load version {self._pushing}"
 
     def _waits_for_checkpoint(self) -> bool:
-        """Whether training, the next checkpoint, a pause or the end waits for the one that runs."""
+        """Return whether training, the next checkpoint, a pause or the end waits for the running
+        checkpoint.
+        """
         over = self._ending is not None or self._trained >= self._last_version
         return self._copying or self._save_due or self._held or over
 
     # --- events ----------------------------------------------------------------------------------
 
-    def _check_may_begin(self, event: Event) -> None:
+    def _check_may_begin(self, event: ev.Event) -> None:
         if self._over is not None:
             raise ValueError(f"{event} came after Finish({self._over!r}); no event was expected")
-        if not isinstance(event, RunStarted):
+        if not isinstance(event, ev.RunStarted):
             raise ValueError(f"{event} came before the run began; RunStarted was expected")
 
-    def _run_started(self, event: RunStarted) -> None:
+    def _run_started(self, event: ev.RunStarted) -> None:
         if self._running:
             raise ValueError(f"{event} came a second time; a run starts once")
         if not event.engines or len(set(event.engines)) != len(event.engines):
@@ -337,7 +313,7 @@ class Coordinator:
         for engine in event.engines:
             self._router.add(engine)
         self._next_group = event.next_group
-        self._trained = self._saved = event.version
+        self._trained = self._offered = self._saved = event.version
         self._started = self._places = event.version * self.limits.batch_groups
         if event.train_steps:
             self.limits = replace(self.limits, train_steps=event.train_steps)
@@ -345,11 +321,11 @@ class Coordinator:
         self._recover_groups(event)
         self._engines_hold(event.version)
 
-    def _recover_groups(self, event: RunStarted) -> None:
-        """The groups that were open wait for an engine, as those of a lost engine do."""
+    def _recover_groups(self, event: ev.RunStarted) -> None:
+        """Let the open groups wait for an engine, as those of a lost engine do."""
         opened = zip(event.open_groups, event.open_versions, event.open_attempts, strict=True)
         for group, version, attempts in opened:
-            kept = version != STARTS_OVER
+            kept = version != ev.STARTS_OVER
             self._backlog.started(group, version if kept else event.version)
             self._orphans[group] = version if kept else None
             if attempts > 1:
@@ -358,7 +334,42 @@ class Coordinator:
         self._filtered, self._dropped = event.filtered, event.dropped
         self._restarted, self._unfilled = event.restarted, event.unfilled
 
-    def _group_finished(self, event: GroupFinished) -> None:
+    def _group_progressed(
+        self, event: ev.GroupFinished | ev.GroupFiltered | ev.SamplesEnded
+    ) -> None:
+        if isinstance(event, ev.GroupFinished):
+            self._group_finished(event)
+        elif isinstance(event, ev.GroupFiltered):
+            self._group_filtered(event)
+        else:
+            self._samples_ended(event)
+
+    def _samples_ended(self, event: ev.SamplesEnded) -> None:
+        group, samples = event.group, event.samples
+        start = self._in_flight.get(group)
+        if start is None and self._orphans.get(group) is None:
+            if group not in self._dropped_running:
+                self._check_was_dropped(event, group)  # raises
+            return
+        ended = self._ended_samples.get(group, 0) + samples
+        if self._group_slots == 1 or samples < 1 or ended > self._group_slots:
+            raise ValueError(
+                f"{event}: {self._slots_of(group)} running samples of {self._group_slots} slots "
+                "were expected, of a run with `Limits.group_slots` above 1"
+            )
+        self._ended_samples[group] = ended
+        if start is not None:
+            self._taken -= samples
+            if start.engine not in self._away:
+                self._router.release(start.engine, samples)
+
+    def _slots_of(self, group: ev.GroupId) -> int:
+        """Slots that a group takes, or will take when it has an engine again."""
+        if not self._ended_samples:
+            return self._group_slots
+        return self._group_slots - self._ended_samples.get(group, 0)
+
+    def _group_finished(self, event: ev.GroupFinished) -> None:
         start = self._in_flight.get(event.group)
         began = self._orphans.get(event.group) if start is None else start.version
         if began is None:
@@ -373,7 +384,7 @@ class Coordinator:
         self._finished[event.group] = began
         return self._backlog.finished(event.group, began)
 
-    def _group_filtered(self, event: GroupFiltered) -> None:
+    def _group_filtered(self, event: ev.GroupFiltered) -> None:
         start = self._in_flight.get(event.group)
         began = self._orphans.get(event.group) if start is None else start.version
         if began is None:
@@ -385,25 +396,25 @@ class Coordinator:
         self._filtered_since[event.reason] += 1
         return self._backlog.removed(event.group, began)
 
-    def _check_was_dropped(self, event: Event, group: GroupId) -> None:
+    def _check_was_dropped(self, event: ev.Event, group: ev.GroupId) -> None:
         # It ended while its abort was being sent; it stays dropped.
         if group not in self._dropped_running:
             raise ValueError(f"{event}: group {group} is not running; a running group was expected")
         self._dropped_running.remove(group)
 
-    def _train_part_done(self, event: TrainPartDone) -> None:
+    def _train_part_done(self, event: ev.TrainPartDone) -> None:
         self._check_training(event)
         if not self._between_parts:
             raise ValueError(f"{event}: this was the last part; TrainStepDone was expected")
         self._training = False
 
-    def _check_training(self, event: TrainPartDone | TrainStepDone) -> None:
+    def _check_training(self, event: ev.TrainPartDone | ev.TrainStepDone) -> None:
         if not self._training:
             raise ValueError(f"{event}: no step is running; none was expected")
         if event.version != self._trained + 1:
             raise ValueError(f"{event}: version {self._trained + 1} was expected")
 
-    def _train_step_done(self, event: TrainStepDone) -> tuple[Action, ...]:
+    def _train_step_done(self, event: ev.TrainStepDone) -> tuple[ev.Action, ...]:
         self._check_training(event)
         if self._between_parts:
             raise ValueError(
@@ -415,12 +426,83 @@ class Coordinator:
         every = self.limits.save_every_steps
         due = every > 0 and self._trained % every == 0
         self._save_due = due or self._trained >= self._last_version
+        self._bound_drift(event)
         # Also of a run that ends: its checkpoint continues with the groups that are open now.
         reason = f"lag above {self.limits.order.max_lag}"
         drops = self._drop(self._backlog.late(self._trained), reason)
         return (*drops, *self._decide())
 
-    def _weights_pushed(self, event: WeightsPushed) -> None:
+    def _bound_drift(self, event: ev.TrainStepDone) -> None:
+        schedule = self.limits.schedule
+        if schedule.bound is None or not self._batch_lags:
+            return
+        lag = sum(self._batch_lags) / len(self._batch_lags)
+        self._batch_lags.clear()
+        measured = Measured(event.drift, event.weight_deviation, event.effective_share)
+        self._set_eta(next_eta(schedule.bound, schedule.eta, lag, measured))
+
+    def _set_eta(self, eta: float) -> None:
+        self.limits = replace(self.limits, schedule=replace(self.limits.schedule, eta=eta))
+        self._limit_starts()
+
+    def _batch_returned(self, event: ev.BatchReturned) -> None:
+        known = self._in_flight.keys() | self._orphans.keys() | self._finished.keys()
+        groups, missing = set(event.groups), self.limits.batch_groups - len(event.groups)
+        if not self.limits.weights_offered or missing < 0 or not groups or groups & known:
+            raise ValueError(f"{event}: these groups are no batch that the trainer has")
+        if not groups.issuperset(event.lost) or max(groups) >= self._next_group:
+            raise ValueError(
+                f"{event}: groups of the batch were expected, the lost ones among them"
+            )
+        newest = self._training and event.groups == self._batch
+        if self._offered >= self._trained + newest:
+            raise ValueError(f"{event}: weights of version {self._offered} were offered, with it")
+        if newest:
+            self._training = False
+        else:
+            self._trained -= 1
+        self._places -= self.limits.batch_groups
+        self._unfilled -= missing
+        self._started -= missing
+        for group in event.groups:
+            if group in event.lost:
+                self._orphans[group] = None
+                self._attempts[group] = self._attempts.get(group, 1) + 1
+                self._restarted += 1
+            else:
+                self._finished[group] = self._pushed
+        self._backlog = self._made_backlog()
+
+    def _made_backlog(self) -> Backlog:
+        """The backlog of all open groups, as if each had just started or finished."""
+        backlog = self.limits.order.make_backlog(self.limits.batch_groups)
+        began = {group: start.version for group, start in self._in_flight.items()}
+        for group, version in self._orphans.items():
+            began[group] = self._pushed if version is None else version
+        for group, version in sorted((began | self._finished).items()):
+            backlog.started(group, version)
+        for group, version in sorted(self._finished.items()):
+            backlog.finished(group, version)
+        return backlog
+
+    @property
+    def _newest(self) -> ev.Version:
+        """The newest version with weights."""
+        return min(self._offered, self._trained) if self.limits.weights_offered else self._trained
+
+    def _weights_progressed(self, event: ev.WeightsOffered | ev.WeightsPushed) -> None:
+        if isinstance(event, ev.WeightsPushed):
+            return self._weights_pushed(event)
+        newest = self._trained + self._training
+        if not self.limits.weights_offered or not self._offered < event.version <= newest:
+            raise ValueError(
+                f"{event}: a version above {self._offered} and up to {newest}, that of the newest "
+                "batch, was expected, of a run with `Limits.weights_offered`"
+            )
+        self._offered = event.version
+        return None
+
+    def _weights_pushed(self, event: ev.WeightsPushed) -> None:
         if self._pushing is None and self._ending is not None:
             return  # The last engine was lost during the push.
         if event.version != self._pushing:
@@ -434,7 +516,7 @@ class Coordinator:
         self._engines_hold(event.version)
 
     def _hybrid_engines_leave(self) -> None:
-        """Their groups stay, paused; no other starts there."""
+        """Remove hybrid engines from routing; their groups stay, paused."""
         self._away = {engine for engine in self._router.loads() if engine < self._hybrid}
         for engine in self._away:
             self._router.remove(engine)
@@ -443,12 +525,12 @@ class Coordinator:
         for engine in sorted(self._away):
             self._router.add(engine)
         if self._away:
-            for start in self._in_flight.values():
+            for group, start in self._in_flight.items():
                 if start.engine in self._away:
-                    self._router.take(start.engine)
+                    self._router.take(start.engine, self._slots_of(group))
         self._away.clear()
 
-    def _engines_hold(self, version: Version) -> None:
+    def _engines_hold(self, version: ev.Version) -> None:
         self._pushed = version
         self._limit_starts()
 
@@ -460,8 +542,8 @@ class Coordinator:
             train_steps=self.limits.train_steps,
         )
 
-    def _checkpoint_progressed(self, event: CheckpointCopied | CheckpointDone) -> None:
-        done = isinstance(event, CheckpointDone)
+    def _checkpoint_progressed(self, event: ev.CheckpointCopied | ev.CheckpointDone) -> None:
+        done = isinstance(event, ev.CheckpointDone)
         awaited = self._saving if done else self._copying
         if not awaited or event.version != self._saved:
             expected = f"version {self._saved}" if awaited else "no checkpoint"
@@ -469,9 +551,9 @@ class Coordinator:
         self._copying = False
         self._saving = not done
 
-    def _engine_lost(self, event: EngineLost | EngineRetired) -> tuple[Action, ...]:
-        if isinstance(event, EngineRetired):
-            event = EngineLost(event.engine, tokens_kept=True)
+    def _engine_lost(self, event: ev.EngineLost | ev.EngineRetired) -> tuple[ev.Action, ...]:
+        if isinstance(event, ev.EngineRetired):
+            event = ev.EngineLost(event.engine, tokens_kept=True)
         if event.engine in self._router or event.engine in self._away:
             self._orphan_groups_of(event)
         elif event.returns or event.engine not in self._awaited:
@@ -487,7 +569,7 @@ class Coordinator:
                 self._ending = NO_ENGINE_LEFT
         return self._decide()
 
-    def _orphan_groups_of(self, event: EngineLost) -> None:
+    def _orphan_groups_of(self, event: ev.EngineLost) -> None:
         if event.engine in self._away:
             self._away.remove(event.engine)
         else:
@@ -495,13 +577,15 @@ class Coordinator:
         lost = [g for g, start in self._in_flight.items() if start.engine == event.engine]
         for group in lost:
             began = self._in_flight.pop(group).version
+            self._taken -= self._slots_of(group)
             self._orphans[group] = began if event.tokens_kept else None
             if not event.tokens_kept:
+                self._ended_samples.pop(group, None)
                 self._backlog.restarted(group, began, self._pushed)
                 self._attempts[group] = self._attempts.get(group, 1) + 1
                 self._restarted += 1
 
-    def _engine_joined(self, event: EngineJoined) -> None:
+    def _engine_joined(self, event: ev.EngineJoined) -> None:
         if event.engine in self._router or event.engine in self._away:
             self._refuse_engine(event)
         self._awaited.discard(event.engine)
@@ -510,24 +594,22 @@ class Coordinator:
         else:
             self._router.add(event.engine)
 
-    def _refuse_engine(self, event: EngineLost | EngineJoined) -> NoReturn:
+    def _refuse_engine(self, event: ev.EngineLost | ev.EngineJoined) -> NoReturn:
         engines = sorted({*self._router.loads(), *self._away})
         raise ValueError(f"{event} changes nothing: the engines are {engines}")
 
-    def _requested(self, request: Request) -> None:
+    def _requested(self, request: ev.Request) -> None:
         if (reason := self.refusal(request)) is not None:
             raise ValueError(f"{request} cannot be done: {reason}")
         match request:
-            case StopRequested():
+            case ev.StopRequested():
                 self._stop_requested()
-            case PauseRequested():
+            case ev.PauseRequested():
                 self._held = True
-            case ResumeRequested():
+            case ev.ResumeRequested():
                 self._held = False
-            case EtaRequested(eta):
-                schedule = replace(self.limits.schedule, eta=eta)
-                self.limits = replace(self.limits, schedule=schedule)
-                self._limit_starts()
+            case ev.EtaRequested(eta):
+                self._set_eta(eta)
             case _ as never:
                 assert_never(never)
 
@@ -537,6 +619,11 @@ class Coordinator:
             return (
                 f"schedule {schedule.name} is eta {schedule.eta:g}; start a run with schedule "
                 "asynchronous, whose eta may change"
+            )
+        if schedule.bound is not None:
+            return (
+                f"schedule {schedule.name} sets eta by the measured drift, at most "
+                f"{schedule.bound.max_eta:g}; start a run with schedule asynchronous to set it"
             )
         try:
             ahead = lag_bound(replace(schedule, eta=eta))
@@ -558,11 +645,11 @@ class Coordinator:
 
     # --- decisions -------------------------------------------------------------------------------
 
-    def _decide(self) -> tuple[Action, ...]:
+    def _decide(self) -> tuple[ev.Action, ...]:
         # A run that is stopped ends its step first; one that cannot continue ends in the middle.
         if self._ending is not None and not (self._ending == _STOPPED and self._between_parts):
             return self._wind_up(self._ending)
-        push = self._trained > self._pushed and self._pushing is None and self._may_push()
+        push = self._newest > self._pushed and self._pushing is None and self._may_push()
         trainer_free = not (self._training or self._copying)
         may_train = trainer_free and not self._save_due and not self._held
         if self._hybrid and self._trained > self._pushed:
@@ -575,11 +662,11 @@ class Coordinator:
                 self._ending = TOO_FEW_GROUPS
                 return self._wind_up(self._ending)
             train = True
-        actions: list[Action] = []
+        actions: list[ev.Action] = []
         pause = self._held or push or (train and self._carry_over)
         if pause and self._in_flight and not self._interrupted:
             self._interrupted = True
-            actions.append(Interrupt(by_hand=self._held))
+            actions.append(ev.Interrupt(by_hand=self._held))
         if self._save_due and trainer_free and not self._saving:
             actions.append(self._save())
         if train:
@@ -588,10 +675,11 @@ class Coordinator:
                 self._hybrid_engines_leave()
             groups = self._take_part()
             rest = self._batch_rest if self._between_parts else 0
-            actions.append(Train(self._trained, groups, rest))
+            self._batch = groups
+            actions.append(ev.Train(self._trained, groups, rest))
         if push:
-            self._pushing = self._trained
-            actions.append(PushWeights(self._trained))
+            self._pushing = self._newest
+            actions.append(ev.PushWeights(self._newest))
         engines_run = (
             self._pushing is None
             and not (self._carry_over and self._training)
@@ -604,22 +692,26 @@ class Coordinator:
             self._generate(actions)
         if self._trained >= self._last_version and self._nothing_runs and not self._held:
             if self._interrupted:  # by a push that no engine was left to end
-                actions.append(Resume())
+                actions.append(ev.Resume())
             actions.append(self._finish("complete"))
         return tuple(actions)
 
     @property
     def _next_part(self) -> tuple[int, int]:
-        """Groups that the trainer takes next, and those of the same batch after them."""
+        """Groups that the trainer takes next, and the number of groups of the same batch after
+        them.
+        """
         return self._part_groups, self._batch_rest - self._part_groups
 
     @property
     def _between_parts(self) -> bool:
-        """Whether a part of a batch was given to the trainer, and another one not yet."""
+        """True if a part of a batch was given to the trainer, and another part was not yet."""
         return self._batch_rest < self.limits.batch_groups
 
     def _refills_exhausted(self) -> bool:
-        """Whether the filtered groups of this batch have used up its refills: no more start."""
+        """Return whether the filtered groups of this batch have used up its refills: no more groups
+        start.
+        """
         sampling = self.limits.sampling
         return (
             sampling is not None
@@ -628,7 +720,9 @@ class Coordinator:
         )
 
     def _too_few_groups(self) -> bool:
-        """Whether what finished cannot be a batch, and the run ends; sets `failure`."""
+        """Return whether the finished groups cannot form a batch and the run ends; sets
+        `failure`.
+        """
         sampling, finished = self.limits.sampling, len(self._finished)
         assert sampling is not None, "refills are exhausted"
         if sampling.smallest_batch is not None and finished >= sampling.smallest_batch:
@@ -642,7 +736,7 @@ class Coordinator:
         )
         return True
 
-    def _take_part(self) -> tuple[GroupId, ...]:
+    def _take_part(self) -> tuple[ev.GroupId, ...]:
         finished, size = self._finished, self._part_groups
         groups = self._backlog.take(min(size, len(finished)))
         self._places += size
@@ -653,6 +747,8 @@ class Coordinator:
         unfilled = size - len(groups)
         self._unfilled += unfilled
         self._started += unfilled  # eq. 3 counts whole batches
+        if self.limits.schedule.bound is not None:
+            self._batch_lags += [self._trained - finished[group] for group in groups]
         for group in groups:
             del finished[group]
         if self._attempts:
@@ -669,15 +765,16 @@ class Coordinator:
             case OnNewWeights.FINISH_BATCH:
                 return not self._in_flight and not self._orphans and not self._open_slots()
 
-    def _generate(self, actions: list[Action]) -> None:
+    def _generate(self, actions: list[ev.Action]) -> None:
         """Resume the engines and start groups: first those of lost engines, then new ones."""
         if self._interrupted:
             self._interrupted = False
-            actions.append(Resume())
+            actions.append(ev.Resume())
         if self._orphans:
             # After a recovery there may be more of them than the engines run at once.
-            room = self._max_in_flight - len(self._in_flight)
-            for group, began in sorted(self._orphans.items())[:room]:
+            for group, began in sorted(self._orphans.items()):
+                if self._taken + self._slots_of(group) > self._slots:
+                    break  # the next one waits, too, however few it needs
                 actions.append(self._start(group, self._pushed if began is None else began))
                 del self._orphans[group]
         slots = self._open_slots()
@@ -693,43 +790,51 @@ class Coordinator:
             return 0
         if self._ending is not None:  # only what the step that runs still lacks
             limit = min(limit, self._places + (self._batch_rest if self._between_parts else 0))
-        if self._trained > self._pushed:
+        if self._newest > self._pushed:
             # Newer weights wait until no group is running.
             if self.limits.schedule.on_new_weights is not OnNewWeights.FINISH_BATCH:
                 return 0
-            if self._pushed + self.limits.order.max_lag < self._trained:
+            if self._pushed + self.limits.order.max_lag < self._newest:
                 return 0  # A new group would exceed the lag bound from the start.
             limit = min(limit, whole_batches(self._started, self.limits.batch_groups))
         return open_slots(
             started=self._started,
-            in_flight=len(self._in_flight),
+            in_flight=-(-self._taken // self._group_slots),
             limit=limit,
-            max_in_flight=self._max_in_flight,
+            max_in_flight=self._slots // self._group_slots,
         )
 
-    def _start(self, group: GroupId, version: Version) -> StartGroup:
-        start = StartGroup(group, self._router.acquire(group), version)
+    def _start(self, group: ev.GroupId, version: ev.Version) -> ev.StartGroup:
+        slots = self._slots_of(group) if self._ended_samples else self._group_slots
+        start = ev.StartGroup(group, self._router.acquire(group, slots), version)
         self._in_flight[group] = start
+        self._taken += slots
         return start
 
-    def _leave(self, group: GroupId) -> None:
+    def _leave(self, group: ev.GroupId) -> None:
         """Remove a group that ended, on its engine or, with all tokens, waiting for another one."""
         start = self._in_flight.pop(group, None)
         if start is None:
             del self._orphans[group]
-        elif start.engine not in self._away:
-            self._router.release(start.engine)
+        else:
+            slots = self._group_slots
+            if self._ended_samples:
+                slots -= self._ended_samples.get(group, 0)
+            self._taken -= slots
+            if slots and start.engine not in self._away:
+                self._router.release(start.engine, slots)
+        if self._ended_samples:
+            self._ended_samples.pop(group, None)
         self._router.forget(group)
 
-    def _save(self) -> Save:
+    def _save(self) -> ev.Save:
         self._saving = self._copying = True
         self._save_due = False
         self._saved = self._trained
-        return Save(self._trained)
+        return ev.Save(self._trained)
 
-    def _drop(self, groups: Iterable[GroupId], reason: str) -> list[Action]:
-        """`Drop` actions for groups that the backlog no longer has."""
-        drops: list[Action] = []
+    def _drop(self, groups: Iterable[ev.GroupId], reason: str) -> list[ev.Action]:
+        drops: list[ev.Action] = []
         for group in groups:
             # A group that waits for an engine without tokens cannot end at the same time.
             if group in self._in_flight or self._orphans.get(group) is not None:
@@ -740,15 +845,15 @@ class Coordinator:
             self._attempts.pop(group, None)
             self._started -= 1
             self._dropped += 1
-            drops.append(Drop(group, reason))
+            drops.append(ev.Drop(group, reason))
         return drops
 
-    def _drop_everything(self, reason: str) -> list[Action]:
+    def _drop_everything(self, reason: str) -> list[ev.Action]:
         groups = [*self._in_flight, *self._orphans, *self._finished]
         self._backlog = self.limits.order.make_backlog(self.limits.batch_groups)
         return self._drop(sorted(groups), reason)
 
-    def _wind_up(self, reason: str) -> tuple[Action, ...]:
+    def _wind_up(self, reason: str) -> tuple[ev.Action, ...]:
         """Once the trainer is free: save, drop all groups, and finish."""
         if self._training or self._saving:
             return ()
@@ -760,13 +865,13 @@ class Coordinator:
         # After the save: in its frontier these groups are open, so that a run can continue.
         actions = self._drop_everything(reason if reason == NO_ENGINE_LEFT else "run ended")
         if self._interrupted:
-            actions.append(Resume())
+            actions.append(ev.Resume())
         actions.append(self._finish(reason))
         return tuple(actions)
 
-    def _finish(self, reason: str) -> Finish:
+    def _finish(self, reason: str) -> ev.Finish:
         self._running, self._over = False, reason
-        return Finish(reason)
+        return ev.Finish(reason)
 
     @property
     def _nothing_runs(self) -> bool:
@@ -774,7 +879,7 @@ class Coordinator:
         return not trainer_busy and self._pushing is None and self._trained == self._pushed
 
 
-def replay(limits: Limits, events: Iterable[Event]) -> list[Action]:
-    """The actions of a coordinator for `events`; a correct log has the same ones."""
+def replay(limits: Limits, events: Iterable[ev.Event]) -> list[ev.Action]:
+    """Return the actions of a coordinator for `events`; a correct log has the same ones."""
     coordinator = Coordinator(limits)
     return [action for event in events for action in coordinator.handle(event)]

@@ -1,11 +1,11 @@
-"""Which versions are measured on held-out problems while training continues, and which is best.
+"""Selection of versions to evaluate on held-out problems during training, and of the best one.
 
     engines change from version 18 to 20, every 10 steps --is_due--> measure version 20
     scores of versions, checkpoints on disk --best_checkpoint--> the one to keep
                                             --to_measure_again-> the one whose score is a mixture
 
-A measurement takes longer than a step, so newer weights reach the engines before it is over: its
-later tokens are of later versions, and its score is not exactly that of the version it is for.
+A measurement takes longer than a step, so newer weights reach the engines before it ends. Its later
+tokens then belong to later versions, and its score is not exactly the score of its version.
 """
 
 from __future__ import annotations
@@ -22,18 +22,17 @@ class Score:
 
     reward: float
     exact: bool = True
-    """Whether all tokens were sampled with the weights of this version."""
+    """True if all tokens were sampled with the weights of this version."""
 
 
 def is_due(version: Version, held: Version, *, every: int, last: Version) -> bool:
-    """Whether engines that change from `held` to `version` start a measurement.
+    """Return whether engines that change from `held` to `version` start a measurement.
 
-    They skip versions if a push takes longer than a step; then the next one that they hold is
+    Engines skip versions if a push takes longer than a step; then the next one that they load is
     measured. The last version is measured after training, when nothing else runs.
 
     Args:
         every: steps between two measurements; 0 is never.
-        last: the last version of the run.
     """
     return every > 0 and version < last and version // every > held // every
 
@@ -49,12 +48,7 @@ def missed(measured: Collection[Version], *, every: int, until: Version) -> tupl
 def best_checkpoint(
     scores: Mapping[Version, Score], saved: Collection[Version], *, exact: bool = False
 ) -> Version | None:
-    """The saved version with the highest score, the earliest of equal ones; None without any.
-
-    Args:
-        scores: by version; versions that were not saved do not count.
-        exact: compare exact scores only.
-    """
+    """The saved version with the highest score, the earliest of equal ones; None without any."""
     known = {
         version: scores[version].reward
         for version in saved
@@ -66,7 +60,7 @@ def best_checkpoint(
 def to_measure_again(scores: Mapping[Version, Score], saved: Collection[Version]) -> Version | None:
     """The best checkpoint, if its score is a mixture; None if its score is exact.
 
-    Measured again until this is None, the best checkpoint is chosen by a score of its own weights.
+    Repeated until this is None, the best checkpoint is chosen by a score of its weights alone.
     """
     best = best_checkpoint(scores, saved)
     return None if best is None or scores[best].exact else best

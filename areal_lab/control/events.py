@@ -1,4 +1,4 @@
-"""Events and actions: the input and the output of the coordinator, as two closed unions.
+"""Events and actions: input and output of the coordinator, as two closed unions.
 
     shell --(Event)--> Coordinator.handle --> (Action, ...) --> shell performs them, in order
 
@@ -13,14 +13,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from areal_lab.control.drift import NOT_MEASURED
+
 Version: TypeAlias = int
 GroupId: TypeAlias = int
 EngineId: TypeAlias = int
 
 PROMPT_VERSION: Final[Version] = -1
-"""The version of tokens that no policy of this run generated: prompts and observations."""
+"""Version of tokens that no policy of this run generated: prompts and observations."""
 STARTS_OVER: Final[Version] = -1
-"""In `RunStarted.open_versions`: the group has no tokens."""
+"""Entry of `RunStarted.open_versions` for a group without tokens."""
 
 
 # --- events: what happened -----------------------------------------------------------------------
@@ -28,21 +30,22 @@ STARTS_OVER: Final[Version] = -1
 
 @dataclass(frozen=True, slots=True)
 class RunStarted:
-    """The engines hold the weights of `version` and accept work. The first event of every log."""
+    """Engines have the weights of `version` and accept work. The first event of every log."""
 
     engines: tuple[EngineId, ...]
     version: Version = 0
     next_group: GroupId = 0
     """First group id to assign. After a recovery it is positive, and the count of started groups
-    begins at `version * batch_groups` and the open groups."""
+    starts at `version * batch_groups` plus the open groups."""
     open_groups: tuple[GroupId, ...] = ()
     """Groups below `next_group` to start again after a recovery, ascending (`control.frontier`)."""
     open_versions: tuple[Version, ...] = ()
     """Version with which each of them started if its tokens were kept, else `STARTS_OVER`."""
     open_attempts: tuple[int, ...] = ()
-    """How often each of them was started, this time included if it starts over."""
+    """Number of starts of each of them, including this one if it starts over."""
     filtered: int = 0
-    """Groups before the recovery; so `dropped`, `restarted` and `unfilled` (`Counts`)."""
+    """Groups filtered before the recovery; likewise `dropped`, `restarted` and `unfilled`
+    (`Counts`)."""
     dropped: int = 0
     restarted: int = 0
     unfilled: int = 0
@@ -62,6 +65,16 @@ class GroupFinished:
 
 
 @dataclass(frozen=True, slots=True)
+class SamplesEnded:
+    """Further samples of a running group were generated: their slots are free, while others of the
+    group run and before any is scored. Expected if a group has several slots
+    (`Limits.group_slots`)."""
+
+    group: GroupId
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
 class GroupFiltered:
     """The group ended and must not be trained on; it does not count as started (eq. 3)."""
 
@@ -75,33 +88,40 @@ class EngineLost:
 
     engine: EngineId
     tokens_kept: bool = False
-    """Whether its groups keep their tokens: then they continue, with the version they started with.
-    Otherwise they start over, with the version that the engines hold."""
+    """True if its groups keep their tokens and continue with the version that they started with.
+    Otherwise they start over, with the version that the engines have."""
     returns: bool = False
-    """Whether it is being restarted: `EngineJoined` follows, or this event again without `returns`
-    when it is given up. A run without engines waits for those that return."""
+    """True if the engine is being restarted: `EngineJoined` follows, or this event again without
+    `returns` when the restart fails. A run without engines waits for those that return."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineRetired:
-    """The engine leaves the run, because it is not needed: its groups continue elsewhere with their
-    tokens, and no other starts on it."""
+    """The engine leaves the run because it is not needed: its groups continue elsewhere with their
+    tokens, and no other group starts on it.
+    """
 
     engine: EngineId
 
 
 @dataclass(frozen=True, slots=True)
 class EngineJoined:
-    """A new or restarted engine holds the pushed version and accepts work."""
+    """A new or restarted engine has the pushed version and accepts work."""
 
     engine: EngineId
 
 
 @dataclass(frozen=True, slots=True)
 class TrainStepDone:
-    """The optimizer finished one batch; its weights are `version` and can be pushed."""
+    """The optimizer finished one batch; its weights are `version` and can be pushed.
+
+    What it measured (`control.drift.Measured`) is here if the schedule reads it.
+    """
 
     version: Version
+    drift: float = NOT_MEASURED
+    weight_deviation: float = NOT_MEASURED
+    effective_share: float = NOT_MEASURED
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +129,26 @@ class TrainPartDone:
     """The optimizer finished a part of a batch (`Train.rest`); the others of the step follow."""
 
     version: Version
-    """That the step leads to."""
+    """Version after the step."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReturned:
+    """A batch that was given to the trainer comes back untrained (`Limits.weights_offered`), before
+    weights of its step are offered: its groups wait for training again."""
+
+    groups: tuple[GroupId, ...]
+    """All of the batch."""
+    lost: tuple[GroupId, ...] = ()
+    """Those of them whose samples are lost: they start over."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsOffered:
+    """The program that trains has the weights of `version`, perhaps of the step whose end is told
+    next (`Limits.weights_offered`); `PushWeights` follows as soon as the schedule permits it."""
+
+    version: Version
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +160,7 @@ class WeightsPushed:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointCopied:
-    """What the checkpoint of `version` is written from is a copy: the trainer may train meanwhile.
+    """The checkpoint of `version` is copied and written from the copy: the trainer may continue.
 
     `CheckpointDone` follows. A checkpoint that training waits for has that event alone."""
 
@@ -137,7 +176,7 @@ class CheckpointDone:
 
 @dataclass(frozen=True, slots=True)
 class StopRequested:
-    """Finish the step that runs, save, and end (Ctrl-C); also ends a pause."""
+    """Finish the running step, save, and end (Ctrl-C); also ends a pause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,18 +195,19 @@ class ResumeRequested:
 class EtaRequested:
     """Admit groups under another staleness bound from now on (eq. 3).
 
-    What was admitted before stays, so a lower bound holds for the lag of a group only once the
+    Groups admitted before stay, so a lower bound applies to the lag of a group only after the
     groups that started under the higher one are trained on."""
 
     eta: float
-    """In versions; `Schedule.eta`."""
+    """Staleness bound in versions; `Schedule.eta`."""
 
 
 Request: TypeAlias = StopRequested | PauseRequested | ResumeRequested | EtaRequested
-"""What a person asks of a running training; `Coordinator.refusal` says which cannot be done."""
+"""Request of a person to a running training; `Coordinator.refusal` says which ones are refused."""
 
 Event: TypeAlias = (
     RunStarted
+    | SamplesEnded
     | GroupFinished
     | GroupFiltered
     | EngineLost
@@ -175,6 +215,8 @@ Event: TypeAlias = (
     | EngineJoined
     | TrainPartDone
     | TrainStepDone
+    | BatchReturned
+    | WeightsOffered
     | WeightsPushed
     | CheckpointCopied
     | CheckpointDone
@@ -192,8 +234,8 @@ class StartGroup:
     group: GroupId
     engine: EngineId
     version: Version
-    """Version that the engines hold at this decision, or held when a group started that continues
-    with its tokens; its tokens may be newer, never older."""
+    """Version of the engines at this decision; for a group that continues with its tokens, their
+    version when it started. Its tokens may be newer, never older."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,12 +243,12 @@ class Interrupt:
     """Pause generation on every engine; unfinished samples continue after `Resume`."""
 
     by_hand: bool = False
-    """Whether the reason is `PauseRequested`, and not new weights or a training step."""
+    """True if the reason is `PauseRequested`, not new weights or a training step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Resume generation on every engine, with the weights it now holds."""
+    """Resume generation on every engine, with its current weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +272,7 @@ class PushWeights:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Give up `group`, finished or not: abort it if it runs, and report nothing."""
+    """Abort `group` if it runs, discard its result, and report nothing."""
 
     group: GroupId
     reason: str
@@ -239,7 +281,8 @@ class Drop:
 @dataclass(frozen=True, slots=True)
 class Save:
     """Write a checkpoint of the trainer's `version`; then report `CheckpointDone(version)`, and
-    before that, if training need not wait for it, `CheckpointCopied(version)`."""
+    before that, if training need not wait for it, `CheckpointCopied(version)`.
+    """
 
     version: Version
 

@@ -1,4 +1,4 @@
-"""The frontier of a run: what a checkpoint must know so that no group is lost or trained on twice.
+"""Frontier of a run: state in a checkpoint so that no group is lost or trained on twice.
 
     group 0 ........................................ next_group
           | trained, filtered or dropped |  open, with gaps  | never started
@@ -19,33 +19,33 @@ from areal_lab.control.events import STARTS_OVER, EngineId, GroupId, RunStarted,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenGroup:
-    """A group that was started, and neither trained on nor filtered nor dropped."""
+    """Started group that was neither trained on nor filtered nor dropped."""
 
     group: GroupId
     version: Version
-    """Version that the engines held when it started."""
+    """Version of the engines when it started."""
     attempts: int = 1
-    """How often it was started; more than 1 after it started over."""
+    """Number of starts; more than 1 after it started over."""
     finished: bool = False
-    """Whether it has all its tokens and rewards and waits for training."""
+    """True if the group has all its tokens and rewards and waits for training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frontier:
-    """The groups of a run at a checkpoint, and the counts of those that ended without training."""
+    """Groups of a run at a checkpoint, and counts of those that ended without training."""
 
     version: Version
-    """Of the trainer; `version * batch_groups - unfilled` groups were trained on."""
+    """Version of the trainer; `version * batch_groups - unfilled` groups were trained on."""
     next_group: GroupId
     """First group that was never started."""
     open: tuple[OpenGroup, ...]
-    """In ascending order."""
+    """Open groups in ascending order."""
     eta: float
     """Staleness bound in force, in versions."""
     filtered: int = 0
     dropped: int = 0
     restarted: int = 0
-    """Times that a group started over, without its tokens."""
+    """Number of times that a group started over, without its tokens."""
     unfilled: int = 0
     """Places of smaller batches that no group took."""
 
@@ -71,15 +71,12 @@ def recovered_start(
     *,
     train_steps: int = 0,
 ) -> RunStarted:
-    """The event with which a run continues from a checkpoint, on engines that hold its version.
+    """First event of a run that continues from a checkpoint, on engines that have its version.
 
     Args:
         kept: open groups whose tokens were saved. They keep the version they started with; the
             others start over with the engines' version, and count as restarted.
         train_steps: another number of steps than the run had before; 0 keeps it.
-
-    Raises:
-        ValueError: if a kept group is not open.
     """
     if unknown := sorted(set(kept) - {one.group for one in frontier.open}):
         raise ValueError(f"groups {unknown} are kept, but are not open")

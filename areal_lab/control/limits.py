@@ -1,4 +1,4 @@
-"""The constants of one run, checked so that no combination of them can deadlock.
+"""Constants of one run, checked so that no combination of them can deadlock.
 
 Only eta may change while a run continues (`EtaRequested`), within the same checks.
 """
@@ -6,12 +6,21 @@ Only eta may change while a run continues (`EtaRequested`), within the same chec
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final, Literal, get_args
 
-from areal_lab.control.admission import lag_bound
 from areal_lab.control.order import BatchOrder, oldest_finished_first
 from areal_lab.control.routing import Routing, least_loaded
 from areal_lab.control.sampling import DynamicSampling
-from areal_lab.control.schedule import OnNewWeights, Schedule, asynchronous
+from areal_lab.control.schedule import OnNewWeights, Schedule, asynchronous, lag_bound
+
+SlotsName = Literal["groups", "samples"]
+SLOTS: Final[tuple[SlotsName, ...]] = get_args(SlotsName)
+"""Owners of the engines' slots."""
+
+
+def group_slots_of(name: SlotsName, samples: int) -> int:
+    """Return `Limits.group_slots` for groups of `samples` samples."""
+    return samples if name == "samples" else 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,17 +30,26 @@ class Limits:
     batch_groups: int
     """B: groups per training batch."""
     max_in_flight: int
-    """Groups the engines may generate at once."""
+    """Groups the engines may generate at once; with several slots for each group, as many slots as
+    these need."""
+    group_slots: int = 1
+    """Slots of a running group. 1 is free when the group ends, so that a short sample keeps its
+    place until the longest of its group has ended and all are scored. With the number of samples,
+    each of them frees a slot when it ends (`SamplesEnded`); a group starts when all its slots are
+    free."""
     batch_parts: int = 1
-    """Equal parts of a batch, each of which is trained on as soon as enough groups finished; new
-    weights follow the last one. 1 waits for the whole batch."""
+    """Number of equal parts of a batch; each is trained on as soon as enough groups finished, and
+    new weights follow the last part. 1 waits for the whole batch."""
     hybrid_engines: int = 0
-    """Engines 0 to n - 1, whose devices also train: they are paused, with their responses, from
-    `Train` until the weights of that step are loaded, and no step begins before."""
+    """Number of engines (the first ones) whose devices also train: they are paused, keeping their
+    responses, from `Train` until the weights of that step are loaded, and no step starts before."""
     ranks: int = 1
-    """Programs that each decide for themselves (SPMD, `control.ranks`): every one has an equal
-    share of the engines and of each batch, and a step begins when all of them have theirs. 1 is one
+    """Number of programs that decide independently (SPMD, `control.ranks`): each has an equal share
+    of the engines and of each batch, and a step starts when all have their part. 1 is one
     controller, which sends any group to any engine."""
+    weights_offered: bool = False
+    """Whether the program that trains decides when there are new weights (`WeightsOffered`); it may
+    take further batches before that. Otherwise each training step ends with new weights."""
     train_steps: int | None = None
     """Version at which the run is complete; None runs until stopped."""
     save_every_steps: int = 0
@@ -40,11 +58,12 @@ class Limits:
     order: BatchOrder = field(default_factory=oldest_finished_first)
     routing: Routing = field(default_factory=least_loaded)
     sampling: DynamicSampling | None = None
-    """Replaces groups of equal rewards; None trains on them, and bounds no number of filtered
-    groups."""
+    """Dynamic sampling, which replaces groups of equal rewards; None trains on them, and does not
+    bound the number of filtered groups."""
 
     def __post_init__(self) -> None:
-        for name in ("batch_groups", "max_in_flight", "batch_parts", "ranks", "train_steps"):
+        counts = ("batch_groups", "max_in_flight", "group_slots", "batch_parts", "ranks")
+        for name in (*counts, "train_steps"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} is {value}, but must be >= 1")
@@ -55,6 +74,11 @@ class Limits:
         self._check_parts()
         self._check_hybrid()
         self._check_ranks()
+        if self.weights_offered and (self.batch_parts > 1 or self.hybrid_engines or self.ranks > 1):
+            raise ValueError(
+                "weights_offered is true, so a program takes whole batches and brings weights when "
+                "it likes; batch_parts and ranks must be 1, and hybrid_engines 0"
+            )
         smallest = 0 if self.sampling is None else self.sampling.smallest_batch or 0
         if smallest > self.batch_groups:
             raise ValueError(
@@ -65,12 +89,19 @@ class Limits:
                 f"schedule {self.schedule.name!r} carries responses over an update and also waits "
                 "for them to end before it; use OnNewWeights.INTERRUPT with carry_over"
             )
+        if self.schedule.bound is not None and (self.weights_offered or self.ranks > 1):
+            raise ValueError(
+                f"schedule {self.schedule.name!r} sets eta after each training step of one "
+                f"controller that measures it, but ranks is {self.ranks} and weights_offered "
+                f"{self.weights_offered}; use schedule asynchronous"
+            )
         order, ahead = self.order, lag_bound(self.schedule)
         if not order.drop_late and order.max_lag < ahead:
             raise ValueError(
-                f"max_lag is {order.max_lag:g} (whole versions), but eta {self.schedule.eta:g} "
-                f"starts groups up to {ahead:g} versions ahead, which waiting cannot undo; "
-                f"raise max_lag to {ahead:g}, lower eta, or set drop_late"
+                f"max_lag is {order.max_lag:g} (whole versions), but eta "
+                f"{self.schedule.largest_eta:g} starts groups up to {ahead:g} versions ahead, "
+                f"which waiting cannot undo; raise max_lag to {ahead:g}, lower eta, or set "
+                "drop_late"
             )
 
     def _check_parts(self) -> None:
@@ -136,5 +167,5 @@ class Limits:
 
     @property
     def part_groups(self) -> int:
-        """Groups that the trainer takes at once."""
+        """Groups that the trainer takes together."""
         return self.batch_groups // self.batch_parts

@@ -1,11 +1,10 @@
-"""Which hosts are there, and whether the run is: heartbeats that were missed, and what is late.
+"""Liveness of hosts, processes and runs, by heartbeats: silence that counts, and late messages.
 
     host, to its run    joined --silent for `lost_after` heartbeats | another incarnation--> lost
     run, to its host    heard --no heartbeat--> silent --lease is over--> given up
                           '<--one that is not late--'
 
-A host that was lost may join again, as another incarnation: what the earlier one sends is late, and
-is not used.
+A lost host may join again, as another incarnation: late messages of the earlier one are ignored.
 """
 
 from __future__ import annotations
@@ -14,39 +13,54 @@ from dataclasses import dataclass
 from typing import Final
 
 _MARGIN: Final = 0.5
-"""Of the interval between two heartbeats: the last one that may be missed is given this long."""
+"""Share of the interval between two heartbeats that the last one that may be missed gets."""
+_MOST_EXCUSED: Final = 10.0
+"""Multiple of the limit of a silence: a process that computes silently for longer is hung."""
+_LATE: Final = 2.0
+"""Multiple of an intended wait: a longer wait is the waiter's own delay."""
 
 
 def loss_s(heartbeat_s: float, lost_after: int) -> float:
-    """Longest time in which a run finds a lost host: it waits for the last reply, too."""
+    """Longest time in which a run detects a lost host, including the wait for the last reply."""
     return heartbeat_s * (lost_after + 1)
 
 
 def silence_s(heartbeat_s: float, lost_after: int) -> float:
-    """Seconds without a heartbeat after which a host counts its run as silent: it has then missed
-    as many as a run does of a host that it counts as lost."""
+    """Seconds without a heartbeat after which a host counts its run as silent: as many missed
+    heartbeats as a run allows a host.
+    """
     return heartbeat_s * (lost_after + _MARGIN)
 
 
 @dataclass(slots=True)
 class HostLiveness:
-    """What is known of one incarnation of a host."""
+    """Liveness of one incarnation of a host."""
 
     incarnation: str
     lost_after: int
-    """Heartbeats in a row without a reply after which it is lost."""
+    """Missed heartbeats in a row after which the host is lost."""
     missed: int = 0
+    late: int = 0
+    """Heartbeats in a row whose replies the run itself read too late."""
     lost: str = ""
-    """Why it is lost; empty while it is not."""
+    """Reason why the host is lost; empty while it is not."""
 
     def replied(self, incarnation: str) -> None:
-        """It replied to a heartbeat."""
-        self.missed = 0
+        """Record a reply to a heartbeat."""
+        self.missed = self.late = 0
         if incarnation != self.incarnation:
             self.lost = self.lost or "it has started again, without its processes"
 
-    def silent(self, why: str) -> None:
-        """It did not reply to a heartbeat."""
+    def silent(self, why: str, *, waited_s: float = 0.0, meant_s: float = 0.0) -> None:
+        """Record a missing reply to a heartbeat.
+
+        Args:
+            meant_s: intended wait: if the wait was far longer, the run itself was late, and the
+                reply may be there.
+        """
+        if waited_s > _LATE * meant_s > 0 and self.late < _MOST_EXCUSED * self.lost_after:
+            self.late += 1
+            return
         self.missed += 1
         if self.missed >= self.lost_after:
             self.lost = self.lost or f"it did not reply to {self.missed} heartbeats ({why})"
@@ -54,9 +68,9 @@ class HostLiveness:
 
 @dataclass(slots=True, kw_only=True)
 class RunLiveness:
-    """What one incarnation of a host knows of its run; times are in seconds of one clock.
+    """Liveness of a run for one incarnation of a host; times are in seconds of one clock.
 
-    After a silence heartbeats may be late: a link that was healed delivers those of before, and a
+    After a silence heartbeats may be late: a repaired link delivers earlier ones, and a
     host that hung reads them when it continues. So the host numbers its replies, each heartbeat
     names the newest reply that the run has received, and a silence ends with one that names a reply
     given after the silence was noticed.
@@ -65,28 +79,27 @@ class RunLiveness:
     silent_after_s: float
     lease_s: float
     heard_s: float
-    """When the last heartbeat came that was not late."""
+    """Time of the last heartbeat that was not late."""
     replies: int = 0
     """Number of the newest reply."""
     silent: bool = False
-    """Whether the run is silent."""
+    """True if the run is silent."""
     _replies_before: int = 0
-    """Replies given when the silence was noticed."""
+    """Number of replies when the silence was noticed."""
 
     def unheard_s(self, now_s: float) -> float:
         """Seconds since the last heartbeat that was not late."""
         return now_s - self.heard_s
 
     def look(self, now_s: float) -> None:
-        """Notice a silence."""
+        """Check for a silence."""
         if not self.silent and self.unheard_s(now_s) >= self.silent_after_s:
             self.silent, self._replies_before = True, self.replies
 
     def heartbeat(self, now_s: float, received: int) -> None:
-        """A heartbeat came, and is replied to.
+        """Record a heartbeat and its reply.
 
         Args:
-            now_s: when.
             received: number of the newest reply that the run had received when it sent this.
         """
         self.look(now_s)
@@ -95,10 +108,39 @@ class RunLiveness:
         self.replies += 1
 
     def given_up(self, now_s: float) -> bool:
-        """Whether the lease is over."""
+        """Return whether the lease is over."""
         return self.unheard_s(now_s) >= self.lease_s
 
     def next_look_s(self, now_s: float) -> float:
-        """Seconds until something changes without another heartbeat."""
+        """Seconds until the state can change without another heartbeat."""
         first_s = self.lease_s if self.silent else min(self.lease_s, self.silent_after_s)
         return max(0.0, first_s - self.unheard_s(now_s))
+
+
+@dataclass(slots=True)
+class Silence:
+    """Time without messages from a process, not counting time that it could not use.
+
+    Not counted are times in which the process computed or waited for a CPU, and times in which
+    the listener itself could not run.
+    """
+
+    limit_s: float
+    counted_s: float = 0.0
+    busy_s: float = 0.0
+    late_s: float = 0.0
+
+    def passed(self, elapsed_s: float, meant_s: float, busy: bool) -> bool:
+        """Add some time; return whether the silence is over its limit."""
+        heard_s = min(elapsed_s, _LATE * meant_s)
+        self.late_s += elapsed_s - heard_s
+        if busy:
+            self.busy_s += heard_s
+        else:
+            self.counted_s += heard_s
+        return self.counted_s >= self.limit_s or self.busy_s >= _MOST_EXCUSED * self.limit_s
+
+    @property
+    def total_s(self) -> float:
+        """Total time without messages."""
+        return self.counted_s + self.busy_s + self.late_s

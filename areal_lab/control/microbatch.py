@@ -24,11 +24,8 @@ def dynamic_batches(  # noqa: PLR0912, PLR0915 - one loop, whose calls would be 
 
     O(n log n). Since lengths decrease, a micro-batch that has room keeps it until it is chosen.
     Those with room are in a heap by (sequences, age), unless there is only one: it takes the next
-    sequences, as many at once as would fit at the length of the first. The others wait in a heap
+    sequences, as many together as would fit at the length of the first. The others wait in a heap
     by room until a sequence is short enough.
-
-    Raises:
-        ValueError: if a sequence is longer than `max_tokens`, or a number is below 1.
     """
     if min_batches < 1:
         raise ValueError(f"min_batches is {min_batches}, but must be >= 1")
@@ -107,7 +104,7 @@ def dynamic_batches(  # noqa: PLR0912, PLR0915 - one loop, whose calls would be 
 
 
 _SEVERAL: Final = 7
-"""More sequences than this are taken at once, since the search for their number then pays."""
+"""Number of sequences above which several are taken together, since the search for it then pays."""
 
 
 def balanced_parts(
@@ -125,10 +122,6 @@ def balanced_parts(
     for lognormal(8, 1) lengths: 64 parts of 64 sequences 1.002 (verl 1.19), 8 parts of 16 1.10
     (verl 1.28). For uniform lengths verl is up to 3 % better where parts have few sequences
     (8 parts of 4: 1.01 against 1.04).
-
-    Raises:
-        ValueError: if there are fewer sequences than parts, with `equal_size` if their number is
-            not a multiple of `parts`, or if a number is below 1.
     """
     if not 1 <= parts <= len(lengths):
         raise ValueError(
@@ -158,15 +151,13 @@ def balanced_parts(
 
 
 def consecutive_parts(lengths: Sequence[int], parts: int) -> list[int]:
-    """Sizes of `parts` runs of consecutive sequences, so that the largest has the fewest tokens.
+    """Sizes of `parts` runs of consecutive sequences that minimize the tokens of the largest
+    run.
 
-    No part is empty, and none exceeds the mean by a whole sequence. Less even than
-    `balanced_parts`, but the sequences keep their order, so a part is one range of what is stored.
+    No part is empty, and none exceeds the mean by a whole sequence. Less balanced than
+    `balanced_parts`, but the sequences keep their order, so a part is one range of stored rows.
 
     O(parts log(sequences) log(tokens)): bisects the capacity at which greedy parts suffice.
-
-    Raises:
-        ValueError: if there are fewer sequences than parts, or a number is below 1.
     """
     if not 1 <= parts <= len(lengths):
         raise ValueError(

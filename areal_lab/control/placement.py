@@ -1,25 +1,25 @@
-"""Which host runs what: engines and trainer processes by the devices that hosts have.
+"""Placement of processes on hosts: engines and trainer processes by the devices of the hosts.
 
     hosts, demand --place--> Placement | Unplaceable
 
-Trainer processes go to the last hosts. Engines are spread over the others; with one host, they are
-there, too.
+Trainer processes go to the last hosts, engines to the others; a single host has both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
+from typing import Final
 
 
 class Unplaceable(ValueError):
-    """The hosts cannot run what is asked for; the message names both, and what to change."""
+    """Hosts cannot run the demand; the message names both, and a remedy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSlots:
-    """A host, and what it can hold."""
+    """Host with its capacity."""
 
     name: str
     gpus: int = 0
@@ -27,30 +27,30 @@ class HostSlots:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What is to be placed."""
+    """Processes to place."""
 
     engines: int
     gpus_per_engine: int = 0
-    """0 for engines on CPUs, of which a host takes any number."""
+    """GPUs of each engine; 0 for engines on CPUs, of which a host takes any number."""
     trainer_ranks: int = 1
     gpus_per_rank: int = 0
-    """1 where the trainer computes on GPUs."""
+    """GPUs of each trainer process: 1 if the trainer computes on GPUs."""
     trainer_hosts: int = 0
-    """Hosts that train; 0 takes as few as possible."""
+    """Number of hosts that train; 0 takes as few as possible."""
     spare_hosts: int = 0
-    """Hosts without work."""
+    """Number of hosts without work."""
     shared: bool = False
-    """Whether engines and trainer take turns on the same devices."""
+    """True if engines and trainer take turns on the same devices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """The host of each engine and of each trainer process, by their numbers."""
+    """Host of each engine and of each trainer process, by their numbers."""
 
     engines: tuple[str, ...]
     trainer: tuple[str, ...]
     spares: tuple[str, ...] = ()
-    """Hosts without work, asked for or not."""
+    """Hosts without work, requested or not."""
 
 
 def place(hosts: Sequence[HostSlots], demand: Demand) -> Placement:
@@ -86,13 +86,10 @@ def place(hosts: Sequence[HostSlots], demand: Demand) -> Placement:
 def seat_of_another(
     placement: Placement, engines: Mapping[str, int], gpus: Mapping[str, int], demand: Demand
 ) -> str:
-    """The host of an engine that joins later: of those with room, the one with the fewest engines.
+    """Host of an engine that joins later: of those with room, the one with the fewest engines.
 
     Args:
-        placement: of the others.
-        engines: number of engines of each host that has some, those that have joined included.
-        gpus: of each host that is there.
-        demand: what was placed.
+        engines: number of engines of each host that has some, including those that joined later.
 
     Raises:
         Unplaceable: in one sentence; no host has room.
@@ -115,7 +112,7 @@ def seat_of_another(
 
 
 def _training_hosts(hosts: Sequence[HostSlots], demand: Demand) -> int:
-    """How many of the last hosts train."""
+    """Number of hosts that train, from the last."""
     if (asked := demand.trainer_hosts) > 0:
         if asked > len(hosts):
             raise Unplaceable(
@@ -189,3 +186,48 @@ def _have(hosts: Sequence[HostSlots]) -> str:
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+_NODES_SHOWN: Final = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeResources:
+    """Node with its total amount of each resource."""
+
+    name: str
+    resources: Mapping[str, float]
+
+    def holds(self, bundle: Mapping[str, float]) -> bool:
+        """Return whether the node has all of these resources."""
+        return all(self.resources.get(name, 0) >= amount for name, amount in bundle.items())
+
+
+def gpus_of_each(nodes: Iterable[NodeResources], count: int) -> int:
+    """Return the largest number of GPUs that `count` of the nodes each have; 0 for fewer nodes."""
+    most = sorted((int(node.resources.get("GPU", 0)) for node in nodes), reverse=True)
+    return most[count - 1] if len(most) >= count else 0
+
+
+def lacking(bundle: Mapping[str, float], count: int, nodes: Sequence[NodeResources]) -> str:
+    """Explain why `count` nodes cannot each give a bundle: the request and the resources.
+
+    If enough nodes have it, something else uses it.
+    """
+    asked = f"asked for {count} x ({_amounts(bundle, bundle)}), each on a node of its own"
+    fit = sum(node.holds(bundle) for node in nodes)
+    # A node that runs nothing, such as the head of many clusters, is not worth a mention.
+    offering = [node for node in nodes if any(node.resources.get(name, 0) for name in bundle)]
+    if not offering:
+        return f"{asked}; no node has any of that"
+    shown = ", ".join(
+        f"{node.name} ({_amounts(node.resources, bundle)})" for node in offering[:_NODES_SHOWN]
+    )
+    more = f" and {len(offering) - _NODES_SHOWN} more" if len(offering) > _NODES_SHOWN else ""
+    used = ", but something else uses part of that" if fit >= count else ""
+    return f"{asked}; there are {shown}{more}{used}"
+
+
+def _amounts(resources: Mapping[str, float], names: Iterable[str]) -> str:
+    """`1 CPU, 4 GPU`."""
+    return ", ".join(f"{resources.get(name, 0):g} {name}" for name in names)

@@ -1,4 +1,4 @@
-"""Routing: which engine takes a task, which is a group or a turn of a conversation.
+"""Routing of tasks to engines; a task is a group or a turn of a conversation.
 
     policy        the engine for a task with a key            useful for
     least_loaded  the fewest running, ties to the lowest id   tasks of unequal length
@@ -6,10 +6,10 @@
     sticky        the engine that had the key before, while   turns of a conversation, which find
                   it lives; else the least loaded             their prefix in the engine's cache
 
-The key of a group is its id. All its samples are one task, so they share an engine, and their
-prompt's cache, under every policy. A group is routed once, and again only if its engine is lost, so
-in a run `sticky` equals `least_loaded`; it differs for callers with several tasks per key, such as
-agents with turns.
+The key of a group is its id. All its samples are one task, or with slots by sample several that
+stay together, so they share an engine, and their prompt's cache, under every policy. A group is
+routed once, and again only if its engine is lost, so in a run `sticky` equals `least_loaded`; it
+differs for callers with several tasks per key, such as agents with turns.
 
 Routing is data: `Routing` names the policy and creates its `Router`, which depends on its earlier
 calls only, so that a log replays.
@@ -31,7 +31,7 @@ SPARE_ENTRIES: Final = 64
 
 
 class Router(ABC):
-    """The live engines, their running tasks, and the rule that assigns new ones."""
+    """Live engines, their running tasks, and the rule that assigns new tasks."""
 
     def __init__(self) -> None:
         self._loads: dict[EngineId, int] = {}
@@ -56,23 +56,23 @@ class Router(ABC):
         del self._loads[engine]
 
     @abstractmethod
-    def acquire(self, key: Hashable = None) -> EngineId:
-        """Assign a task with this key; returns its engine."""
+    def acquire(self, key: Hashable = None, tasks: int = 1) -> EngineId:
+        """Assign a task with this key, or several that stay together; return their engine."""
 
-    def take(self, engine: EngineId) -> None:
-        """Assign a task to `engine`, chosen by the caller."""
-        self._loads[engine] += 1
+    def take(self, engine: EngineId, tasks: int = 1) -> None:
+        """Assign tasks to `engine`, chosen by the caller."""
+        self._loads[engine] += tasks
 
-    def release(self, engine: EngineId) -> None:
-        """Record that a task of `engine` ended."""
-        self._loads[engine] -= 1
+    def release(self, engine: EngineId, tasks: int = 1) -> None:
+        """Record that tasks of `engine` ended."""
+        self._loads[engine] -= tasks
 
     def forget(self, key: Hashable) -> None:  # noqa: B027 - most policies have no keys
         """Forget a key that gets no more tasks."""
 
 
 class LeastLoaded(Router):
-    """The least loaded engine in O(log engines), amortized.
+    """Router to the least loaded engine in O(log engines), amortized.
 
     The heap is lazy: a change of load adds an entry, and an entry is valid only while it equals the
     engine's current load. A removed engine's entries are outdated.
@@ -83,29 +83,29 @@ class LeastLoaded(Router):
         self._heap: list[tuple[int, EngineId]] = []
 
     def add(self, engine: EngineId) -> None:
-        """O(log engines)."""
+        """Add an engine, in O(log engines)."""
         super().add(engine)
         heappush(self._heap, (0, engine))
 
-    def acquire(self, key: Hashable = None) -> EngineId:  # noqa: ARG002 - of all policies
-        """The least loaded engine, whatever the key."""
+    def acquire(self, key: Hashable = None, tasks: int = 1) -> EngineId:  # noqa: ARG002 - others read it
+        """Return the least loaded engine, for any key."""
         heap, loads = self._heap, self._loads
         load, engine = heap[0]
         while loads.get(engine) != load:
             heappop(heap)
             load, engine = heap[0]
-        loads[engine] = load + 1
-        heapreplace(heap, (load + 1, engine))
+        loads[engine] = load + tasks
+        heapreplace(heap, (load + tasks, engine))
         return engine
 
-    def take(self, engine: EngineId) -> None:
-        """O(log engines), amortized."""
-        self._loads[engine] = load = self._loads[engine] + 1
+    def take(self, engine: EngineId, tasks: int = 1) -> None:
+        """Add tasks to the engine, in O(log engines), amortized."""
+        self._loads[engine] = load = self._loads[engine] + tasks
         self._note(load, engine)
 
-    def release(self, engine: EngineId) -> None:
-        """O(log engines), amortized."""
-        self._loads[engine] = load = self._loads[engine] - 1
+    def release(self, engine: EngineId, tasks: int = 1) -> None:
+        """Remove tasks of the engine, in O(log engines), amortized."""
+        self._loads[engine] = load = self._loads[engine] - tasks
         self._note(load, engine)
 
     def _note(self, load: int, engine: EngineId) -> None:
@@ -116,7 +116,7 @@ class LeastLoaded(Router):
 
 
 class RoundRobin(Router):
-    """The engines in the order of their ids, one task each, in turn."""
+    """Router to the engines in the order of their ids, one task each, in turn."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -133,16 +133,16 @@ class RoundRobin(Router):
         super().remove(engine)
         self._ring.remove(engine)
 
-    def acquire(self, key: Hashable = None) -> EngineId:  # noqa: ARG002 - of all policies
-        """The first id above the last one taken, or the lowest."""
+    def acquire(self, key: Hashable = None, tasks: int = 1) -> EngineId:  # noqa: ARG002 - others read it
+        """Return the next id after the last one taken, or the lowest."""
         place = bisect_right(self._ring, self._last)
         self._last = engine = self._ring[place % len(self._ring)]
-        self._loads[engine] += 1
+        self._loads[engine] += tasks
         return engine
 
 
 class Sticky(LeastLoaded):
-    """A key stays on its first engine while that engine lives."""
+    """Router that keeps a key on its first engine while that engine lives."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -153,13 +153,15 @@ class Sticky(LeastLoaded):
         super().remove(engine)
         self._home = {key: home for key, home in self._home.items() if home != engine}
 
-    def acquire(self, key: Hashable = None) -> EngineId:
-        """The key's engine; a new key, or one whose engine is gone, goes to the least loaded."""
+    def acquire(self, key: Hashable = None, tasks: int = 1) -> EngineId:
+        """Return the key's engine; a new key, or one whose engine is gone, goes to the least
+        loaded.
+        """
         engine = self._home.get(key)
         if engine is not None:
-            self.take(engine)
+            self.take(engine, tasks)
             return engine
-        self._home[key] = engine = super().acquire()
+        self._home[key] = engine = super().acquire(tasks=tasks)
         return engine
 
     def forget(self, key: Hashable) -> None:
@@ -169,38 +171,34 @@ class Sticky(LeastLoaded):
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """A policy for assigning tasks. Create one with the functions below."""
+    """Policy for assigning tasks. Create one with the functions below."""
 
     name: str
     make_router: Callable[[], Router] = field(compare=False, repr=False)
 
 
 def least_loaded() -> Routing:
-    """The engine with the fewest running groups."""
+    """Route to the engine with the fewest running groups."""
     return Routing("least_loaded", LeastLoaded)
 
 
 def round_robin() -> Routing:
-    """The engines in turn."""
+    """Route to the engines in turn."""
     return Routing("round_robin", RoundRobin)
 
 
 def sticky() -> Routing:
-    """The engine that had the key before; in a run, which routes keys once, `least_loaded`."""
+    """Route to the earlier engine of the key; in a run, which routes keys once, `least_loaded`."""
     return Routing("sticky", Sticky)
 
 
 RoutingName = Literal["least_loaded", "round_robin", "sticky"]
 ROUTINGS: Final = {make().name: make for make in (least_loaded, round_robin, sticky)}
-"""The functions above, by name."""
+"""Policies of this module, by name."""
 
 
 def routing_named(name: str) -> Routing:
-    """The policy of this name.
-
-    Raises:
-        ValueError: if the name is unknown; lists the known ones.
-    """
+    """Return the policy of this name."""
     if name not in ROUTINGS:
         raise ValueError(f"routing is {name!r}, but must be one of {', '.join(ROUTINGS)}")
     return ROUTINGS[name]()

@@ -1,4 +1,4 @@
-"""Dynamic sampling: groups whose rewards are all equal are replaced by groups of other prompts.
+"""Dynamic sampling: replace groups whose rewards are all equal with groups of other prompts.
 
     rewards of a group --rejects--> GroupFiltered --> the next prompt takes its place
     max_filtered groups since the last batch --> no group starts any more
@@ -24,10 +24,10 @@ ALL_CUT_OFF: Final = "all responses cut off"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DynamicSampling:
-    """Which groups are replaced, how many of them, and what follows."""
+    """Rule of dynamic sampling: filtered groups, their maximum, and the behavior beyond it."""
 
     max_filtered: int
-    """Groups that may be filtered, for whatever reason, between two batches."""
+    """Groups that may be filtered, for any reason, between two batches."""
     smallest_batch: int | None = None
     """Groups that a batch needs once `max_filtered` is reached; None ends the run instead of
     training on fewer groups than usual."""
@@ -43,7 +43,7 @@ class DynamicSampling:
             raise ValueError(f"tolerance is {self.tolerance}, but must be >= 0 (a reward)")
 
     def rejects(self, rewards: Sequence[float], masked: Collection[int] = ()) -> str | None:
-        """Why a group is replaced, as `GroupFiltered.reason`; None if it is trained on.
+        """Return why a group is replaced, as `GroupFiltered.reason`; None if it is trained on.
 
         Args:
             rewards: one per sample, as the reward function gave them: penalties on length that the
@@ -66,12 +66,10 @@ def exhausted_text(
     finished: int,
     filtered: Mapping[str, int],
 ) -> str:
-    """Why a run ends: the values, and what to change.
+    """Explain why a run ends: the values, and a remedy.
 
     Args:
         trained: version of the trainer; the batch that cannot be filled is that of the next step.
-        finished: groups that the batch has.
-        filtered: groups that were filtered since the last batch, by reason.
     """
     reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(filtered.items()))
     needed = batch_groups if sampling.smallest_batch is None else sampling.smallest_batch

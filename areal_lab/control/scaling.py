@@ -1,4 +1,4 @@
-r"""How many engines a run should have: a rule on how generation and training wait for each other.
+r"""Number of engines that a run should have: a rule on how generation and training wait.
 
     event --note--> ScalingWatch --some steps--> Window --engines_wanted--> number, what was learned
 
@@ -10,7 +10,7 @@ With n engines, a window of some training steps has
     d  groups by which those that wait for training became fewer, over the groups trained on
     L  mean tokens of a group: the work
 
-and, with u the share that more engines did not change (0 until they were tried) and x = w - u, the
+With u the share that more engines did not change (0 until they were tried) and x = w - u, the
 rule is, within [min, max] and with a tolerance e (5 %):
 
     go back  more came since the last window, and w fell by less than a quarter of what they
@@ -23,22 +23,22 @@ rule is, within [min, max] and with a tolerance e (5 %):
 **Why n / (1 - x).** The trainer worked for 1 - w of the time, so groups have to come 1 / (1 - w)
 times as fast. The tokens per second of n engines with a fixed number of groups in flight are
 concave in n, since an engine with a smaller batch is slower, so this never asks for more than are
-needed: it comes near from below.
+needed: it approaches the number from below.
 
 **Why u.** Where few groups may run at once, the trainer waits for the longest response, and engines
-with fewer responses each are hardly faster. What they promised is known, so one attempt tells.
+with fewer responses each are hardly faster. One attempt is compared with the expected gain.
 
 **Why a quarter.** If eq. 3 holds engines back, w is 0 whether one engine or half of them could
-leave: how much slower fewer engines are is not known before it is tried. A number that turned out
+leave: the slowdown of fewer engines is unknown before an attempt. A number that turned out
 to be too few is remembered, and the next attempts halve the distance to it.
 
-**Why it comes to rest.** While L stays within a tenth of what it was, a number that made the
+**Why it converges.** While L changes by less than a tenth, a number that made the
 trainer wait is not tried again, each growth that helps raises this number, each one that does not
-raises u by 3/4 e at least, and between two growths the engines only become fewer: there are
-finitely many changes, whatever the windows say.
+raises u by at least 3/4 e, and between two growths the number of engines only falls: there are
+finitely many changes.
 
 **Time.** The first steps of a run are not measured, nor are those after a change in which the
-groups in flight end that began under another number of engines, and `cooldown_steps` more. Nothing
+groups that started under another number of engines end, and `cooldown_steps` more. Nothing
 is decided while an engine is starting, and none is started that would come after the end of the run
 (`startup_s`).
 
@@ -56,19 +56,19 @@ from areal_lab.control.coordinator import Counts
 from areal_lab.control.limits import Limits
 
 _HELD_BACK: Final = 0.5
-"""Share of a window in which eq. 3 holds engines back, from which on there may be too many."""
+"""Share of a window in which eq. 3 blocks engines, from which on there may be too many engines."""
 _LARGEST_GROWTH: Final = 2
-"""Times as many engines as there are: a window in which nothing was trained on says no number."""
+"""Largest factor of growth: a window without training gives no number."""
 _LEAST_GAIN: Final = 0.25
-"""Share of what a growth promises that it has to bring."""
+"""Share of the expected gain that a growth must bring."""
 _ALL_BUT_NOTHING: Final = 0.999
 _CLOSE: Final = 8
-"""Of this many engines, one stays if fewer by as many are too few: the next attempt would cost
-more than it saves."""
+"""Distance between tried numbers, as one of this many engines, below which another attempt would
+cost more than it saves."""
 _FIRST_SHRINK: Final = 4
-"""Of this many engines, one leaves while no number is known to be too few."""
+"""One of this many engines leaves while no number is known to be too few."""
 _OTHER_WORK: Final = 0.1
-"""Relative change of the tokens of a group after which what was too few may be enough."""
+"""Relative change of the tokens of a group after which earlier results no longer apply."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,14 +78,13 @@ class ScalingRule:
     min_engines: int
     max_engines: int
     window_steps: int = 4
-    """Training steps that one decision looks at."""
+    """Training steps over which one decision is computed."""
     cooldown_steps: int = 1
-    """Training steps that are not measured after a change, once the groups have ended that were in
-    flight."""
+    """Training steps that are not measured after a change, once the groups in flight have ended."""
     tolerance: float = 0.05
     """Share of the time that the trainer may wait for groups."""
     startup_s: float = 0.0
-    """From the decision until a new engine works."""
+    """Seconds from the decision until a new engine works."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_engines <= self.max_engines:
@@ -107,37 +106,37 @@ class ScalingRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """What happened in some training steps; see the module docstring."""
+    """Measurements over some training steps; see the module docstring."""
 
     waiting: float
-    """w."""
+    """Share w."""
     held_back: float
-    """h."""
+    """Share h."""
     drained: float = 0.0
-    """d; negative if more groups wait for training than before."""
+    """Share d; negative if more groups wait for training than before."""
     group_tokens: float = 1.0
-    """L."""
+    """Tokens L."""
     remaining_s: float = math.inf
-    """Until the end of the run, at the speed of the window."""
+    """Seconds until the end of the run, at the speed of the window."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learned:
-    """What earlier windows showed, for groups of about `group_tokens`."""
+    """Results of earlier windows, for groups of about `group_tokens`."""
 
     too_few: int = 0
-    """Largest number of engines that made the trainer wait; 0 if none did."""
+    """Largest number of engines that made the trainer wait; 0 if no number did."""
     unavoidable: float = 0.0
-    """u."""
+    """Share u."""
     group_tokens: float = 0.0
     fell: bool = False
-    """Whether engines left last: then groups that waited for training hide for a while that there
-    are too few, and a first window is no measure of what more of them bring."""
+    """True if the last change removed engines. Groups that waited for training then hide a shortage
+    for a while, and a first window does not measure the gain of more engines."""
     tried: Growth | None = None
-    """The growth that the next window is to show the effect of."""
+    """Growth whose effect the next window shows."""
 
     def under(self, group_tokens: float) -> Learned:
-        """What is still known for groups of this many tokens."""
+        """Return the results that still apply to groups of this many tokens."""
         change = abs(group_tokens - self.group_tokens)
         if change <= _OTHER_WORK * self.group_tokens:
             return self
@@ -146,18 +145,18 @@ class Learned:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """More engines, as they were decided."""
+    """Decision to add engines."""
 
     before: int
     waiting: float
-    """w before."""
+    """Share w before."""
     excess: float
-    """x before."""
+    """Share x before."""
     too_few: int
     """`Learned.too_few` before."""
 
     def was_useless(self, engines: int, waiting: float) -> bool:
-        """Whether the trainer waits hardly less with the engines that there are now.
+        """Return whether the trainer waits hardly less with the current engines.
 
         The growth promised that groups come in proportion to the engines.
         """
@@ -169,14 +168,7 @@ class Growth:
 def engines_wanted(
     rule: ScalingRule, engines: int, window: Window, learned: Learned
 ) -> tuple[int, Learned]:
-    """Engines that the run should have after this window, and what is known from now on.
-
-    Args:
-        rule: its constants.
-        engines: there were during the window.
-        window: what they and the trainer did.
-        learned: as an earlier call returned it; `Learned()` at first.
-    """
+    """Number of engines after this window, and the results to keep."""
     learned = learned.under(window.group_tokens)
     growth, learned = learned.tried, replace(learned, tried=None)
     if growth is not None and growth.was_useless(engines, window.waiting):
@@ -223,31 +215,31 @@ def _within(rule: ScalingRule, engines: int) -> int:
 
 
 class Watched(Protocol):
-    """What the watch reads of a coordinator."""
+    """Properties of a coordinator that the watch reads."""
 
     @property
     def limits(self) -> Limits:
-        """Of the run."""
+        """Limits of the run."""
         ...
 
     @property
     def counts(self) -> Counts:
-        """Of groups."""
+        """Counts of groups."""
         ...
 
     @property
     def trainer_waits(self) -> bool:
-        """Whether the trainer waits for groups."""
+        """True if the trainer waits for groups."""
         ...
 
     @property
     def held_back(self) -> bool:
-        """Whether eq. 3 keeps engines from starting groups."""
+        """True if eq. 3 keeps engines from starting groups."""
         ...
 
 
 class ScalingWatch:
-    """Measures windows of one run, and applies the rule at their ends."""
+    """Measure windows of one run, and apply the rule at their ends."""
 
     def __init__(self, rule: ScalingRule, coordinator: Watched) -> None:
         self.rule = rule
@@ -265,21 +257,14 @@ class ScalingWatch:
         self._began_tokens = 0
 
     def note(self, now_s: float) -> None:
-        """Count the time since the last call; before the coordinator handles an event."""
+        """Count the time since the last call; call it before the coordinator handles an event."""
         passed_s, self._at_s = now_s - self._at_s, now_s
         if self._measures:
             self._waiting_s += passed_s * self._run.trainer_waits
             self._held_back_s += passed_s * self._run.held_back
 
     def step_done(self, now_s: float, *, engines: int, changing: bool, tokens: int) -> int:
-        """Engines that the run should have; call it after each training step.
-
-        Args:
-            now_s: the time of `note`.
-            engines: that are there, without those that are starting or leaving.
-            changing: whether some are.
-            tokens: generated so far, of groups that have ended.
-        """
+        """Return the wanted number of engines; call it after each training step."""
         if changing:
             return self._changed(engines)
         if engines < self.rule.min_engines:  # some were lost

@@ -1,7 +1,7 @@
-"""One group that does not end, under any batch order: why eq. 3 bounds the age of no group.
+"""Example of one slow group under any batch order: eq. 3 does not bound the age of a group.
 
     group 0   starts with the first, ends last
-    others    end at once
+    others    end immediately
 
 Eq. 3 counts groups. While group 0 runs, every step trains on younger groups and admits as many
 again, so the count stays within its bound, and the age of group 0 grows by one version a step. What
@@ -13,42 +13,29 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from areal_lab.control import events as ev
 from areal_lab.control.coordinator import Coordinator
-from areal_lab.control.events import (
-    Action,
-    Drop,
-    Event,
-    GroupFinished,
-    GroupId,
-    PushWeights,
-    RunStarted,
-    StartGroup,
-    Train,
-    TrainStepDone,
-    Version,
-    WeightsPushed,
-)
 from areal_lab.control.limits import Limits
 from areal_lab.control.order import BatchOrder
 from areal_lab.control.schedule import asynchronous
 
-STRAGGLER: GroupId = 0
+STRAGGLER: ev.GroupId = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StragglerStep:
-    """What the coordinator does at one version while group 0 still runs, or when it ends."""
+    """Actions of the coordinator at one version while group 0 still runs, or when it ends."""
 
-    version: Version
-    """Of the trainer, before the step."""
+    version: ev.Version
+    """Version of the trainer before the step."""
     may_start: float
-    """Most groups that eq. 3 lets the run start until now: `(version + 1 + eta) B`."""
+    """Maximum groups that eq. 3 lets the run start until now: `(version + 1 + eta) B`."""
     started: int
     """Groups started until now, without dropped ones; never more than `may_start`."""
-    trained: tuple[GroupId, ...]
-    """The batch of the step; empty if training waits for group 0."""
+    trained: tuple[ev.GroupId, ...]
+    """Batch of the step; empty if training waits for group 0."""
     dropped: bool
-    """Whether group 0 is given up."""
+    """True if group 0 is dropped."""
     lag: int
     """Age of group 0 in versions: its lag if this step trained on it."""
 
@@ -59,17 +46,11 @@ def straggler_steps(
     """Run the coordinator while group 0 runs for `steps` training steps, and one more.
 
     Args:
-        order: the batch order.
-        eta: staleness bound of eq. 3, in versions.
-        batch_groups: B, groups per training step.
         steps: training steps during which group 0 runs; it ends before the one after them.
 
     Returns:
-        A row per version. The list ends with the step that trains on group 0, that waits for it, or
-        in which it is dropped.
-
-    Raises:
-        ValueError: eta is below 0 or infinite, an order's bound is below eta, or a count below 1.
+        One row per version. The list ends with the step that trains on group 0, waits for it, or
+        drops it.
     """
     if steps < 1:
         raise ValueError(f"steps is {steps}, but must be >= 1")
@@ -95,20 +76,20 @@ def straggler_steps(
 
 
 class _World:
-    """Performs actions at once; a training step ends when it is asked for."""
+    """Perform actions immediately; a training step ends when `step` is called."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
-        self._events: deque[Event] = deque([RunStarted((0,))])
-        self._version: Version = 0
-        self.batch: tuple[GroupId, ...] = ()
+        self._events: deque[ev.Event] = deque([ev.RunStarted((0,))])
+        self._version: ev.Version = 0
+        self.batch: tuple[ev.GroupId, ...] = ()
         self.dropped = False
 
     def end_straggler(self) -> None:
-        """Group 0 ends, with tokens of every version, before the step that runs."""
-        self._events.appendleft(GroupFinished(STRAGGLER, 0, self._version))
+        """End group 0, with tokens of every version, before the running step ends."""
+        self._events.appendleft(ev.GroupFinished(STRAGGLER, 0, self._version))
 
-    def step(self, version: Version) -> StragglerStep:
+    def step(self, version: ev.Version) -> StragglerStep:
         """Perform until nothing is left to do, and end the step that then runs."""
         self._perform_all()
         counts = self._coordinator.counts
@@ -124,7 +105,7 @@ class _World:
         )
         if self.batch:
             self.batch = ()
-            self._events.append(TrainStepDone(version + 1))
+            self._events.append(ev.TrainStepDone(version + 1))
         return row
 
     def _perform_all(self) -> None:
@@ -132,16 +113,16 @@ class _World:
             for action in self._coordinator.handle(self._events.popleft()):
                 self._perform(action)
 
-    def _perform(self, action: Action) -> None:
+    def _perform(self, action: ev.Action) -> None:
         match action:
-            case StartGroup() if action.group != STRAGGLER:
-                self._events.append(GroupFinished(action.group, action.version, action.version))
-            case Train():
+            case ev.StartGroup() if action.group != STRAGGLER:
+                self._events.append(ev.GroupFinished(action.group, action.version, action.version))
+            case ev.Train():
                 self.batch = action.groups
-            case PushWeights():
+            case ev.PushWeights():
                 self._version = action.version
-                self._events.append(WeightsPushed(action.version))
-            case Drop():
+                self._events.append(ev.WeightsPushed(action.version))
+            case ev.Drop():
                 self.dropped = self.dropped or action.group == STRAGGLER
             case _:
                 pass

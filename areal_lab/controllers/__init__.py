@@ -1,5 +1,5 @@
 """Controllers for people who write their own training loop on several hosts.
 
 rollouts.prepare_batch() --metadata--> trainer.train(batch) --weights--> rollouts.update_weights()
-tensors: from the hosts that generate to the hosts that train, and not through this process
+tensors: from the hosts that generate, through this process, to the first host that trains
 """

@@ -8,21 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import threading
 import traceback
-import zlib
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from multiprocessing.connection import Connection
-from typing import Any, Final
+from typing import Any
 
-from areal_lab.host.pipes import shut
+from areal_lab.host.pipes import in_own_thread, shut
 from areal_lab.host.processes import ChildDied, RunningProcess
-from areal_lab.host.threads import in_own_thread
-
-_LEVEL: Final = 1
-"""Of compression: the fastest, which halves a message."""
 
 
 class CallFailed(RuntimeError):
@@ -41,16 +37,6 @@ class _Reply:
     body: object = None
     error: str = ""
     traceback: str = ""
-
-
-def _packed(message: _Request | _Reply) -> bytes:
-    """A message as bytes; what is said of tensors has the same words each time."""
-    return zlib.compress(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL), _LEVEL)
-
-
-def _unpacked(data: bytes) -> Any:
-    """Inverse of `_packed`. The other end has shown that it has the key of this run."""
-    return pickle.loads(zlib.decompress(data))
 
 
 @dataclass(slots=True)
@@ -72,6 +58,8 @@ class Caller:
     _waiting: dict[int, asyncio.Future[Any]] = field(default_factory=dict)
     _numbers: count[int] = field(default_factory=count)
     _lost: ChildDied | None = None
+    _sending: threading.Lock = field(default_factory=threading.Lock)
+    """A long message takes several writes, in a thread that a canceled call leaves behind."""
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -91,11 +79,11 @@ class Caller:
         number = next(self._numbers)
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting[number] = future
-        data = _packed(_Request(number, body))
+        data = pickle.dumps(_Request(number, body), pickle.HIGHEST_PROTOCOL)
         self.traffic.sent_bytes += len(data)
         try:
             with suppress(OSError):  # the end of the process is told by `_watch`
-                await asyncio.to_thread(self.pipe.send_bytes, data)
+                await asyncio.to_thread(self._send, data)
             return await future
         finally:
             self._waiting.pop(number, None)
@@ -108,6 +96,10 @@ class Caller:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    def _send(self, data: bytes) -> None:
+        with self._sending:
+            self.pipe.send_bytes(data)
+
     async def _read(self) -> None:
         while True:
             try:
@@ -115,7 +107,7 @@ class Caller:
             except (EOFError, OSError):
                 return
             self.traffic.received_bytes += len(data)
-            reply = _unpacked(data)
+            reply = pickle.loads(data)  # the other end has shown the key of this run
             future = self._waiting.get(reply.number)
             if future is None or future.done():
                 continue
@@ -148,7 +140,7 @@ async def serve(pipe: Connection, handle: Callable[[Any], Awaitable[object]]) ->
         except Exception as error:  # any error is the caller's to handle
             text = str(error) or type(error).__name__
             reply = _Reply(request.number, error=text, traceback=traceback.format_exc())
-        data = _packed(reply)
+        data = pickle.dumps(reply, pickle.HIGHEST_PROTOCOL)
         async with sending:
             with suppress(OSError):  # the caller is gone, and this process ends with it
                 await asyncio.to_thread(pipe.send_bytes, data)
@@ -159,7 +151,7 @@ async def serve(pipe: Connection, handle: Callable[[Any], Awaitable[object]]) ->
                 data = await in_own_thread(pipe.recv_bytes)
             except (EOFError, OSError):
                 return
-            request = _unpacked(data)
+            request = pickle.loads(data)
             task = asyncio.create_task(answer(request))
             tasks.add(task)
             task.add_done_callback(tasks.discard)

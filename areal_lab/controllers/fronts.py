@@ -9,7 +9,9 @@
             print(actor.ppo_update(batch))
             rollout.update_weights(actor)
 
-They share an event loop in a thread of its own, which the scheduler has.
+They share an event loop in a separate thread, which the scheduler has. Ctrl-C and SIGTERM raise
+`KeyboardInterrupt` in the program; `with` then ends what was started, and summary.json in
+`scheduler.folder` says how the program ended.
 """
 
 from __future__ import annotations
@@ -17,22 +19,26 @@ from __future__ import annotations
 import asyncio
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Final, Self, TypeVar
 
-from areal_lab.cluster.shards.metadata import DistributedBatch
-from areal_lab.config.cluster import SchedulerType
+from areal_lab.config.given import Source
+from areal_lab.config.load import train_config
 from areal_lab.config.problem import ConfigError, refusal
 from areal_lab.config.schema import TrainConfig
+from areal_lab.config.sections import SchedulerType
+from areal_lab.controllers.batch import DistributedBatch
 from areal_lab.controllers.host_pool import HostPool, host_pool
 from areal_lab.controllers.rollout import AsyncRolloutController
 from areal_lab.controllers.train import AsyncTrainController
-from areal_lab.data.problems import Problem, ProblemSet
-from areal_lab.data.sources import load_problems
+from areal_lab.data.arrays import Field
+from areal_lab.resolve.problems import train_problems
+from areal_lab.resolve.resolved import check_given_reward
 from areal_lab.rewards.service import RewardFunction
+from areal_lab.shell.stop import ended_like_ctrl_c
 
 Result = TypeVar("Result")
 _NOT_HERE: Final = (
@@ -62,6 +68,19 @@ class Scheduler:
         self._stack: AsyncExitStack | None = None
         self._pool: HostPool | None = None
         self._users = 0
+        self._signals = ExitStack()
+        self._error: BaseException | None = None
+
+    @property
+    def folder(self) -> Path:
+        """Folder with the logs and the summary of the run.
+
+        Raises:
+            RuntimeError: no hosts have joined.
+        """
+        if self._pool is None:
+            raise RuntimeError("no hosts have joined: call initialize() of a controller first")
+        return self._pool.folder
 
     def open(self, config: TrainConfig) -> HostPool:
         """The hosts; they join at the first call. Each call is followed by a `close`.
@@ -77,10 +96,11 @@ class Scheduler:
                 target=self._loop.run_forever, name="areal_lab controllers", daemon=True
             )
             self._thread.start()
+            self._signals.enter_context(ended_like_ctrl_c())
             try:
                 self._pool = self.call(self._open(self.settings(config)))
-            except BaseException:
-                self.close()
+            except BaseException as error:
+                self.close(error)
                 raise
         return self._pool
 
@@ -106,20 +126,31 @@ class Scheduler:
             working.cancel()
             raise
 
-    def close(self) -> None:
-        """Dismiss the hosts once every user has closed."""
+    def close(self, error: BaseException | None = None) -> None:
+        """Dismiss the hosts once every user has closed.
+
+        Args:
+            error: of the program, which ends by it.
+        """
         self._users -= 1
+        self._error = self._error or error
         if self._users or self._loop is None:
             return
         loop, self._loop = self._loop, None
+        error, self._error = self._error, None
         try:
             if self._stack is not None:
-                asyncio.run_coroutine_threadsafe(self._stack.aclose(), loop).result()
+                asyncio.run_coroutine_threadsafe(_closed(self._stack, error), loop).result()
         finally:
+            self._signals.close()
             self._stack = self._pool = None
             loop.call_soon_threadsafe(loop.stop)
             if self._thread is not None:
                 self._thread.join()
+            if left := asyncio.all_tasks(loop):  # another Ctrl-C has come meanwhile
+                for task in left:
+                    task.cancel()
+                loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
             loop.close()
 
     async def _open(self, config: TrainConfig) -> HostPool:
@@ -127,6 +158,12 @@ class Scheduler:
         return await self._stack.enter_async_context(
             host_pool(config, say=self._say, waiting=self._say)
         )
+
+
+async def _closed(stack: AsyncExitStack, error: BaseException | None) -> None:
+    if isinstance(error, KeyboardInterrupt):  # which would end the event loop
+        error = asyncio.CancelledError(*error.args)
+    await stack.__aexit__(None if error is None else type(error), error, None)
 
 
 class LocalScheduler(Scheduler):
@@ -150,8 +187,8 @@ class RemoteSGLangEngine:
 
     backend: ClassVar[str] = "sglang"
 
-    def __init__(self, config: TrainConfig) -> None:
-        self.config = config.with_settings({"rollout.backend": self.backend})
+    def __init__(self, config: TrainConfig | Source) -> None:
+        self.config = train_config(config).with_settings({"rollout.backend": self.backend})
 
 
 class EmbeddedEngine(RemoteSGLangEngine):
@@ -169,14 +206,24 @@ class RemotevLLMEngine(RemoteSGLangEngine):
 class FSDPPPOActor:
     """A policy trained by FSDP2, as `TrainController` starts its processes on hosts."""
 
-    def __init__(self, config: TrainConfig) -> None:
-        self.config = config
+    def __init__(self, config: TrainConfig | Source) -> None:
+        self.config = train_config(config)
 
 
 class _Controller(ABC):
     """What both controllers do the same way."""
 
     def __init__(self, engine: Any, scheduler: Scheduler) -> None:
+        if not isinstance(getattr(engine, "config", None), TrainConfig):
+            raise refusal(
+                "engine",
+                f"engine is {engine!r:.60}, but must be made of a config: FSDPPPOActor(config), or "
+                "RemoteSGLangEngine(config)",
+            )
+        if not isinstance(scheduler, Scheduler):
+            raise refusal(
+                "scheduler", f"scheduler is {scheduler!r:.60}, but must be one, as LocalScheduler()"
+            )
         self.config: TrainConfig = scheduler.settings(engine.config)
         self._scheduler = scheduler
 
@@ -192,15 +239,19 @@ class _Controller(ABC):
         trace: TracebackType | None,
     ) -> None:
         """End."""
-        self.destroy()
+        self._destroy(error)
+
+    def destroy(self) -> None:
+        """End what was started, and dismiss the hosts if nothing else uses them. Idempotent."""
+        self._destroy(None)
 
     @abstractmethod
     def initialize(self) -> None:
         """Start on hosts, and return when it is ready."""
 
     @abstractmethod
-    def destroy(self) -> None:
-        """End what was started."""
+    def _destroy(self, error: BaseException | None) -> None:
+        """See `destroy`; `error` ends the program."""
 
 
 class RolloutController(_Controller):
@@ -210,6 +261,9 @@ class RolloutController(_Controller):
         engine: which engines, with the configuration of sampling and rewards.
         scheduler: brings up the hosts; the same one as the `TrainController`'s.
         reward_fn: instead of `config.reward.fn`.
+
+    Raises:
+        ConfigError: `reward_fn` cannot be called as a reward function.
     """
 
     def __init__(
@@ -220,6 +274,8 @@ class RolloutController(_Controller):
         reward_fn: RewardFunction | None = None,
     ) -> None:
         super().__init__(engine, scheduler)
+        if reward_fn is not None:
+            check_given_reward(self.config, reward_fn)
         self._reward_fn = reward_fn
         self._core: AsyncRolloutController | None = None
         self._given: object = None
@@ -235,13 +291,12 @@ class RolloutController(_Controller):
             self._pool = self._scheduler.open(self.config)
         return self._pool
 
-    def prepare_batch(
-        self, problems: ProblemSet | Sequence[Problem] | None = None
-    ) -> DistributedBatch:
+    def prepare_batch(self, problems: object = None) -> DistributedBatch:
         """The next batch, as metadata; see `AsyncRolloutController.prepare_batch`.
 
         Args:
-            problems: to draw from, the same in every call; None takes `config.dataset`.
+            problems: to draw from, the same in every call: problems or rows, as `train` takes
+                them; None takes `config.dataset`.
 
         Raises:
             ValueError: they are others than in the first call.
@@ -250,10 +305,7 @@ class RolloutController(_Controller):
         pool = self._joined()
         if self._core is None:
             self._given = problems
-            chosen = problems
-            if chosen is None:
-                chosen = load_problems(self.config.dataset, seed=self.config.seed)
-            train = chosen.train if isinstance(chosen, ProblemSet) else tuple(chosen)
+            train = train_problems(self.config, problems)
             self._core = self._scheduler.call(
                 AsyncRolloutController.start(pool, self.config, train, reward_fn=self._reward_fn)
             )
@@ -266,6 +318,14 @@ class RolloutController(_Controller):
             self.free(self._last)
         self._last = self._scheduler.call(self._core.prepare_batch())
         return self._last
+
+    def fields(self, batch: DistributedBatch) -> dict[str, Field]:
+        """The arrays of a batch, or of a part of one (`data.arrays.pack_samples`).
+
+        Raises:
+            BatchMissing: some of it was freed.
+        """
+        return self._joined().shards.get(batch.shards)
 
     def update_weights(self, actor: TrainController) -> None:
         """Bring the weights of a trainer into all engines, which continue with them."""
@@ -301,8 +361,7 @@ class RolloutController(_Controller):
         """What was generated, filtered and lost so far."""
         return dict(self._started().counts)
 
-    def destroy(self) -> None:
-        """End the workers, and dismiss the hosts if nothing else uses them. Idempotent."""
+    def _destroy(self, error: BaseException | None) -> None:
         core, self._core = self._core, None
         try:
             if core is not None:
@@ -310,7 +369,7 @@ class RolloutController(_Controller):
         finally:
             if self._pool is not None:
                 self._pool = None
-                self._scheduler.close()
+                self._scheduler.close(error)
 
     def _started(self) -> AsyncRolloutController:
         if self._core is None:
@@ -352,10 +411,10 @@ class TrainController(_Controller):
         return self._core
 
     def ppo_update(self, batch: DistributedBatch) -> dict[str, float]:
-        """Train on one batch, which its processes read from the hosts; returns its metrics.
+        """Train on one batch; returns its metrics.
 
         Raises:
-            BatchMissing: a host that held some of it is lost; nothing was trained.
+            BatchMissing: some of it was freed; nothing was trained.
             Exception: what the trainer failed with.
         """
         return self._scheduler.call(self.core.train(batch))
@@ -382,14 +441,13 @@ class TrainController(_Controller):
         """Write an ordinary Hugging Face folder on this machine."""
         return self._scheduler.call(self.core.save(Path(path)))
 
-    def destroy(self) -> None:
-        """End the processes, and dismiss the hosts if nothing else uses them. Idempotent."""
+    def _destroy(self, error: BaseException | None) -> None:
         if self._core is not None:
             core, self._core = self._core, None
             try:
                 self._scheduler.call(core.close())
             finally:
-                self._scheduler.close()
+                self._scheduler.close(error)
 
 
 def _part_of_update(name: str, batch: DistributedBatch) -> ConfigError:

@@ -1,20 +1,22 @@
-"""The controller of a trainer: batches as metadata, which its processes read from other hosts."""
+"""The controller of a trainer on hosts, which sends it the tensors of a batch."""
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from areal_lab.cluster.shards.metadata import DistributedBatch, packed_batch
 from areal_lab.config.schema import TrainConfig
 from areal_lab.control.events import Version
+from areal_lab.controllers.batch import DistributedBatch
 from areal_lab.controllers.calls import Traffic
 from areal_lab.controllers.host_pool import HostPool
+from areal_lab.data.arrays import field_bytes
 from areal_lab.engines.protocol import WeightsFolder
 from areal_lab.engines.weights.records import Transfer
-from areal_lab.preflight.limits import threads_of
-from areal_lab.preflight.placement import machine_of, place_engines, place_trainer
+from areal_lab.resolve.limits import threads_of
+from areal_lab.resolve.placement import place_parts
 from areal_lab.training.protocol import RunningTrainer, SaveRequest, TrainBatchRequest
 from areal_lab.training.settings import TrainerSettings
 
@@ -43,20 +45,20 @@ class AsyncTrainController:
                 f"rollout.transfer is {config.rollout.transfer!r}, but controllers send folders "
                 "from host to host; leave it at 'folder'"
             )
-        machine = machine_of(config)
-        place = place_trainer(config, machine)
+        placed = place_parts(config)
+        place = placed.trainer
         there = pool.hosts.threads()
-        threads = threads_of(config, machine.cores).trainer if there is None else there.trainer
+        threads = threads_of(placed).trainer if there is None else there.trainer
         settings = TrainerSettings(
             config=config,
             model_path=str(pool.model),
             weights_root="",
             threads=config.actor.threads or threads,
             ranks=place.ranks,
-            tensor=place.tensor,
-            context=place.context,
+            tensor=place.sizes.tensor,
+            context=place.sizes.context,
             device=place.device,
-            engine_device=place_engines(config, machine).device,
+            engine_device=placed.engines.device,
             gpus=",".join(place.gpus),
         )
         trainer = await pool.hosts.start_trainer(settings, run_folder=pool.folder)
@@ -66,14 +68,14 @@ class AsyncTrainController:
         """One step on a batch; returns its metrics.
 
         Raises:
-            BatchMissing: a host that held some of it is lost; nothing was trained.
+            BatchMissing: some of it was freed; nothing was trained.
             TrainingError: the step failed.
             ChildDied: a process, or its host, is lost.
         """
-        request = TrainBatchRequest(version=self.version, batch=packed_batch(batch.metadata))
-        result = await self.trainer.train(request)
-        self.version = result.version
-        self.traffic.sent_bytes += len(pickle.dumps(request)) * len(self.trainer.children)
+        packed = await asyncio.to_thread(self.pool.shards.get, batch.shards)
+        result = await self.trainer.train(TrainBatchRequest(self.version, packed=packed))
+        self.version = self.pool.summary["steps"] = result.version
+        self.traffic.sent_bytes += sum(map(field_bytes, packed.values()))
         self.traffic.received_bytes += len(pickle.dumps(result))
         return result.metrics
 

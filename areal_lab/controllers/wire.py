@@ -1,13 +1,13 @@
-"""What a rollout controller asks of its workers, and what they reply. Plain data, no tensors."""
+"""What a rollout controller asks of its workers, and what they reply. Plain data and arrays."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from areal_lab.cluster.shards.metadata import ShardMetadata
 from areal_lab.config.schema import TrainConfig
 from areal_lab.control.events import GroupId, Version
+from areal_lab.data.arrays import Fields
 from areal_lab.data.problems import Problem
 from areal_lab.engines.protocol import WeightsFolder
 
@@ -22,11 +22,6 @@ class StartWorker:
     """On the worker's host."""
     reward: str
     """The reward function by its name, or the path of a pickled one."""
-    agent: str
-    """`ADDRESS:PORT` of its host's agent, which holds the tensors."""
-    incarnation: str
-    owner: str
-    """Of the tensors."""
     log_folder: Path
 
 
@@ -36,15 +31,24 @@ class GenerateGroup:
 
     group: GroupId
     problem: Problem
+    engine: int
+    """Of the worker's own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropGroup:
+    """End a group that runs: its reply then has a failure. The reply to this is `None`."""
+
+    group: GroupId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupDone:
-    """A group whose tensors are on its host."""
+    """A group that has ended."""
 
     group: GroupId
-    shard: ShardMetadata | None
-    """Rows are samples; None if the group cannot be trained on."""
+    packed: Fields | None
+    """Its samples, as `data.arrays.pack_samples` packs them; None if it cannot be trained on."""
     failure: str
     """Why not."""
     rewards: tuple[float, ...]
@@ -52,13 +56,11 @@ class GroupDone:
     """Generated."""
     head_version: Version
     tail_version: Version
-    tensor_bytes: int
-    """Of the arrays."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadWeights:
-    """Interrupt generation, load a version and continue; the reply is `None`."""
+    """Load a version, in a pause or while nothing is generated; the reply is `None`."""
 
     weights: WeightsFolder
 
@@ -71,3 +73,13 @@ class Pause:
 @dataclass(frozen=True, slots=True)
 class Resume:
     """Continue; the reply is `None`."""
+
+
+@dataclass(frozen=True, slots=True)
+class AddEngine:
+    """Start another engine; the reply is `None` when it has the weights of the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetireEngine:
+    """Let the newest engine leave; the reply is `None`."""

@@ -1,5 +1,5 @@
 """Problems, prompts, trajectories, batches and tokenization.
 
-May import config and control; imported by `training`, `engines`, `rewards`, `runlog`, `preflight`
-and `pipeline`.
+May import config, control and models; imported by `training`, `engines`, `rewards`, `runlog`,
+`resolve` and `pipeline`.
 """

@@ -1,11 +1,17 @@
-"""Generated arithmetic with verifiable answers, as raw few-shot prompts.
+"""Generated arithmetic with verifiable answers: few-shot prompts, and products for a calculator.
 
-    2 + 3 = 5
-    7 + 1 = 8
-    6 + 9 =          <- the prompt ends here; the correct completion starts with " 15\\n"
+Products for a model that may call a calculator, with examples that do and that do not.
 
-The solved lines are the same for every prompt of a run, so their cache is shared. With a raw prompt
-a 135M model starts at a reward of about 0.5; with its chat template it starts at 0.05.
+    Question: 34 * 27
+    Tool: 34 * 27
+    Result: 918
+    Answer: 918
+    Question: 12 * 15
+    Answer: 180
+    Question: 60 * 64
+             <- the prompt ends here; `Tool: 60 * 64` calls the calculator
+
+The order and the share of examples that call it set how often a small model does.
 """
 
 from __future__ import annotations
@@ -15,6 +21,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product, zip_longest
+from typing import Final, Literal, TypeAlias
 
 from areal_lab.data.problems import Problem, ProblemSet, held_out_size
 
@@ -34,7 +41,7 @@ OPERATIONS = {
 """Operations by their names in `dataset.operations`. Differences are never negative."""
 
 MAX_PROBLEMS = 20_000
-"""All operand pairs are used up to this number; of more, this many are drawn at random."""
+"""Maximum number of problems; of more operand pairs, this many are drawn at random."""
 
 _MAX_DIGITS = 18  # a 64-bit integer holds every operand
 
@@ -57,7 +64,7 @@ class _Line:
 
     @property
     def key(self) -> str:
-        """The same for both orders of the operands where the order does not matter."""
+        """Equal for both orders of the operands of a commutative operation."""
         left, right = self.left, self.right
         if OPERATIONS[self.name].commutes and right < left:
             left, right = right, left
@@ -65,7 +72,7 @@ class _Line:
 
     @property
     def carries(self) -> bool:
-        """Whether a column of the written calculation leaves 0 to 9 and so changes the next one."""
+        """True if a column of the written calculation leaves 0 to 9 and so changes the next one."""
         left = [int(digit) for digit in reversed(str(self.left))]
         right = [int(digit) for digit in reversed(str(self.right))]
         if self.name == "multiply":
@@ -89,20 +96,11 @@ def arithmetic_problems(
 ) -> ProblemSet:
     """Arithmetic problems, split so that no held-out problem is trained on in either order.
 
-    The few-shot lines, including their commuted forms, are in neither part.
-
-    Args:
-        operations: of `add`, `subtract`, `multiply`.
-        digits: maximum digits of the left and the right operand; operands start at 0.
-        carry: False leaves out sums and products that carry, and differences that borrow: each
-            digit of the answer then follows from the digits of its own column.
-        few_shot: solved lines before each problem.
-        eval_size: held-out problems, counting 3 + 4 and 4 + 3 as two. Such pairs stay together, so
-            one more may be held out. 0 uses the default of `held_out_size`.
-        seed: for the few-shot lines, the split, and the choice among too many problems.
-
-    Raises:
-        ValueError: naming the setting and its bounds.
+    The few-shot lines, including their commuted forms, are in neither part. `digits` are the
+    maximum digits of the left and the right operand. Without `carry` there are no carries and
+    borrows, so each digit of the answer follows from its own column. `eval_size` counts 3 + 4 and 4
+    + 3 as two; such pairs stay together, so one more may be held out; 0 is the default of
+    `held_out_size`.
     """
     _check(operations, digits, few_shot)
     rng = random.Random(f"{seed}/arithmetic")
@@ -156,7 +154,7 @@ def _check(operations: Sequence[str], digits: Sequence[int], few_shot: int) -> N
 
 
 def _lines(operations: Sequence[str], digits: Sequence[int], rng: random.Random) -> Iterator[_Line]:
-    """All operand pairs if they are few, else distinct ones drawn at random; in any order."""
+    """All operand pairs if they are few, else distinct random ones; in any order."""
     per_operation = MAX_PROBLEMS // len(operations)
     for name in operations:
         left_end, right_end = 10 ** digits[0], 10 ** digits[1]
@@ -199,3 +197,85 @@ def _problem(line: _Line, prefix: str) -> Problem:
         key=line.key,
         metadata={"operation": line.name, "left": line.left, "right": line.right},
     )
+
+
+SMALLEST: Final = 11
+LARGEST: Final = 99
+_EXAMPLES: Final = ((34, 27), (12, 15), (61, 18), (25, 32))
+"""Factors of the solved examples, which are in no problem."""
+
+
+ExampleNotation: TypeAlias = Literal["lines", "python"]
+
+
+def calculator_problems(
+    *,
+    examples: str = "TDTD",
+    notation: ExampleNotation = "lines",
+    eval_size: int = 0,
+    seed: int = 1,
+) -> ProblemSet:
+    """Products of two factors from 11 to 99; the two orders of the factors stay together.
+
+    `examples` has one letter for each solved example: T calls the tool, D responds directly.
+    `notation` is that of their calls: a line `Tool: 34 * 27`, or a Python fence. `eval_size` counts
+    both orders; 0 is the default of `held_out_size`.
+    """
+    if not 1 <= len(examples) <= len(_EXAMPLES) or set(examples) - {"T", "D"}:
+        raise ValueError(
+            f"dataset.tool_examples is {examples!r}, but must be 1 to {len(_EXAMPLES)} letters T "
+            "(with the tool) or D (without)"
+        )
+    prefix = "".join(
+        _example(*factors, call=_CALLS[notation] if letter == "T" else _no_call)
+        for factors, letter in zip(_EXAMPLES, examples, strict=False)
+    )
+    shown = {tuple(sorted(factors)) for factors in _EXAMPLES}
+    pairs = [
+        (left, right)
+        for left in range(SMALLEST, LARGEST + 1)
+        for right in range(left, LARGEST + 1)
+        if (left, right) not in shown
+    ]
+    random.Random(f"{seed}/calculator").shuffle(pairs)
+    wanted = held_out_size(len(pairs) * 2 - (LARGEST - SMALLEST + 1), eval_size)
+    held_out: list[Problem] = []
+    train: list[Problem] = []
+    for left, right in pairs:
+        orders = dict.fromkeys(((left, right), (right, left)))
+        chosen = held_out if len(held_out) < wanted else train
+        chosen.extend(_product(prefix, *order) for order in orders)
+    return ProblemSet(train=tuple(train), held_out=tuple(held_out))
+
+
+def _product(prefix: str, left: int, right: int) -> Problem:
+    small, large = sorted((left, right))
+    return Problem(
+        prompt=f"{prefix}Question: {left} * {right}\n",
+        answer=str(left * right),
+        key=f"{small} * {large}",
+        metadata={"question": f"{left} * {right}"},
+    )
+
+
+def _example(left: int, right: int, *, call: Callable[[int, int], str]) -> str:
+    return f"Question: {left} * {right}\n{call(left, right)}Answer: {left * right}\n"
+
+
+def _line(left: int, right: int) -> str:
+    return f"Tool: {left} * {right}\nResult: {left * right}\n"
+
+
+def _fence(left: int, right: int) -> str:
+    return f"```python\nprint({left} * {right})\n```\n```output\n{left * right}\n```\n"
+
+
+def _no_call(left: int, right: int) -> str:
+    del left, right
+    return ""
+
+
+_CALLS: Final[dict[ExampleNotation, Callable[[int, int], str]]] = {
+    "lines": _line,
+    "python": _fence,
+}

@@ -6,24 +6,35 @@
 
 Token `i` attends to token `j` exactly when `j <= i < subtree_end[j]`. The last token of a sequence
 predicts nothing and is omitted. Axes: `P` packed tokens, `U` distinct predictions (a position and
-the token to predict), `R` tokens that the policy chose, in sequence order, `N` sequences, `T`
-tokens of the longest sequence.
+the token to predict), `R` sampled tokens, in sequence order, `N` sequences, `T` tokens of the
+longest sequence.
 
-Both layouts hold the same numbers: packed row `r` is the `r`-th True of the padded mask.
+Both layouts have the same numbers: packed row `r` is the `r`-th True of the padded mask.
 
 Prompts share a prefix only up to the first image that differs, whatever their tokens: in the trees
 the placeholders of an image are its number, which is negative. `K` placeholders of a packed batch.
+
+A part of every packed row, where several processes divide its tokens among them.
+
+    tokens [P] --own--> [p]    all of a layer but attention, and the output layer
+    heads, tokens of this rank --to_heads--> its heads, all tokens --to_tokens--> back
+
+Rows are padded to a multiple of the processes: P' tokens, p = P' / count of them here. Padding is
+in no tree: nothing attends to it. `H` heads, `D` head size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
+from torch.nn import functional
 
 from areal_lab.control.events import PROMPT_VERSION
 from areal_lab.data.images import PlacedImage, rope_positions
@@ -40,14 +51,14 @@ class TreeSpan(NamedTuple):
 
 
 class PackedImages(NamedTuple):
-    """The images of a packed batch, each once, and the positions that they change."""
+    """Images of a packed batch, each once, and the positions that they change."""
 
     images: tuple[PlacedImage, ...]
     """Placed in one of their prompts; others have the same rows and columns."""
     features: Int[Tensor, " K"]
-    """Of each placeholder, in packed order: index among the features of all images."""
+    """For each placeholder, in packed order: index among the features of all images."""
     positions: Int[Tensor, "3 P"]
-    """Of M-RoPE."""
+    """Positions of M-RoPE."""
 
 
 class PackedBatch(NamedTuple):
@@ -71,61 +82,55 @@ class PackedBatch(NamedTuple):
     """Index of the turn: adjacent chosen tokens of one trajectory."""
     turn_count: int
     images: PackedImages | None = None
-    """None if no prompt has one."""
+    """None if no prompt has an image."""
 
 
 class SampleTokens(NamedTuple):
-    """Where the chosen tokens of each sample are in one row of all of them, `T` in all."""
+    """Positions of the sampled tokens of each sample in one row of all `T` tokens."""
 
     lengths: Int[Tensor, " N"]
     first: Int[Tensor, " N"]
-    """Place of the first token of each sample."""
+    """Position of the first token of each sample."""
 
     def ids(self) -> Int[Tensor, " T"]:
         """Sample of each token."""
         return torch.arange(len(self.lengths)).repeat_interleave(self.lengths)
 
     def rows(self, packed: PackedBatch) -> Int[Tensor, " R"]:
-        """Place of each chosen token of a packed batch, on the host."""
+        """Position of each sampled token of a packed batch, on the host."""
         ids = packed.sequence_ids
-        # Ascending, and the tokens of a sample are all there, in order.
+        # Ascending, and the tokens of a sample are complete and in order.
         within = torch.arange(len(ids)) - torch.searchsorted(ids, ids)
         return self.first[ids] + within
 
 
 def sample_tokens(trajectories: Sequence[Trajectory]) -> SampleTokens:
-    """The places of the tokens that the policy chose, sample after sample."""
+    """Positions of the sampled tokens, sample after sample."""
     lengths = _ints([trajectory.generated_tokens for trajectory in trajectories])
     return SampleTokens(lengths, lengths.cumsum(0) - lengths)
 
 
 class Compared(NamedTuple):
-    """What advantages compare, `C` of them: samples, or turns if these have returns of their own.
+    """Units that advantages compare, `C` of them: samples, or turns if these have separate returns.
 
-    Their tokens are neighbors, in the order of `sample_tokens`.
+    Tokens of a unit are adjacent, in the order of `sample_tokens`.
     """
 
     rewards: Float[Tensor, " C"]
     groups: Int[Tensor, " C"]
     lengths: Int[Tensor, " C"]
-    """Tokens that the policy chose; of all rows of a sample."""
+    """Sampled tokens of each unit, over all rows of a sample."""
 
     def ids(self) -> Int[Tensor, " T"]:
-        """Which one each token belongs to."""
+        """Unit of each token."""
         return torch.arange(len(self.lengths)).repeat_interleave(self.lengths)
 
 
 def compared(trajectories: Sequence[Trajectory], *, rows_apart: bool = False) -> Compared:
-    """The turns of a batch if all have returns, else its samples.
+    """Turns of a batch if all have returns, else its samples.
 
-    Args:
-        trajectories: the rows of a sample are neighbors.
-        rows_apart: compare rows, each with its sample's reward, for functions that follow the
-            tokens of a sequence.
-
-    Raises:
-        ValueError: some trajectories have returns of turns, others have not; or the rows of a
-            sample are not neighbors.
+    With `rows_apart`, units are rows, each with its sample's reward, for functions that follow the
+    tokens of a sequence.
     """
     of_turns = [bool(trajectory.turn_returns) for trajectory in trajectories]
     if any(of_turns) and not all(of_turns):
@@ -133,7 +138,7 @@ def compared(trajectories: Sequence[Trajectory], *, rows_apart: bool = False) ->
             f"{sum(of_turns)} of {len(of_turns)} trajectories have turn_returns, but all must have "
             "them or none"
         )
-    found: list[tuple[float, int, int]] = []
+    found: list[tuple[float | None, int, int]] = []
     last: tuple[int, int] | None = None
     for one in trajectories:
         name = one.group, one.sample
@@ -153,8 +158,14 @@ def compared(trajectories: Sequence[Trajectory], *, rows_apart: bool = False) ->
         else:
             found.append((one.reward, one.group, one.generated_tokens))
         last = name
+    rewards = [reward for reward, _, _ in found if reward is not None]
+    if len(rewards) < len(found):
+        raise ValueError(
+            f"{len(found) - len(rewards)} of {len(found)} samples or turns have no reward, but all "
+            "must have one to be trained on"
+        )
     return Compared(
-        torch.tensor([reward for reward, _, _ in found]),
+        torch.tensor(rewards),
         torch.tensor([group for _, group, _ in found]),
         _ints([length for _, _, length in found]),
     )
@@ -167,22 +178,23 @@ class PaddedBatch(NamedTuple):
     attention_mask: Bool[Tensor, "N T"]
     """True on tokens, False on padding."""
     response_mask: Bool[Tensor, "N T"]
-    """True where the policy chose the token."""
+    """True for sampled tokens."""
     behavior_logprobs: Float[Tensor, "N T"]
     versions: Int[Tensor, "N T"]
     group_ids: Int[Tensor, " N"]
 
 
 def input_tokens(trajectory: Trajectory) -> tuple[int, ...]:
-    """The tokens that a forward pass needs to predict every token the policy chose."""
+    """Tokens that a forward pass needs to predict every sampled token."""
     mask = trajectory.response_mask
     last_chosen = max(index for index, chosen in enumerate(mask) if chosen)
     return trajectory.prompt_tokens + trajectory.response_tokens[:last_chosen]
 
 
 def tree_rows(trajectories: Sequence[Trajectory]) -> list[tuple[int, ...]]:
-    """`input_tokens` of each trajectory, with the numbers of images in place of their placeholders:
-    what `grow_trees` compares."""
+    """`input_tokens` of each trajectory, with the numbers of images instead of their
+    placeholders, for `grow_trees`.
+    """
     numbers = _image_numbers(trajectories)
     return [_tree_row(trajectory, numbers) for trajectory in trajectories]
 
@@ -207,10 +219,8 @@ def _tree_row(trajectory: Trajectory, numbers: Mapping[str, int]) -> tuple[int, 
 def pack(trajectories: Sequence[Trajectory], trees: Sequence[PrefixTree]) -> PackedBatch:
     """Pack the members of the trees, one tree after the other.
 
-    Args:
-        trajectories: all sequences; members of the trees and the returned `sequence_ids` index into
-            them. Sequences in no tree are omitted.
-        trees: from `grow_trees` over `tree_rows` of the trajectories.
+    Members and the returned `sequence_ids` are indices into `trajectories`. Sequences in no tree
+    are omitted.
     """
     numbers = _image_numbers(trajectories)
     tokens: list[int] = []
@@ -275,13 +285,7 @@ def pack(trajectories: Sequence[Trajectory], trees: Sequence[PrefixTree]) -> Pac
 def _images(
     trajectories: Sequence[Trajectory], paths: Mapping[int, Sequence[int]], depths: Sequence[int]
 ) -> PackedImages | None:
-    """The images of the packed trajectories.
-
-    Args:
-        trajectories: all sequences.
-        paths: packed positions of the tokens of each packed one.
-        depths: of the packed tokens.
-    """
+    """Images of the packed trajectories."""
     members = [member for member in paths if trajectories[member].images]
     if not members:
         return None
@@ -306,7 +310,7 @@ def _images(
 
 
 def pad(trajectories: Sequence[Trajectory], *, pad_token: int = 0) -> PaddedBatch:
-    """Make one row per trajectory, prompt and response, padded on the right."""
+    """Build one row per trajectory, prompt and response, padded on the right."""
     shape = (
         len(trajectories),
         max(len(t.prompt_tokens) + len(t.response_tokens) for t in trajectories),
@@ -339,7 +343,7 @@ def ancestor_mask(packed: PackedBatch, span: TreeSpan) -> Bool[Tensor, "S S"]:
 
 
 def _subtree_ends(positions: Sequence[int], spans: Sequence[TreeSpan]) -> list[int]:
-    """First packed index after each token's subtree: where the depth is no longer larger."""
+    """First packed index after each token's subtree, where the depth is no longer larger."""
     ends = [0] * len(positions)
     for span in spans:
         open_tokens: list[int] = []
@@ -354,3 +358,67 @@ def _subtree_ends(positions: Sequence[int], spans: Sequence[TreeSpan]) -> list[i
 
 def _ints(values: Sequence[int]) -> Int[Tensor, " ..."]:
     return torch.tensor(values, dtype=torch.int64)
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequencePart:
+    """Local part of a sequence, and the communication with the processes that have the other parts.
+
+    All of them compute the same loss from the gathered values, and the gradients of shared values
+    are summed: each parameter gets `count` times its gradient, over all processes.
+    """
+
+    rank: int = 0
+    count: int = 1
+    exchange: Callable[[Tensor], Tensor] = _same
+    """Send the i-th piece along the first axis to process i; the i-th piece of the result comes
+    from process i. Differentiable."""
+
+    def own(self, values: Shaped[Tensor, " N"]) -> Shaped[Tensor, " n"]:
+        """Local part of the values of the whole row, padded with zeros to equal parts."""
+        if self.count == 1:
+            return values
+        padded = functional.pad(values, (0, -len(values) % self.count))
+        return padded.chunk(self.count)[self.rank]
+
+    def gather(self, values: Shaped[Tensor, "n *rest"]) -> Shaped[Tensor, "N *rest"]:
+        """Concatenated values of all processes, on each of them; padded."""
+        if self.count == 1:
+            return values
+        return self.exchange(values.expand(self.count, *values.shape)).flatten(0, 1)
+
+    def to_heads(
+        self, query: Float[Tensor, "1 H p D"], key: Tensor, value: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of all tokens, for this process's share of the heads.
+
+        Key heads are repeated if there are too few to share. One exchange for all. Returns
+        (1, H / count, P', D), and keys and values with a number of heads that divides H / count.
+        """
+        times = self._repeats(query.shape[1], key.shape[1])
+        repeated = (x if times == 1 else x.repeat_interleave(times, dim=1) for x in (key, value))
+        pieces = [x[0].unflatten(0, (self.count, -1)) for x in (query, *repeated)]
+        received = self.exchange(torch.cat(pieces, dim=1))
+        rows = received.transpose(0, 1).flatten(1, 2)[None]
+        q, k, v = rows.split([piece.shape[1] for piece in pieces], dim=1)
+        return q, k, v
+
+    def to_tokens(self, output: Float[Tensor, "1 h P D"]) -> Float[Tensor, "1 H p D"]:
+        """Inverse of `to_heads`, for the output of attention, padded."""
+        pieces = output[0].unflatten(1, (self.count, -1)).transpose(0, 1)
+        return self.exchange(pieces).flatten(0, 1)[None]
+
+    def _repeats(self, heads: int, key_heads: int) -> int:
+        """Fewest copies of each key head that can be shared evenly."""
+        times = self.count // math.gcd(self.count, key_heads)
+        assert heads % self.count == 0, (heads, self.count)
+        # Whole groups of queries remain, because both K and the processes divide H.
+        return times
+
+
+WHOLE: Final = SequencePart()
+"""One process has all tokens."""

@@ -15,11 +15,12 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from areal_lab.config.schema import BenchmarkName
-from areal_lab.data.jsonl import gold_answer, read_rows, text_of
+from areal_lab.data.jsonl import gold_answer
 from areal_lab.data.problems import Problem
+from areal_lab.data.rows import read_rows, text_of
 
 PLAIN: Final = "{prompt}"
-"""The template that stands for the benchmark's own."""
+"""Placeholder for the benchmark's own template."""
 
 TEMPLATES: Final[Mapping[BenchmarkName, str]] = MappingProxyType(
     {
@@ -40,7 +41,7 @@ REWARDS: Final[Mapping[BenchmarkName, str]] = MappingProxyType(
         "mbpp": "areal_lab.rewards.python_tests:mbpp",
     }
 )
-"""The usual reward function of each."""
+"""Default reward function of each benchmark."""
 
 _MBPP_TESTS: Final = range(11, 511)
 """Task ids of MBPP's test split; 1 to 10 are for few-shot prompts."""
@@ -49,13 +50,9 @@ _MBPP_TESTS: Final = range(11, 511)
 def benchmark_problems(
     name: BenchmarkName, path: str | Path, template: str = PLAIN
 ) -> list[Problem]:
-    """All problems of a file, in order.
+    """Read all problems of a file, in order.
 
-    Args:
-        template: text around each problem; `{prompt}` alone stands for the benchmark's own.
-
-    Raises:
-        ValueError: in one line, with file, line and field; or there is no problem.
+    `template` is the text around each problem; `{prompt}` alone takes the benchmark's own.
     """
     if PLAIN not in template:
         raise ValueError(f"prompt_template is {template!r}, but must contain {PLAIN}")
@@ -67,12 +64,12 @@ def benchmark_problems(
 
 
 def benchmark_named(name: str) -> BenchmarkName | None:
-    """The benchmark of this name; None if there is none."""
+    """The benchmark of this name; None without one."""
     return next((known for known in REWARDS if known == name), None)
 
 
 def is_test(name: BenchmarkName, problem: Problem) -> bool:
-    """Whether a problem belongs to the test split; of all but MBPP, a file is one split."""
+    """Return whether a problem belongs to the test split; except for MBPP, a file is one split."""
     return name != "mbpp" or int(problem.metadata["task_id"]) in _MBPP_TESTS
 
 

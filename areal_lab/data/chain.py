@@ -9,7 +9,7 @@
     Start: gate
              <- the prompt ends here; opening as many pages as the chain has finds the color
 
-Words are in one chain only, so that the pages of all chains are one corpus for search.
+Words are in one chain only, so the pages of all chains are one corpus for search.
 """
 
 from __future__ import annotations
@@ -26,36 +26,37 @@ from typing import Final
 from areal_lab.data.jsonl import split_problems
 from areal_lab.data.problems import Problem, ProblemSet
 from areal_lab.data.tokenize import TextCodec
+from areal_lab.host.durable import replace_text
 
 COLORS: Final = ("red", "blue", "green", "black", "white", "brown", "gray", "pink")
 _EXAMPLES: Final = (("hand", "milk", "door"), ("gate", "lamp", "rice", "boat"))
 _NOT_WORDS: Final = {"next", "found", *COLORS, *(word for words in _EXAMPLES for word in words)}
-"""Words of other pages, or of all."""
+"""Words that pages contain anyway."""
 _CONSONANTS: Final = "bdfgklmnprstvz"
 _VOWELS: Final = "aeiou"
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Words in the order in which they are opened, and what the last page has."""
+    """Words in the order in which they are opened, and the content of the last page."""
 
     words: tuple[str, ...]
     color: str
 
     @property
     def pages(self) -> list[str]:
-        """The text of each word's page."""
+        """Text of each word's page."""
         steps = [f"Next: {word}" for word in self.words[1:]]
         return [*steps, f"Found: {self.color}"]
 
 
 def made_up_words() -> list[str]:
-    """Words of five letters that are in no language, such as `bagif`; a few tokens each."""
+    """Invented words of five letters, such as `bagif`; a few tokens each."""
     return ["".join(sounds) for sounds in product(*[_CONSONANTS, _VOWELS] * 2, _CONSONANTS)]
 
 
 def words_of(codec: TextCodec) -> list[str]:
-    """Words of four to eight small letters that are one token behind a space.
+    """Words of four to eight lowercase letters that are one token behind a space.
 
     A small model copies one token more reliably than several.
     """
@@ -66,13 +67,8 @@ def words_of(codec: TextCodec) -> list[str]:
 def chains(
     count: int, *, depth: int, words: Sequence[str] | None = None, seed: int = 1
 ) -> list[Chain]:
-    """Chains of `depth` pages, each word of which is in one of them.
-
-    Args:
-        words: to draw from; `made_up_words()` by default.
-
-    Raises:
-        ValueError: there are too few words.
+    """Chains of `depth` pages, each word of which is in one of them; `made_up_words()` by
+    default.
     """
     drawn = [
         word for word in (made_up_words() if words is None else words) if word not in _NOT_WORDS
@@ -91,7 +87,7 @@ def chains(
 
 
 def chain_problem(chain: Chain, examples: Sequence[Chain] = ()) -> Problem:
-    """The problem of a chain, after solved examples: two of common words unless given."""
+    """Problem of a chain, after solved examples: by default two of common words."""
     common = [Chain(words, color) for words, color in zip(_EXAMPLES, COLORS, strict=False)]
     solved = "".join(map(_solved, examples or common))
     prompt = f"{solved}Start: {chain.words[0]}\n"
@@ -101,17 +97,10 @@ def chain_problem(chain: Chain, examples: Sequence[Chain] = ()) -> Problem:
 def chain_problems(
     size: int, *, depth: int, examples: int = 0, eval_size: int = 0, seed: int = 1
 ) -> ProblemSet:
-    """The problems of `chains(size, depth=depth)`, split; their pages are `chain_pages`.
+    """Problems of `chains(size, depth=depth)`, split; their pages are `chain_pages`.
 
-    Args:
-        size: of all problems.
-        depth: pages of each chain.
-        examples: solved chains before each problem, which are in none; 0 shows two of common words.
-        eval_size: held-out problems. 0 uses the default of `held_out_size`.
-        seed: for the split; the chains are always the same.
-
-    Raises:
-        ValueError: naming the setting and its bounds.
+    `examples` is the number of solved chains before each problem, which are in no problem; 0 shows
+    two of common words. `eval_size` 0 is the default of `held_out_size`.
     """
     made = chains(size + examples, depth=depth)  # begins with those of `size`
     problems = [chain_problem(chain, made[size:]) for chain in made[:size]]
@@ -119,11 +108,7 @@ def chain_problems(
 
 
 def chain_pages(count: int, *, depth: int, seed: int = 1) -> list[tuple[str, str]]:
-    """Word and text of each page of `chains`.
-
-    Raises:
-        ValueError: as `chains`.
-    """
+    """Word and text of each page of `chains`."""
     return [
         page
         for chain in chains(count, depth=depth, seed=seed)
@@ -134,10 +119,8 @@ def chain_pages(count: int, *, depth: int, seed: int = 1) -> list[tuple[str, str
 def write_chains(
     folder: Path, count: int, *, depth: int, words: Sequence[str] | None = None, seed: int = 1
 ) -> None:
-    """Write problems.jsonl (`dataset.type=jsonl`) and corpus.jsonl (a page a line) into a folder.
-
-    Raises:
-        ValueError: as `chains`.
+    """Write problems.jsonl (`dataset.type=jsonl`) and corpus.jsonl (a page a line) into a
+    folder.
     """
     made = chains(count, depth=depth, words=words, seed=seed)
     folder.mkdir(parents=True, exist_ok=True)
@@ -146,7 +129,7 @@ def write_chains(
         folder / "problems.jsonl",
         [{"question": one.prompt, "answer": one.answer} for one in problems],
     )
-    # The word is what a query finds the page by; the model sees what follows it.
+    # A query finds the page by its word; the model sees the text behind it.
     _write(
         folder / "corpus.jsonl",
         [
@@ -164,4 +147,4 @@ def _solved(chain: Chain) -> str:
 
 
 def _write(path: Path, rows: Sequence[dict[str, str]]) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    replace_text(path, "".join(json.dumps(row) + "\n" for row in rows))

@@ -1,4 +1,4 @@
-"""Images in prompts: their bytes, their places among the tokens, and the positions that follow.
+"""Images in prompts: their bytes, their places among the tokens, and the resulting positions.
 
     "What is <image>?" + PNG --encode_prompt-->  What is <start> [] [] [] [] <end> ?
                                                                  '- rows x columns placeholders
@@ -11,17 +11,27 @@ from __future__ import annotations
 
 import hashlib
 import io
+import re
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
+from areal_lab.host.foreign import UNPACKED_BYTES, read_bytes
+
 if TYPE_CHECKING:
     from areal_lab.data.tokenize import TextCodec  # needs tokenizers, which others do without
 
 IMAGE_MARK: Final = "<image>"
-"""Where an image stands in the text of a prompt."""
+"""Place of an image in the text of a prompt."""
+MOST_PIXELS: Final = 2**26
+"""Maximum pixels of an image: a small file may declare a billion, which take gigabytes."""
+_FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
+"""Accepted formats; others of Pillow start programs, such as Ghostscript."""
+_URL: Final = re.compile(r"(?i)[a-z][a-z0-9+.-]*://|(?:data|file):")
+_MOST_LETTERS: Final = 4096
+"""Maximum characters of a path, which is also the system's limit."""
 _PNG: Final = b"\x89PNG\r\n\x1a\n"
 _HEADER: Final = struct.Struct(">8sI4sII")
 
@@ -33,9 +43,9 @@ class EncodedImage:
     digest: str
     """SHA-256 of the file, in hexadecimal digits."""
     width: int
-    """In pixels."""
+    """Width in pixels."""
     height: int
-    """In pixels."""
+    """Height in pixels."""
     png: bytes = field(repr=False, compare=False)
 
 
@@ -60,21 +70,21 @@ class PlacedImage:
 
 
 class Vision(Protocol):
-    """How prompts of a model represent an image (`models.vision.VisionFacts`)."""
+    """Representation of an image in prompts of a model (`models.vision.VisionFacts`)."""
 
     @property
     def image_token(self) -> int:
-        """The placeholder."""
+        """Placeholder token."""
         ...
 
     @property
     def start_token(self) -> int:
-        """Before the placeholders of an image."""
+        """Token before the placeholders of an image."""
         ...
 
     @property
     def end_token(self) -> int:
-        """After them."""
+        """Token after them."""
         ...
 
     def grid(self, width: int, height: int) -> tuple[int, int]:
@@ -83,58 +93,68 @@ class Vision(Protocol):
 
 
 class EncodedPrompt(NamedTuple):
-    """Tokens of a prompt, placeholders included, and the images that these stand for."""
+    """Tokens of a prompt, placeholders included, and its images."""
 
     tokens: tuple[int, ...]
     images: tuple[PlacedImage, ...] = ()
 
 
 def image_of_bytes(data: bytes, *, what: str = "an image") -> EncodedImage:
-    """An image from the bytes of a file; formats other than PNG are converted to it.
-
-    Args:
-        data: of the file.
-        what: it is, for errors.
-
-    Raises:
-        ValueError: in one line: it is no image, or too large.
-    """
-    from PIL import Image, ImageOps  # takes 0.1 s, which runs without images can spare
+    """Image from the bytes of a file; formats other than PNG are converted to it."""
+    from PIL import (
+        Image,
+        ImageOps,
+        UnidentifiedImageError,
+    )  # the import takes 0.1 s, wasted in runs without images
 
     try:
-        with Image.open(io.BytesIO(data)) as opened:
+        with Image.open(io.BytesIO(data), formats=_FORMATS) as opened:
+            if opened.width * opened.height > MOST_PIXELS:
+                raise ValueError(
+                    f"it has {opened.width} x {opened.height} pixels, but at most {MOST_PIXELS:,} "
+                    "are read"
+                )
             if opened.format == "PNG":
                 opened.verify()
             else:
                 written = io.BytesIO()
                 ImageOps.exif_transpose(opened).convert("RGB").save(written, "PNG")
                 data = written.getvalue()
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise ValueError(f"{what} cannot be read as an image: {error}") from error
+    except Exception as error:  # Pillow raises many types for damaged files
+        reason = str(error).split("\n", 1)[0]
+        if isinstance(error, UnidentifiedImageError):  # names an object of ours
+            reason = f"it is none of {', '.join(_FORMATS)}"
+        raise ValueError(f"{what} cannot be read as an image: {reason}") from error
     signature, _, _, width, height = _HEADER.unpack_from(data)
     assert signature == _PNG
     return EncodedImage(hashlib.sha256(data).hexdigest(), width, height, data)
 
 
-def image_of_value(value: object, where: str, folder: Path) -> EncodedImage:
-    """The image of a field of a dataset.
+def image_of_value(value: object, where: str, folder: Path, image_folder: str = "") -> EncodedImage:
+    """Image of a field of a dataset.
 
-    Args:
-        value: the path of a file, its bytes, a PIL image, or `{bytes:, path:}` as `datasets` has.
-        where: file and line, for errors.
-        folder: that paths are relative to.
-
-    Raises:
-        ValueError: in one line: it is none of them, or cannot be read.
+    `value` is the path of a file, its bytes, a PIL image, or `{bytes:, path:}` as in `datasets`.
+    Files may be in `folder` or, unless it is empty, in `image_folder`.
     """
     if isinstance(value, dict):
         value = value.get("bytes") or value.get("path")
+    if isinstance(value, str) and _URL.match(value):
+        raise ValueError(
+            f"{where} has the image {value[:60]!r}, which cannot be read: it is a URL, but must be "
+            "the path of a file, or its bytes"
+        )
     if isinstance(value, str):
-        path = folder / value
+        path = folder / value[:_MOST_LETTERS]
         try:
-            value = path.read_bytes()
-        except OSError as error:
-            reason = error.strerror
+            found = path.resolve(strict=True)  # after resolving links
+            if not any(found.is_relative_to(one) for one in _allowed(folder, image_folder)):
+                raise ValueError(
+                    f"it is outside of {folder.resolve()}; if you trust the data set, set "
+                    f"dataset.image_folder={found.parent}"
+                )
+            value = read_bytes(found, limit_bytes=UNPACKED_BYTES)
+        except (OSError, ValueError, RuntimeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
             raise ValueError(f"{where} has the image {path}, which cannot be read: {reason}") from (
                 error
             )
@@ -149,26 +169,31 @@ def image_of_value(value: object, where: str, folder: Path) -> EncodedImage:
     )
 
 
+def _allowed(folder: Path, image_folder: str) -> list[Path]:
+    folders = [folder, Path(image_folder).expanduser()] if image_folder else [folder]
+    return [one.resolve() for one in folders]
+
+
 def image_of_picture(picture: Any) -> EncodedImage:
-    """An image from PIL's form of it."""
+    """Image from PIL's form."""
     written = io.BytesIO()
     picture.convert("RGB").save(written, "PNG")
     return image_of_bytes(written.getvalue())
 
 
 def encode_prompt(
-    codec: TextCodec, vision: Vision | None, text: str, images: Sequence[EncodedImage] = ()
+    codec: TextCodec,
+    vision: Vision | None,
+    text: str,
+    images: Sequence[EncodedImage] = (),
+    *,
+    begins: bool = True,
 ) -> EncodedPrompt:
-    """Tokens of a prompt with its images.
+    """Encode a prompt with its images.
 
-    Args:
-        codec: the model's tokenizer.
-        vision: of the model; None if it has no images.
-        text: with an `IMAGE_MARK` for each image, or without any: the images then come first.
-        images: in the order of their marks.
-
-    Raises:
-        ValueError: in one line: the model has no images, or marks and images do not match.
+    `vision` is None if the model has no images. The text has an `IMAGE_MARK` for each image, or
+    none: then the images come first. With `begins` False, the text has its begin-of-text token from
+    a chat template.
     """
     if vision is None:
         if images:
@@ -176,7 +201,7 @@ def encode_prompt(
                 f"a prompt has {len(images)} image(s), but the model has none; choose a Qwen2-VL, "
                 "Qwen2.5-VL or Qwen3-VL for actor.path"
             )
-        return EncodedPrompt(codec.encode(text))
+        return EncodedPrompt(codec.encode_all([text], begins=begins)[0])
     if images:
         marks = text.count(IMAGE_MARK)
         if marks not in (0, len(images)):
@@ -188,22 +213,13 @@ def encode_prompt(
         names = (vision.start_token, vision.image_token, vision.end_token)
         stand_in = "".join(special.get(token, "") for token in names)
         text = text.replace(IMAGE_MARK, stand_in) if marks else len(images) * stand_in + text
-    return place_images(codec.encode(text), images, vision)
+    return place_images(codec.encode_all([text], begins=begins)[0], images, vision)
 
 
 def place_images(
     tokens: Sequence[int], images: Sequence[EncodedImage], vision: Vision
 ) -> EncodedPrompt:
-    """Put as many placeholders into a prompt as each image needs.
-
-    Args:
-        tokens: with one placeholder for each image.
-        images: in their order.
-        vision: of the model.
-
-    Raises:
-        ValueError: in one line: their numbers differ.
-    """
+    """Insert as many placeholders into a prompt as each image needs."""
     found = sum(token == vision.image_token for token in tokens)
     if found != len(images):
         raise ValueError(
@@ -237,16 +253,7 @@ def one_placeholder_each(tokens: tuple[int, ...], images: Sequence[PlacedImage])
 
 
 def check_places(tokens: int, images: Sequence[PlacedImage], what: str) -> None:
-    """Check that images are inside of a prompt of `tokens` tokens, one after the other.
-
-    Args:
-        tokens: of the prompt.
-        images: placed in it.
-        what: has them, for errors.
-
-    Raises:
-        ValueError: in one line.
-    """
+    """Check that images are inside of a prompt of `tokens` tokens, in order."""
     end = 0
     for placed in images:
         if placed.start < end or placed.end > tokens or placed.tokens < 1:
@@ -264,10 +271,6 @@ def rope_positions(
 
     Text has the same number three times. An image has one temporal position, and its placeholders
     those of their row and column; the text behind it continues after the largest one.
-
-    Args:
-        length: tokens of the sequence.
-        images: in it.
     """
     temporal: list[int] = []
     height: list[int] = []

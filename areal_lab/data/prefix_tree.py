@@ -45,7 +45,7 @@ class PrefixTree:
 
     @property
     def branching(self) -> bool:
-        """Whether attention needs a mask beyond the causal one."""
+        """True if attention needs a mask beyond the causal one."""
         return self.tokens > self.longest
 
 
@@ -57,15 +57,8 @@ def grow_trees(
     In lexicographic order, the tree of consecutive rows has `sum(len) - sum(shared prefix of
     neighbors)` tokens. Boundaries are visited from the longest shared prefix to the shortest; the
     two trees at a boundary are joined if the joint tree costs no more than both and stays within
-    `max_tokens`. Samples of a group are therefore joined before groups are.
-
-    Args:
-        rows: tokens of each sequence, none empty.
-        cost: work of a tree.
-        max_tokens: largest tree to build by joining; a single longer sequence stays whole.
-
-    Returns:
-        Trees in the order of their smallest member.
+    `max_tokens`; a single longer sequence stays whole. Samples of a group are therefore joined
+    before groups are. Returns trees in the order of their smallest member.
     """
     if any(not row for row in rows):
         raise ValueError("a sequence has no tokens, but must have at least one")

@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Final, cast, get_args
+from os import PathLike
+from pathlib import Path
+from typing import Any, Final, cast, get_args
 
 from areal_lab.config.schema import BenchmarkName, DatasetConfig
-from areal_lab.data.arithmetic import arithmetic_problems
+from areal_lab.data.arithmetic import arithmetic_problems, calculator_problems
 from areal_lab.data.benchmarks import benchmark_problems, is_test
-from areal_lab.data.calculator import calculator_problems
 from areal_lab.data.chain import chain_problems
-from areal_lab.data.characters import reversed_sums, sorted_digits
-from areal_lab.data.jsonl import file_problems, split_problems
-from areal_lab.data.numbered import numbered_problems
-from areal_lab.data.problems import ProblemSet
-from areal_lab.data.rendered import rendered_sums
+from areal_lab.data.jsonl import (
+    Render,
+    file_problems,
+    problem_of_row,
+    split_problems,
+)
+from areal_lab.data.problems import Problem, ProblemSet, numbered_problems
+from areal_lab.data.rows import object_rows
+from areal_lab.data.small_tasks import rendered_sums, reversed_sums, sorted_digits
 from areal_lab.extras import MissingExtra
 
 
-def load_problems(dataset: DatasetConfig, *, seed: int) -> ProblemSet:
+def load_problems(dataset: DatasetConfig, *, seed: int, render: Render | None = None) -> ProblemSet:
     """Generate or read the problems of a run, split into trained and held-out ones.
 
-    Args:
-        seed: the run's seed, for the split and the few-shot lines.
-
-    Raises:
-        ValueError: in one line, naming the file and line or the setting and its bounds.
+    `render` converts prompts that are messages; `resolve.problems` has the one of a model.
     """
     if (generate := _GENERATED.get(dataset.type)) is not None:
         return generate(dataset, seed)
@@ -33,16 +34,73 @@ def load_problems(dataset: DatasetConfig, *, seed: int) -> ProblemSet:
         raise ValueError(f"dataset.path is empty, but type={dataset.type} needs a file of problems")
     if dataset.type in get_args(BenchmarkName):
         return _of_benchmark(dataset, cast("BenchmarkName", dataset.type), seed)
-    return file_problems(
-        dataset.path,
-        prompt_field=dataset.prompt_field,
-        answer_field=dataset.answer_field,
-        image_field=dataset.image_field,
-        prompt_template=dataset.prompt_template,
-        eval_path=dataset.eval_path,
+    return file_problems(dataset, seed=seed, render=render)
+
+
+def given_problems(
+    data: object, dataset: DatasetConfig, *, seed: int, render: Render | None = None
+) -> ProblemSet:
+    """Problems that a program passes instead of `dataset`.
+
+    `data` is a `ProblemSet`; problems, or rows with the fields that `dataset` names, in any form of
+    `object_rows`; the path of a file, a pattern or a folder; or two of these, one to train on and
+    one to hold out, by the names of a `DatasetDict` or as a pair.
+    """
+    if isinstance(data, ProblemSet):
+        return data
+    train, held_out = _parts(data)
+    problems = given_list(train, "problems", dataset, render)
+    kept = [] if held_out is None else given_list(held_out, "held-out problems", dataset, render)
+    return split_problems(
+        problems,
+        kept,
+        names=("problems", "the held-out data"),
         eval_size=dataset.eval_size,
         seed=seed,
     )
+
+
+_HELD_OUT: Final = ("test", "validation", "valid", "val", "eval", "held_out")
+
+
+def _parts(data: Any) -> tuple[object, object | None]:
+    """Training part and held-out part; None if the latter is a part of the first."""
+    if isinstance(data, Mapping) and "train" in data:
+        named = [name for name in _HELD_OUT if name in data]
+        if left := [name for name in data if name not in ("train", *named[:1])]:
+            raise ValueError(
+                f"problems has {', '.join(map(repr, data))}, but must have 'train' and one part to "
+                f"hold out; leave out {', '.join(map(repr, left))}"
+            )
+        return data["train"], data[named[0]] if named else None
+    if isinstance(data, tuple) and len(data) == _PAIR and not any(_is_row(one) for one in data):
+        return data
+    return data, None
+
+
+_PAIR: Final = len(("train", "held_out"))
+
+
+def _is_row(one: object) -> bool:
+    return isinstance(one, Problem) or (
+        isinstance(one, Mapping) and not any(isinstance(v, list) for v in one.values())
+    )
+
+
+def given_list(
+    data: Any, name: str, dataset: DatasetConfig, render: Render | None = None
+) -> list[Problem]:
+    """Problems of one part from a program, in order."""
+    if isinstance(data, Problem):
+        raise ValueError(f"{name} is one Problem, but must be a list of them")
+    folder = Path(data).parent if isinstance(data, str | PathLike) else Path()
+    problems = [
+        row if isinstance(row, Problem) else problem_of_row(row, where, dataset, folder, render)
+        for where, row in object_rows(data, name, kept=Problem)
+    ]
+    if not problems:
+        raise ValueError(f"{name} has no rows, but needs at least one")
+    return problems
 
 
 def _of_reasoning_gym(dataset: DatasetConfig, seed: int) -> ProblemSet:
@@ -117,4 +175,4 @@ _GENERATED: Final[Mapping[str, Callable[[DatasetConfig, int], ProblemSet]]] = {
     ),
     "reasoning_gym": _of_reasoning_gym,
 }
-"""Sources that read no file."""
+"""Sources without a file."""

@@ -1,7 +1,7 @@
 """Tokenization with the model's tokenizer, without torch.
 
-The `tokenizers` library reads `tokenizer.json` in 0.2 s; `transformers` would import torch (takes
-seconds and hundreds of MB) into a process that does no tensor math.
+The `tokenizers` library reads `tokenizer.json` in 0.2 s; `transformers` would import torch (seconds
+and hundreds of MB) into a process that does no tensor math.
 """
 
 from __future__ import annotations
@@ -14,44 +14,50 @@ from typing import NamedTuple
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
+from areal_lab.host.foreign import read_json
+
 TOKENIZER_FILE = "tokenizer.json"
+_CONFIG = "config.json"
 _MOST_PREFIXES = 2000
-"""Tokens of a response up to which every prefix of it may be decoded: half a second."""
+"""Longest response, in tokens, of which every prefix may be decoded: half a second."""
 
 
 class Stops(NamedTuple):
-    """What ends a response, in addition to the model's end tokens."""
+    """Stop conditions of a response, in addition to the model's end tokens."""
 
     token_ids: tuple[int, ...]
     strings: tuple[str, ...]
 
 
 class TextCodec:
-    """Encodes prompts and decodes completions."""
+    """Encode prompts and decode completions with a tokenizer.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    `rows` is the number of rows of the model's embedding: larger tokens are refused; None takes
+    all.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, rows: int | None = None) -> None:
+        self._rows = rows
         # A saved tokenizer may have truncation and padding enabled.
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
+        self._begin = next(filter(None, map(self._added_before, "a0 ")), ())
 
     @classmethod
     def load(cls, folder: str | Path) -> TextCodec:
-        """Load the tokenizer of a Hugging Face model folder.
-
-        Raises:
-            ValueError: if the folder has no readable `tokenizer.json`; names the fix.
-        """
-        path = Path(folder) / TOKENIZER_FILE
+        """Load the tokenizer of a Hugging Face model folder."""
+        path, config = Path(folder) / TOKENIZER_FILE, Path(folder) / _CONFIG
         if not path.is_file():
             raise ValueError(
                 f"{folder} has no {TOKENIZER_FILE}; make one with transformers: "
                 f"AutoTokenizer.from_pretrained(...).save_pretrained({str(folder)!r})"
             )
         try:
-            return cls(Tokenizer.from_file(str(path)))
+            return cls(Tokenizer.from_file(str(path)), _rows(config))
         except Exception as error:  # the library raises bare Exceptions
-            raise ValueError(f"{path} is not a tokenizer: {error}") from error
+            why = " ".join(str(error).split())[:500]
+            raise ValueError(f"{path} is not a tokenizer: {why}") from error
 
     @property
     def vocabulary(self) -> int:
@@ -59,21 +65,43 @@ class TextCodec:
         return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Tokens of a prompt, with a begin-of-text token if the model's tokenizer adds one."""
-        return tuple(self._tokenizer.encode(text).ids)
+        """Tokens of a prompt; see `encode_all`."""
+        return self.encode_all([text])[0]
 
     def encode_all(self, texts: Sequence[str], *, begins: bool = True) -> list[tuple[int, ...]]:
         """Encode many texts on several threads.
 
-        Args:
-            begins: whether they begin a sequence, as prompts do; what continues one gets no
-                begin-of-text token.
+        With `begins`, as for prompts, a text gets the begin-of-text token that the model's
+        tokenizer adds, if any, unless the text already begins with it (from a chat template). An
+        end token that some tokenizers add is removed: the response continues the prompt.
         """
-        encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=begins)
-        return [tuple(encoding.ids) for encoding in encoded]
+        encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        begin = self._begin if begins else ()
+        found = []
+        for encoding in encoded:
+            tokens = tuple(encoding.ids)
+            if self._rows is not None and tokens and (worst := max(tokens)) >= self._rows:
+                raise ValueError(
+                    f"the tokenizer has {self._tokenizer.id_to_token(worst)!r:.60} as token "
+                    f"{worst:,}, but the model has {self._rows:,} (vocab_size in {_CONFIG}): use "
+                    "the tokenizer of this model, or add rows by transformers' "
+                    "resize_token_embeddings and save both"
+                )
+            found.append(tokens if tokens[: len(begin)] == begin else begin + tokens)
+        return found
+
+    def _added_before(self, text: str) -> tuple[int, ...]:
+        """Text that the tokenizer adds before a text; empty if it has no token for it."""
+        plain = self._tokenizer.encode(text, add_special_tokens=False).ids
+        if not plain:
+            return ()
+        whole = self._tokenizer.encode(text).ids
+        starts = range(len(whole) - len(plain) + 1)
+        at = next((at for at in starts if whole[at : at + len(plain)] == plain), 0)
+        return tuple(whole[:at])
 
     def token(self, text: str) -> int | None:
-        """The id of a token by its name; None if there is no such token."""
+        """Id of a token by its name; None if it does not exist."""
         found: int | None = self._tokenizer.token_to_id(text)
         return found
 
@@ -86,7 +114,7 @@ class TextCodec:
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=False))
 
     def has(self, token: int) -> bool:
-        """Whether a token has a text. A model's output layer may have more rows than that."""
+        """Return whether a token has a text. A model's output layer may have more rows."""
         return self._tokenizer.id_to_token(token) is not None
 
     @property
@@ -97,22 +125,16 @@ class TextCodec:
 
     @property
     def added_tokens(self) -> dict[int, str]:
-        """Names of all tokens that were added to the vocabulary, special ones among them, by id."""
+        """Names of all tokens that were added to the vocabulary, including special ones, by id."""
         added = self._tokenizer.get_added_tokens_decoder()
         return {int(token): added[token].content for token in added}
 
     def characters(self, tokens: Sequence[int], text: str) -> tuple[int, ...] | None:
-        """How many characters of its text each token adds; their sum is the text's length.
+        """Number of characters of the text that each token adds; their sum is the text's length.
 
         A token that ends inside a character adds none of it: the last token of a character adds it.
-
-        Args:
-            tokens: of a completion.
-            text: what `decode` returns for them.
-
-        Returns:
-            None if the text does not grow token by token (it is not theirs, or a long response of
-            bytes that are no characters, in a vocabulary that decodes them in one piece).
+        None if the text does not grow token by token (another text, or a long response of invalid
+        bytes, in a vocabulary that decodes them in one piece).
         """
         added = self._streamed(tokens, text)
         if added is None and len(tokens) <= _MOST_PREFIXES:
@@ -124,12 +146,12 @@ class TextCodec:
         try:
             for token in tokens:
                 pieces.append(stream.step(self._tokenizer, token) or "")
-        except Exception:  # the library raises bare Exceptions where bytes are no characters
+        except Exception:  # the library raises bare Exceptions for invalid bytes
             return None
         if not (tokens and text.startswith("".join(pieces))):
             return None if text else (0,) * len(tokens)
         added = [len(piece) for piece in pieces]
-        added[-1] += len(text) - sum(added)  # a character that was cut off
+        added[-1] += len(text) - sum(added)  # an incomplete character
         return tuple(added)
 
     def _from_prefixes(self, tokens: Sequence[int], text: str) -> tuple[int, ...] | None:
@@ -159,6 +181,20 @@ class TextCodec:
 
 
 def _common_characters(left: str, right: str) -> int:
-    """Length of the common beginning."""
+    """Length of the common prefix."""
     differing = (at for at, (a, b) in enumerate(zip(left, right, strict=False)) if a != b)
     return next(differing, min(len(left), len(right)))
+
+
+def _rows(config: Path) -> int | None:
+    """Rows of the embedding by the configuration of a model; None if unknown.
+
+    Errors in such a file are reported where the folder is checked.
+    """
+    try:
+        whole = read_json(config)
+    except (OSError, ValueError):
+        return None
+    text = whole.get("text_config") if isinstance(whole, dict) else None
+    said = (one.get("vocab_size") for one in (text, whole) if isinstance(one, dict))
+    return next((rows for rows in said if type(rows) is int and rows > 0), None)

@@ -41,33 +41,26 @@ _POLICY_VIOLATION: Final = 1008
 
 
 def new_key() -> str:
-    """A random key."""
+    """Create a random key."""
     return secrets.token_urlsafe(_KEY_BYTES)
 
 
 def authorization(key: str) -> dict[str, str]:
-    """The headers of a request with this key; none for an empty key."""
+    """Headers of a request with this key; none for an empty key."""
     return {"authorization": f"Bearer {key}"} if key else {}
 
 
 def take_key() -> str:
-    """The key of this process from its environment, where its children then do not find it; empty
-    if there is none.
-
-    Raises:
-        ValueError: if it cannot be sent in a header.
+    """Take the key of this process out of its environment, which its children inherit; empty
+    without a key.
     """
     return _checked(os.environ.pop(KEY_VARIABLE, ""))
 
 
 def key_for(port: int | None) -> str:
-    """The key of a server that this process did not start; empty if none is known.
+    """Key of a server that this process did not start; empty if unknown.
 
-    Args:
-        port: of a server on this machine; None if it is on another one.
-
-    Raises:
-        ValueError: if the variable has a key that cannot be sent in a header.
+    `port` is that of a server on this machine; None for other machines.
     """
     if key := os.environ.get(KEY_VARIABLE, ""):
         return _checked(key)
@@ -80,17 +73,13 @@ def key_for(port: int | None) -> str:
 
 
 def key_file(port: int) -> Path:
-    """The file with the key of a server that this user serves on a port of this machine."""
+    """File with the key of a server of this user on a port of this machine."""
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(state) / "areal_lab" / "keys" / f"{socket.gethostname()}-{port}"
 
 
 def write_key_file(port: int, key: str) -> Path:
-    """Write the file; only this user can read it.
-
-    Raises:
-        ValueError: if it cannot be written, with a fix.
-    """
+    """Write the file; only this user can read it."""
     file = key_file(port)
     try:
         write_private(file, key)
@@ -103,13 +92,9 @@ def write_key_file(port: int, key: str) -> Path:
 
 
 def write_private(file: Path, key: str) -> None:
-    """Write a key into a new file that only this user can read.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write a key into a new file that only this user can read."""
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # A new file: one that a killed server left may have another mode.
+    # A new file: one that a killed server left behind may have another mode.
     file.unlink(missing_ok=True)
     with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as opened:
         opened.write(key)
@@ -126,7 +111,7 @@ def remove_key_file(port: int, key: str) -> None:
 class KeyGuard:
     """An ASGI application that passes on only requests with the key.
 
-    Replies 401 to others, whether the path exists or not, and closes their WebSockets.
+    It replies 401 to others, whether the path exists or not, and closes their WebSockets.
     """
 
     def __init__(self, app: App, key: str) -> None:

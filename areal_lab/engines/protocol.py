@@ -8,28 +8,30 @@ implementation, for the embedded engine, SGLang and vLLM alike.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, Protocol
 
+from areal_lab.config.sections import MOST_INT32, check_temperature, check_top_p, shown
 from areal_lab.control.events import Version
 from areal_lab.data.images import PlacedImage, check_places
 from areal_lab.data.stop_strings import check_stop_strings
 from areal_lab.data.trajectory import FinishReason, Segment
 
 NEVER: Final = -1e9
-"""As a bias of logits: the token's probability is 0, in every type of floating-point numbers."""
+"""Bias of logits that makes a token's probability 0, in every type of floating-point numbers."""
 
 
 class PauseMode(StrEnum):
-    """What a pause does to running requests (names and meaning as in SGLang)."""
+    """Handling of running requests during a pause (names and meaning as in SGLang)."""
 
     RETRACT = "retract"
     """Keep the tokens, drop the KV cache; it is recomputed under the new weights. Exact."""
     ABORT = "abort"
-    """End every running request with the tokens it has; the client resubmits it."""
+    """End every running request with its tokens so far; the client resubmits it."""
     IN_PLACE = "in_place"
     """Keep the KV cache of the old weights. Fast and biased."""
 
@@ -43,10 +45,10 @@ class MemoryTag(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How to sample tokens.
+    """Parameters of token sampling.
 
     Reported log-probs are of softmax(logits / temperature); with top-p or top-k this is over the
-    whole vocabulary or over the remaining tokens, as `Backend.whole_logprobs` says.
+    whole vocabulary or over the remaining tokens (`Backend.whole_logprobs`).
     """
 
     max_new_tokens: int
@@ -56,27 +58,36 @@ class SamplingParams:
     top_k: int = -1
     """-1 is the whole vocabulary."""
     stop_token_ids: tuple[int, ...] = ()
-    """In addition to the model's end-of-sequence token; the stop token is part of the output."""
+    """Stop tokens besides the model's end-of-sequence token; part of the output."""
     stop: tuple[str, ...] = ()
-    """Strings that end a response as soon as they appear in its decoded text, special tokens by
-    their names. The token that completes one is part of the output, with any text behind it."""
+    """Strings that end a response as soon as they appear in its decoded text, in which special
+    tokens are written by name. The token that completes one is part of the output, with any text
+    behind it."""
     ignore_eos: bool = False
-    """Only the length ends a response. Not together with `stop_token_ids` or `stop`, which engines
-    then treat in different ways."""
+    """Only the length ends a response. Not together with `stop_token_ids` or `stop`, which
+    engines then treat in different ways."""
     never: tuple[int, ...] = ()
     """Tokens that are never sampled; log-probs are over the others."""
     seed: int = 0
     """Random numbers of a request depend on this and the position only, not on its batch."""
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens is {self.max_new_tokens}, but must be >= 1")
-        if self.temperature < 0:
-            raise ValueError(f"temperature is {self.temperature}, but must be >= 0")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p is {self.top_p}, but must be in (0, 1]")
-        if self.top_k != -1 and self.top_k < 1:
-            raise ValueError(f"top_k is {self.top_k}, but must be -1 (all) or >= 1")
+        for name, whole, least in (
+            ("max_new_tokens", self.max_new_tokens, 1),
+            ("top_k", self.top_k, -1),
+            *(("stop_token_ids", token, 0) for token in self.stop_token_ids),
+            *(("never", token, 0) for token in self.never),
+        ):
+            if not least <= whole <= MOST_INT32:
+                raise ValueError(
+                    f"{name} is {shown(whole)}, but must be from {least} to {MOST_INT32}"
+                )
+        if self.top_k == 0:
+            raise ValueError("top_k is 0, but must be -1 (all) or >= 1")
+        if not -(2**63) <= self.seed < 2**63:
+            raise ValueError(f"seed is {shown(self.seed)}, but must be an integer of 64 bits")
+        check_temperature(self.temperature)
+        check_top_p(self.top_p)
         check_stop_strings(self.stop)
         for name, stops in (("stop_token_ids", self.stop_token_ids), ("stop", self.stop)):
             if self.ignore_eos and stops:
@@ -95,10 +106,10 @@ class GenerateRequest:
     """At least one: SGLang's server dies of an empty prompt in a batch."""
     sampling: SamplingParams
     continued_tokens: int = 0
-    """The last tokens of the prompt that are part of the response, which this request continues: a
-    stop string may begin in them."""
+    """Number of last tokens of the prompt that are part of the continued response: a stop string
+    may start in them."""
     images: tuple[PlacedImage, ...] = ()
-    """Of the prompt, whose tokens have all placeholders of each."""
+    """Images of the prompt, whose tokens have all placeholders of each."""
 
     def __post_init__(self) -> None:
         if not self.prompt_tokens:
@@ -114,7 +125,7 @@ class GenerateRequest:
 
     @property
     def response_so_far(self) -> tuple[int, ...]:
-        """The part of the prompt that is the beginning of the response."""
+        """Part of the prompt that is the beginning of the response."""
         return self.prompt_tokens[len(self.prompt_tokens) - self.continued_tokens :]
 
 
@@ -131,14 +142,19 @@ class Generated:
     cached_tokens: int
     """Prompt tokens whose KV cache was shared with another request."""
 
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """The generated tokens, in order."""
+        return tuple(token for segment in self.segments for token in segment.tokens)
+
 
 ALL_LINEAR: Final = "all-linear"
-"""As a target of adapters: every linear layer except the output layer."""
+"""Target of adapters: every linear layer except the output layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraShape:
-    """The shape of a LoRA adapter, which an engine needs before it gets one."""
+    """Shape of a LoRA adapter, which an engine needs before it gets one."""
 
     rank: int
     target_modules: tuple[str, ...]
@@ -166,11 +182,11 @@ class Engine(Protocol):
         ...
 
     async def pause(self, mode: PauseMode) -> None:
-        """Stop decoding; requests sent meanwhile are held."""
+        """Stop decoding; requests sent meanwhile wait."""
         ...
 
     async def resume(self) -> None:
-        """Resume decoding, including the held requests."""
+        """Resume decoding, including the waiting requests."""
         ...
 
     async def abort(self, request_ids: Sequence[str]) -> None:
@@ -178,11 +194,7 @@ class Engine(Protocol):
         ...
 
     async def load_weights(self, weights: WeightsFolder, mode: PauseMode) -> Version:
-        """Load the weights and return the version that the engine then reports.
-
-        Raises:
-            VersionMismatch: if it reports another version or checksum than was sent.
-        """
+        """Load the weights and return the version that the engine then reports."""
         ...
 
     async def version(self) -> Version:
@@ -190,14 +202,53 @@ class Engine(Protocol):
         ...
 
     async def release_memory(self, tag: MemoryTag) -> None:
-        """Give memory back to the device. The engine must be paused with `abort`; its weights are
-        lost, and have to be loaded again before `resume`."""
+        """Give memory back to the device. The engine must be paused with `abort`; its weights
+        are lost, and must be loaded again before `resume`.
+        """
         ...
 
     async def resume_memory(self, tag: MemoryTag) -> None:
-        """Take memory again: first of the weights, and once they are loaded that of the cache."""
+        """Allocate memory again: first for the weights, and once they are loaded for the cache."""
         ...
 
     async def close(self) -> None:
         """Close the connection; the server keeps running."""
         ...
+
+
+_NOTHING: Mapping[str, Generated] = MappingProxyType({})
+
+
+_MOST_TOLD = 500
+"""Maximum characters of an error from outside."""
+
+
+def described(error: Exception) -> str:
+    """Describe an unexpected error in one line of limited length."""
+    return f"{type(error).__name__}: {' '.join(str(error).split()):.{_MOST_TOLD}}"
+
+
+class EngineError(RuntimeError):
+    """An engine refused or failed; the message names the engine and the request."""
+
+
+class EngineUnreachable(EngineError):
+    """The engine's server is gone, or did not reply in time."""
+
+    def __init__(
+        self,
+        message: str,
+        partial: Mapping[str, Generated] = _NOTHING,
+        *,
+        discarded_tokens: int = 0,
+    ) -> None:
+        super().__init__(message)
+        self.partial = partial
+        """The part received of each sample of a `generate` call, by request id: tokens, log-probs
+        and versions. Samples without a token are left out; unfinished ones end with `abort`."""
+        self.discarded_tokens = discarded_tokens
+        """Further received tokens, discarded because the weights behind them are unknown."""
+
+
+class VersionMismatch(EngineError):
+    """An engine holds other weights than it was sent."""

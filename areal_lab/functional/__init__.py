@@ -3,7 +3,7 @@
 A policy loss is a composition: anchor ratio -> surrogate -> weight chain -> aggregate.
 docs/functional/README.md is the map: one page per family.
 
-Arguments of these names mean the same everywhere; a docstring has them where they mean more:
+Arguments of these names mean the same everywhere; a docstring describes one only if it means more:
 
     logprobs                log pi_theta of the sampled tokens; the only input with a gradient
     behavior_logprobs       log pi_behav, as the sampler reported them
@@ -34,6 +34,7 @@ _require("areal_lab.functional", "train", "torch", "jaxtyping")
 # --- policy losses, and the protocol for your own
 from areal_lab.functional.losses.policy import (
     PolicyLossResult as PolicyLossResult,
+    ConstrainedLossResult as ConstrainedLossResult,
     PlainLoss as PlainLoss,
     HasLoss as HasLoss,
     PolicyLoss as PolicyLoss,
@@ -56,8 +57,15 @@ from areal_lab.functional.losses.corrected import (
     icepop as icepop,
     sequence_mis as sequence_mis,
     geometric_mis as geometric_mis,
+    kpop as kpop,
+    trm as trm,
     m2po as m2po,
     a3po as a3po,
+)
+from areal_lab.functional.losses.stale import (
+    sat as sat,
+    mu_grpo as mu_grpo,
+    r2vpo as r2vpo,
 )
 from areal_lab.functional.losses.reinforce import (
     reinforce as reinforce,
@@ -118,6 +126,7 @@ from areal_lab.functional.surrogates.clip import (
     SurrogateFunction as SurrogateFunction,
     clip_surrogate as clip_surrogate,
     dual_clip_surrogate as dual_clip_surrogate,
+    sat_surrogate as sat_surrogate,
 )
 from areal_lab.functional.surrogates.reinforce import (
     reinforce_surrogate as reinforce_surrogate,
@@ -144,6 +153,7 @@ from areal_lab.functional.surrogates.squared import (
     kimi_surrogate as kimi_surrogate,
     kimi_sequence_surrogate as kimi_sequence_surrogate,
     dro_surrogate as dro_surrogate,
+    ratio_variance_surrogate as ratio_variance_surrogate,
 )
 from areal_lab.functional.surrogates.covariance import (
     clip_cov_surrogate as clip_cov_surrogate,
@@ -180,9 +190,11 @@ from areal_lab.functional.corrections.sequence import (
 from areal_lab.functional.corrections.rejection import (
     Divergence as Divergence,
     reject as reject,
+    mask_binary_kl as mask_binary_kl,
     divergence_mask as divergence_mask,
     probability_difference_mask as probability_difference_mask,
     off_policy_sequence_mask as off_policy_sequence_mask,
+    veto_suffix_mask as veto_suffix_mask,
 )
 from areal_lab.functional.corrections.second_moment import (
     second_moment_mask as second_moment_mask,
@@ -391,7 +403,7 @@ from areal_lab.functional.logprobs.token_logprobs import (
     squared_probs as squared_probs,
     squared_probs_from_logits as squared_probs_from_logits,
 )
-from areal_lab.functional.logprobs.parts import VocabularyPart as VocabularyPart
+from areal_lab.functional.logprobs.tiles import VocabularyPart as VocabularyPart
 from areal_lab.functional.logprobs.cutoff import (
     Cutoff as Cutoff,
     top_k as top_k,
@@ -405,6 +417,9 @@ from areal_lab.capacity import (
     admissible as admissible,
     open_slots as open_slots,
     lag_bound as lag_bound,
+    MeanStaleness as MeanStaleness,
+    mean_staleness_bounded as mean_staleness_bounded,
+    mean_staleness_dropping as mean_staleness_dropping,
 )
 from areal_lab.functional.staleness.lag import (
     TrajectoryLag as TrajectoryLag,
@@ -425,12 +440,21 @@ from areal_lab.functional.divergences.sampled import (
     total_variation as total_variation,
     jensen_shannon as jensen_shannon,
     log_ratio_histogram as log_ratio_histogram,
+    binary_kl as binary_kl,
 )
 from areal_lab.functional.staleness.diagnostics import (
     OffPolicyDiagnostics as OffPolicyDiagnostics,
     DivergenceByLag as DivergenceByLag,
     off_policy_diagnostics as off_policy_diagnostics,
     divergence_by_lag as divergence_by_lag,
+)
+from areal_lab.functional.staleness.control import (
+    StepScale as StepScale,
+    AlignedPart as AlignedPart,
+    age_weights as age_weights,
+    learning_rate_scale as learning_rate_scale,
+    aligned_part as aligned_part,
+    weight_deviation as weight_deviation,
 )
 from areal_lab.functional.staleness.gradient_spread import (
     GradientSpread as GradientSpread,
@@ -456,7 +480,7 @@ from areal_lab.functional.segments import (
     dense_ids as dense_ids,
     unmasked_runs as unmasked_runs,
 )
-from areal_lab.functional.advantages.holes import (
+from areal_lab.functional.advantages.returns import (
     Holes as Holes,
     carry_over_holes as carry_over_holes,
     restart_at_holes as restart_at_holes,

@@ -30,7 +30,7 @@ from areal_lab.functional.masked import masked_sum
 from areal_lab.functional.segments import Segments, segment_reduce, sequences_or_rows
 
 Count: TypeAlias = int | float | Tensor
-"""How many tokens (or sequences) the mean is over; a scalar tensor stays on its device.
+"""Number of tokens (or sequences) that the mean is over; a scalar tensor stays on its device.
 
 A number must be positive. A tensor's value is not checked; 0 counts as 1.
 """
@@ -140,7 +140,7 @@ def fixed_length_mean(
     max_tokens: Count,
     sequence_count: Count | None = None,
 ) -> Float[Tensor, ""]:
-    r"""Mean over sequences of the sum over their tokens, over one length for all.
+    r"""Mean over sequences of the sum over their tokens, divided by one fixed length.
 
     $$ \frac{1}{B\,L} \sum_i \sum_{t \in i} m_t x_t $$
 
@@ -206,10 +206,10 @@ def aggregated(
     mask: Bool[Tensor, "*shape"],
     sequences: Segments | None = None,
 ) -> Float[Tensor, ""]:
-    """The aggregate that a caller passed, of these values.
+    """Apply the aggregate that a caller passed to these values.
 
     Raises:
-        TypeError: it is no aggregate.
+        TypeError: it is not an aggregate.
     """
     return applied(
         "aggregate", aggregate, values, mask, sequences, gives=Tensor, example="token_mean"
@@ -217,7 +217,6 @@ def aggregated(
 
 
 def _occupied(mask: Tensor, ids: Tensor, count: int) -> Tensor:
-    """How many sequences have a token."""
     return (segment_reduce(mask.long(), ids, count) > 0).sum()
 
 

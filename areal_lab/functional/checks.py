@@ -1,4 +1,4 @@
-"""Refuse wrong shapes and types with one sentence: the argument, its value and the fix.
+"""Refuse wrong shapes and types in one sentence: the argument, its value and the fix.
 
 Most check shapes and dtypes, which costs nothing and holds under `torch.func` and `torch.compile`.
 Those of values (`check_range`, `check_finite`) run only where the values can be read; `check_range`
@@ -18,7 +18,7 @@ _Result = TypeVar("_Result")
 
 
 def check_token_inputs(mask: Tensor, **values: Tensor) -> None:
-    """Refuse values that are not of the mask's shape, which torch would broadcast silently.
+    """Refuse values whose shape is not the mask's, which torch would broadcast silently.
 
     Raises:
         ValueError: the mask is not boolean, or a value has another shape than the mask.
@@ -61,7 +61,7 @@ def check_integer(name: str, value: Tensor) -> None:
 
 
 def check_range(name: str, ids: Tensor, size: int, advice: str) -> None:
-    """Refuse ids outside 0 .. size - 1, where they can be read without waiting for a device.
+    """Refuse ids outside 0 .. size - 1 if they can be read without waiting for a device.
 
     Elsewhere (on a GPU, under `vmap` and `torch.compile`) the operation that indexes with them
     refuses them.
@@ -108,7 +108,7 @@ def check_finite(name: str, value: Tensor) -> None:
 
 
 def count_known(condition: Tensor) -> int:
-    """How many entries are True; 0 where they cannot be read, and the caller vouches."""
+    """Number of True entries; 0 if they cannot be read, and the caller guarantees them."""
     if torch.compiler.is_compiling():
         return 0
     try:
@@ -121,10 +121,10 @@ def count_known(condition: Tensor) -> int:
 def applied(
     name: str, function: Callable[..., _Result], *inputs: Any, gives: type[_Result], example: str
 ) -> _Result:
-    """`function(*inputs)` of a function that the caller passed as the argument `name`.
+    """Call `function(*inputs)` for a function that the caller passed as the argument `name`.
 
     Anything that is not a function, takes other arguments or returns another type is refused. The
-    last two are often a factory that was not called: `truncate` in place of `truncate(2.0)`.
+    last two are often a factory that was not called: `truncate` instead of `truncate(2.0)`.
 
     Raises:
         TypeError: the function is of the wrong kind.

@@ -30,7 +30,9 @@ def select(
 def log_difference(
     logprobs: Float[Tensor, "*shape"], others: Float[Tensor, "*shape"]
 ) -> Float[Tensor, "*shape"]:
-    """`logprobs - others`; 0 without a gradient where both are the same infinity, not NaN."""
+    """Compute `logprobs - others`; 0 without a gradient where both are the same infinity, not
+    NaN.
+    """
     same = (logprobs == others) & logprobs.isinf()
     return torch.where(same, 0.0, logprobs - others)
 
@@ -73,7 +75,7 @@ def masked_quantiles(
     $$ Q(q) = (1 - f)\, x_{(k)} + f\, x_{(k+1)}, \quad k + f = q\,(n - 1) $$
 
     Static shapes and no limit on the number of values, unlike `torch.quantile`. NaN when nothing
-    is unmasked: there is no quantile of nothing. An unmasked NaN counts as the largest value.
+    is unmasked. An unmasked NaN counts as the largest value.
 
     Args:
         mask: True where a value counts.

@@ -1,4 +1,4 @@
-r"""How far the policy has moved from its anchor: $\log r = \log \pi_\theta - \log \pi_{anchor}$.
+r"""Distance of the policy from its anchor: $\log r = \log \pi_\theta - \log \pi_{anchor}$.
 
     theta ---ratio---> anchor (proximal) ---behavior weight---> behavior
 
@@ -63,7 +63,7 @@ def token_ratio(
     mask: Bool[Tensor, "*shape"],
     sequences: Segments | None = None,
 ) -> AnchoredPolicy:
-    r"""Ratio of each token by itself.
+    r"""Ratio of each token.
 
     $$ \log r_t = \log \pi_\theta(y_t) - \log \pi_{anchor}(y_t) $$
 
@@ -116,7 +116,7 @@ def sequence_token_ratio(
     $$ s_{i,t} = \mathrm{sg}(s_i)\, \pi_\theta(y_t) / \mathrm{sg}(\pi_\theta(y_t)) $$
 
     With one advantage per sequence, a surrogate of this ratio has the loss and the gradient that it
-    has with `sequence_ratio`; unlike there, tokens may have advantages of their own.
+    has with `sequence_ratio`; but here tokens may have different advantages.
 
     The derivative of the value is not the gradient, by construction: finite differences differ.
 
@@ -139,9 +139,9 @@ def segment_ratio(
 ) -> AnchoredPolicy:
     r"""Geometric mean of the ratios of a turn, such as a run of unmasked tokens.
 
-    As `sequence_ratio`, with turns in place of sequences. Where they are not given they are
+    As `sequence_ratio`, with turns instead of sequences. Where they are not given they are
     `unmasked_runs`: a masked token (a prompt, the output of a tool) ends a run, and so does the end
-    of a sequence. A batch of chosen tokens only has no holes to see turns by, and has to give them,
+    of a sequence. A batch of chosen tokens only has no gaps between turns, and must give them,
     else this is `sequence_ratio`. A trainer gives them to a loss that asks for `turns`:
     `ratio=partial(segment_ratio, turns=turns)`.
 

@@ -33,7 +33,7 @@ _RANGE = "give a larger count, or number the segments from 0 with dense_ids"
 
 
 class Segments(NamedTuple):
-    """Which segment each token belongs to, in padded and in packed batches.
+    """Segment of each token, in padded and in packed batches.
 
     A segment is a set of tokens with the same id: a sequence, a turn, all samples of one prompt.
     """
@@ -72,7 +72,7 @@ def check_segments(
     """Refuse anything but `Segments` of the shape of the tokens.
 
     Raises:
-        TypeError: a tensor of ids, or something else, in place of `Segments`.
+        TypeError: a tensor of ids, or something else, instead of `Segments`.
         ValueError: the ids are of another shape than the tokens or not integers, or the count is
             negative.
     """
@@ -175,7 +175,7 @@ def _scatter_sum(values: Tensor, ids: Tensor, segments: int) -> Tensor:
 
 
 def _neutral(dtype: torch.dtype, reduce: Reduction) -> int | float:
-    """A value that changes no extremum; infinity among floats, so that infinite values survive."""
+    """Value that changes no extremum; infinity among floats, so that infinite values survive."""
     if dtype.is_floating_point:
         return math.inf if reduce == "min" else -math.inf
     limits = torch.iinfo(dtype)
@@ -196,7 +196,7 @@ def padded_sequence_ids(mask: Bool[Tensor, "N T"]) -> Int[Tensor, "N T"]:
 def packed_sequence_ids(
     cu_seqlens: Int[Tensor, " boundaries"], tokens: int
 ) -> Int[Tensor, " tokens"]:
-    """Id of the sequence that each token of a packed batch belongs to.
+    """Sequence id of each token of a packed batch.
 
     Tokens beyond the last boundary are padding: they get the id of the last sequence, and the mask
     must be False there.
@@ -278,7 +278,7 @@ def sequence_edges(
 
 
 def unmasked_runs(mask: Bool[Tensor, "*shape"], sequences: Segments | None = None) -> Segments:
-    """Number the runs of neighboring unmasked tokens, which are turns where nothing says more.
+    """Number the runs of neighboring unmasked tokens, the turns of a response by default.
 
     Masked tokens get the number of the run before them. The count is an upper bound, so that it
     does not depend on the data.
@@ -294,6 +294,6 @@ def unmasked_runs(mask: Bool[Tensor, "*shape"], sequences: Segments | None = Non
 
 
 def numbered(starts: Bool[Tensor, "*shape"]) -> Segments:
-    """Segments that begin where `starts` is True."""
+    """Segments that start where `starts` is True."""
     ids = torch.cumsum(starts.reshape(-1), 0).reshape(starts.shape)
     return Segments(ids, starts.numel() + 1)

@@ -1,4 +1,4 @@
-"""Certificate authorities that HTTP clients trust, read only where an address needs them."""
+"""Certificate authorities that HTTP clients trust, read only for addresses that need them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import httpx2
 
 
 def certificates_for(url: str) -> ssl.SSLContext | bool:
-    """The `verify` argument of a client of `httpx2` for this address.
+    """Argument `verify` of a client of `httpx2` for this address.
 
-    A client that is not told reads all certificates, 0.7 MiB, which takes longer than a request. An
+    By default a client reads all certificates, 0.7 MiB, which takes longer than a request. An
     `http` address needs none.
     """
     return _certificates() if url.lower().startswith("https:") else False

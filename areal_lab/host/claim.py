@@ -1,10 +1,10 @@
-"""Whose a run folder is: the process that wrote process.json last may write into it, no other one.
+"""Claim to a run folder: only the process that wrote process.json last may write into it.
 
     run on host a hangs ........................ wakes: RunTaken at its next write
                         resumed on host b: its key is in process.json from now on
 
 A process that hangs on another machine cannot be seen to have ended, so its run may be continued
-elsewhere, and it may wake up later. A write that had begun when it hung is not stopped. Network
+elsewhere, and it may wake up later. A write that had started when it hung is not stopped. Network
 file systems may show it another process's file some seconds late.
 """
 
@@ -25,16 +25,16 @@ class RunTaken(RuntimeError):
 
 @dataclass(slots=True)
 class Claim:
-    """A process's claim to a run folder."""
+    """Claim of a process to a run folder."""
 
     folder: Path
     key: str
-    """Of the process, in process.json (`live.presence`)."""
+    """Key of the process, in process.json (`live.presence`)."""
     _seen: tuple[int, int] = (0, 0)
-    """The file that was read last, by its inode and its time."""
+    """File that was read last, by its inode and its time."""
 
     def check(self) -> None:
-        """Return if the folder is this process's, or has no such file.
+        """Return if the folder belongs to this process, or has no such file.
 
         Raises:
             RunTaken: it is another one's.
@@ -58,7 +58,7 @@ class Claim:
 
     @property
     def taken(self) -> bool:
-        """Whether `check` would raise."""
+        """True if `check` would raise."""
         try:
             self.check()
         except RunTaken:
@@ -67,10 +67,6 @@ class Claim:
 
 
 def claim_of(folder: Path) -> Claim:
-    """The claim of the process that a run folder belongs to now.
-
-    Raises:
-        OSError, ValueError, KeyError: process.json cannot be read.
-    """
+    """Claim of the process that currently owns a run folder."""
     found: dict[str, Any] = json.loads((folder / PROCESS_FILE).read_text())
     return Claim(folder, found["key"])

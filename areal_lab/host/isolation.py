@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Literal, TypeAlias
 
 Level: TypeAlias = Literal["bubblewrap", "namespaces", "unsafe"]
-"""`bubblewrap`: by the program of that name. `namespaces`: by the kernel alone, with landlock.
-`unsafe`: limits, and no containment."""
+"""Level of containment. `bubblewrap`: by the program of that name. `namespaces`: by the kernel
+alone, with landlock. `unsafe`: limits, and no containment."""
 
 LevelSetting: TypeAlias = Literal["auto", "bubblewrap", "namespaces", "unsafe"]
-"""`auto` is the first of `bubblewrap` and `namespaces` that works; never `unsafe`."""
+"""Setting of the level: `auto` is the first of `bubblewrap` and `namespaces` that works."""

@@ -1,4 +1,4 @@
-"""Memory: of the machine or container, free and total; of processes, at its peak and given back."""
+"""Memory of the machine or container (free and total) and of processes (peak, and returned)."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ def return_freed_memory() -> None:
 
 
 def _number(file: Path, otherwise: int = sys.maxsize) -> int:
-    """In a file of the control group; some hold `max`, and where there is no group none exists."""
+    """Number in a file of the control group; some have `max`, and without a group the file is
+    missing.
+    """
     try:
         return int(file.read_text())
     except (OSError, ValueError):

@@ -15,23 +15,27 @@ import os
 import secrets
 import socket
 import struct
-from collections.abc import Coroutine
+import threading
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
-from multiprocessing import AuthenticationError
+from functools import partial
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 KEY_VARIABLE: Final = "AREAL_LAB_PIPE_KEY"
 """Environment variable of a process that connects: the listener's key."""
 HANDSHAKE_S: Final = 10
-"""Longest wait for each message of a process that has connected, until it has given its name."""
+"""Timeout of each message of a process that has connected, until it has given its name."""
+MOST_HANDSHAKES: Final = 256
+"""Maximum processes that have connected and not given their name yet; one more is cut off."""
+_AGAIN_S: Final = 0.1
 _KEY_BYTES: Final = 32
 _NAME_BYTES: Final = 64
 
 
 def socket_pair() -> tuple[Connection, socket.socket]:
-    """Our end as a connection, and the socket for a child process."""
+    """Return our end as a connection, and the socket for a child process."""
     ours, theirs = socket.socketpair()
     return Connection(ours.detach()), theirs
 
@@ -42,10 +46,6 @@ def open_pipe(where: str) -> Connection:
     Args:
         where: `fd:N`, an inherited socket, or `tcp:ADDRESS:PORT:NAME`, with the key in the
             environment (`KEY_VARIABLE`).
-
-    Raises:
-        OSError: nothing listens there.
-        AuthenticationError: the other end has another key.
     """
     kind, _, rest = where.partition(":")
     if kind == "fd":
@@ -72,10 +72,10 @@ def shut(pipe: Connection) -> None:
 
 @dataclass(slots=True)
 class PipeListener:
-    """Listens for processes on other hosts. Make it in an event loop, and `close` it."""
+    """Listener for processes on other hosts. Create it in an event loop, and `close` it."""
 
     address: str
-    """Of this host, as the others reach it."""
+    """Address of this host for other hosts."""
     key: bytes = field(default_factory=lambda: secrets.token_bytes(_KEY_BYTES), repr=False)
     _expected: dict[str, asyncio.Future[Connection]] = field(default_factory=dict)
     _listener: socket.socket = field(init=False)
@@ -87,14 +87,14 @@ class PipeListener:
         self._spawn(self._accept())
 
     def expect(self) -> tuple[str, asyncio.Future[Connection]]:
-        """Where one process is to connect to, and its connection once it has."""
+        """Return the address for one process, and its connection once it has connected."""
         name = secrets.token_hex(8)
         future: asyncio.Future[Connection] = asyncio.get_running_loop().create_future()
         self._expected[name] = future
         return f"tcp:{self.address}:{self._listener.getsockname()[1]}:{name}", future
 
     async def close(self) -> None:
-        """Listen no longer; connections stay."""
+        """Stop listening; connections stay."""
         tasks, self._tasks = self._tasks, set()
         for task in tasks:
             task.cancel()
@@ -104,15 +104,23 @@ class PipeListener:
     async def _accept(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            accepted, _ = await loop.sock_accept(self._listener)
-            self._spawn(self._welcome(accepted))
+            try:
+                accepted, _ = await loop.sock_accept(self._listener)
+            except OSError:  # no descriptor is left, or the other end has gone again
+                await asyncio.sleep(_AGAIN_S)
+                continue
+            if len(self._tasks) > MOST_HANDSHAKES:
+                accepted.close()
+            else:
+                self._spawn(self._welcome(accepted))
 
     async def _welcome(self, accepted: socket.socket) -> None:
         pipe = _connection(accepted)
         try:
-            name = await asyncio.to_thread(_name_of, pipe, self.key)
-        except (OSError, EOFError, AuthenticationError):
-            pipe.close()  # no process of ours
+            # A separate thread: silent connections would block a shared one.
+            name = await in_own_thread(partial(_name_of, pipe, self.key))
+        except Exception:  # what the library raises over the bytes of a stranger
+            pipe.close()
             return
         future = self._expected.pop(name, None)
         if future is None or future.done():
@@ -127,7 +135,7 @@ class PipeListener:
 
 
 def _name_of(pipe: Connection, key: bytes) -> str:
-    """What a process gives as its name, after both have shown that they know the key."""
+    """Read the name of a process, after both sides have shown that they know the key."""
     _limit(pipe, HANDSHAKE_S)
     deliver_challenge(pipe, key)
     answer_challenge(pipe, key)
@@ -143,6 +151,41 @@ def _connection(opened: socket.socket) -> Connection:
 
 
 def _limit(pipe: Connection, seconds: int) -> None:
-    """Bound each read; 0 is no bound. A socket's own timeout would make reads fail at once."""
+    """Set a timeout of each read; 0 is no timeout. A socket's own timeout would make reads fail
+    immediately.
+    """
     with socket.socket(fileno=os.dup(pipe.fileno())) as doubled:
         doubled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", seconds, 0))
+
+
+Result = TypeVar("Result")
+
+
+async def in_own_thread(work: Callable[[], Result]) -> Result:
+    """What `work` returns or raises.
+
+    The threads of `asyncio.to_thread` are few: waits of hours, one for each process, would leave
+    none for what is quick. If the caller is cancelled, the thread continues, and keeps no program
+    from ending.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Result] = loop.create_future()
+
+    def tell(result: Result | None, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)  # type: ignore[arg-type]  # of `work`
+
+    def run() -> None:
+        try:
+            told: tuple[Result | None, BaseException | None] = work(), None
+        except BaseException as raised:  # the caller's
+            told = None, raised
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(tell, *told)
+
+    threading.Thread(target=run, name="wait", daemon=True).start()
+    return await future

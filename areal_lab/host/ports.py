@@ -1,22 +1,25 @@
-"""Ports and addresses of this machine: which process listens on a port, as far as this user may
-see, which port is free, and from which address another machine is reached."""
+"""Ports and addresses of this machine: listening processes, free ports, local addresses."""
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 from enum import Enum, auto
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import psutil
 
 from areal_lab.host.process_groups import members
 
+_NEAR_S: Final = 600.0
+"""Timeout of a connection to this machine."""
 _ANY_PORT: Final = 9
-"""Of another machine: nothing is sent there."""
+"""Port of another machine; nothing is sent there."""
 
 
 class Listener(Enum):
-    """Which process listens on a port."""
+    """Process that listens on a port."""
 
     NONE = auto()
     GROUP = auto()
@@ -24,12 +27,12 @@ class Listener(Enum):
 
 
 def listener_of(port: int) -> int | None:
-    """A process that listens on this TCP port; None if there is none or it is another user's."""
+    """Process that listens on this TCP port; None without one, or if it is another user's."""
     return next((process.pid for process in psutil.process_iter() if _listens(process, port)), None)
 
 
 def who_listens(port: int, group: int) -> Listener:
-    """Whether no process, one of this process group, or another one listens on the port."""
+    """Return whether no process, one of this process group, or another one listens on the port."""
     with socket.socket() as probe:
         # Much cheaper than checking every process. A port that is only bound can be bound again.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -45,17 +48,27 @@ def who_listens(port: int, group: int) -> Listener:
 
 
 def free_port(address: str) -> int:
-    """A port of this address on which nothing listens now."""
+    """Return a port of this address on which nothing listens now."""
     with socket.create_server((address, 0)) as listener:
         return int(listener.getsockname()[1])
 
 
-def address_towards(host: str) -> str:
-    """IPv4 address of this machine from which it reaches another one.
+def connect_s(url: str, far_s: float) -> float:
+    """Timeout of a connection to a server.
 
-    Raises:
-        ValueError: in one sentence, if it does not, or by IPv6 only.
+    On this machine no packets are lost: a connection that takes long means that the
+    machine is busy.
     """
+    try:
+        host = urlsplit(url).hostname or ""
+        near = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        near = False
+    return max(far_s, _NEAR_S) if near else far_s
+
+
+def address_towards(host: str) -> str:
+    """IPv4 address of this machine from which it reaches another one."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((host, _ANY_PORT))  # sends nothing, but selects the interface
@@ -85,7 +98,7 @@ def name_of(process: int) -> str:
 
 
 def _listens(whose: Any, port: int) -> bool:
-    """Whether a process listens on the port; for the module `psutil`, whether any does."""
+    """Return whether a process listens on the port; for the module `psutil`, whether any does."""
     try:
         connections = whose.net_connections("tcp")
     except psutil.Error:

@@ -38,14 +38,14 @@ KEPT_BACK: Final = (
     *("AREAL_LAB_ENGINE_KEY", "AREAL_LAB_CLUSTER_TOKEN", "AREAL_LAB_PIPE_KEY"),
     "RAY_AUTH_TOKEN",
 )
-"""Variables of this process that its children do not inherit, unless they are given to them: the
-code of rewards, agents and sinks has no use for the key of an engine."""
+"""Variables of this process that children do not inherit by default: the code of rewards, agents
+and sinks does not need the key of an engine."""
 
-_clean_ups: list[Callable[[], None]] = []
+_clean_ups: list[Callable[[], object]] = []
 
 GUARD_GRACE_S: Final = 2.0
-"""Seconds that a child whose parent is gone has for its functions of `on_parent_death`, until its
-guard kills it."""
+"""Seconds for the functions of `on_parent_death` after the parent is gone, before the guard kills
+the child."""
 
 STOP_GRACE_S = 5.0
 """Seconds between SIGTERM and SIGKILL when stopping a child."""
@@ -60,7 +60,7 @@ class RunningProcess(Protocol):
 
     @property
     def name(self) -> str:
-        """As messages call it."""
+        """Name in messages."""
         ...
 
     @property
@@ -70,15 +70,15 @@ class RunningProcess(Protocol):
 
     @property
     def running(self) -> bool:
-        """Whether it is not known to have ended."""
+        """True unless the process is known to have ended."""
         ...
 
     async def died(self) -> ChildDied:
-        """Wait until it has ended, and return an error that describes how."""
+        """Wait until the process has ended, and return an error that describes how."""
         ...
 
     async def ended(self) -> None:
-        """Wait until it has ended."""
+        """Wait until the process has ended."""
         ...
 
     def ask_to_end(self) -> None:
@@ -86,11 +86,11 @@ class RunningProcess(Protocol):
         ...
 
     async def stop(self, *, at_once: bool = False) -> None:
-        """End it with its descendants, and wait until they are gone. Idempotent."""
+        """End the process with its descendants, and wait until they are gone. Idempotent."""
         ...
 
     async def peak_memory_bytes(self) -> int:
-        """Largest resident memory of it and its descendants so far."""
+        """Largest resident memory of the process and its descendants so far."""
         ...
 
 
@@ -110,7 +110,7 @@ class Child:
 
     @property
     def running(self) -> bool:
-        """Whether it is not known to have ended."""
+        """True unless the process is known to have ended."""
         return self.process.returncode is None
 
     async def ended(self) -> None:
@@ -138,11 +138,7 @@ class Child:
             self._signal(signal.SIGTERM)
 
     async def stop(self, *, at_once: bool = False) -> None:
-        """Stop the process and its descendants, by SIGTERM and then SIGKILL. Idempotent.
-
-        Args:
-            at_once: skip SIGTERM.
-        """
+        """Stop the process and its descendants, by SIGTERM and then SIGKILL. Idempotent."""
         if self._lifeline.closed:
             return  # the process id may have been reused
         try:
@@ -176,10 +172,7 @@ async def start_child(
     """Start `python -m module arguments...`; the module must call `watch_parent` first.
 
     Args:
-        name: name of the process in messages, such as "engine 0".
-        log_path: file that receives its standard output and error.
         environment: variables to add to this process's own, of which `KEPT_BACK` are left out.
-        pass_fds: descriptors the child inherits under the same numbers.
     """
     return await start_command(
         name,
@@ -188,6 +181,11 @@ async def start_child(
         environment=environment,
         pass_fds=pass_fds,
     )
+
+
+def _unlinked(path: str, flags: int) -> int:
+    """Open a log, unless its name is a link: another user may have filled the folder."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 async def start_command(
@@ -207,7 +205,10 @@ async def start_command(
     read_fd, write_fd = os.pipe()
     log_path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with log_path.open("ab") as log, (output_path or log_path).open("ab") as output:
+        with (
+            open(log_path, "ab", opener=_unlinked) as log,
+            open(output_path or log_path, "ab", opener=_unlinked) as output,
+        ):
             process = await asyncio.create_subprocess_exec(
                 *command,
                 stdin=asyncio.subprocess.DEVNULL,
@@ -238,11 +239,11 @@ def watch_parent(*, guarded: bool = False) -> threading.Thread | None:
     """In a child: exit, with all descendants, as soon as the parent is gone.
 
     Does nothing in a process that was not started by `start_child`, so that a server can also be
-    started by hand. Call it before there is another thread.
+    started manually. Call it before another thread starts.
 
     Args:
-        guarded: whether a second process watches, too, and kills this one if it cannot do so
-            itself: code in C, such as a regular expression, may keep all threads from running. It
+        guarded: let a second process watch, too, and kill this one if it cannot do so
+            itself: code in C, such as a regular expression, may block all threads. It
             has the functions of `on_parent_death` that are registered by now.
 
     Returns:
@@ -275,12 +276,7 @@ def watch_parent(*, guarded: bool = False) -> threading.Thread | None:
 
 
 def _fork_guard(watched: Sequence[int], *, lives: bool) -> None:
-    """Fork a process that kills this group a little after the parent's end.
-
-    Args:
-        watched: descriptors that tell the parent's end.
-        lives: whether the parent did when they were opened.
-    """
+    """Fork a process that kills this group a little after the parent's end."""
     group = os.getpgid(0)
     if os.fork():
         return
@@ -302,24 +298,32 @@ def _fork_guard(watched: Sequence[int], *, lives: bool) -> None:
         os._exit(0)
 
 
+def log_exception() -> None:
+    """Print the traceback of the exception that is handled, for the log of this process.
+
+    A full disk must not keep the process from reporting the exception to its parent.
+    """
+    with suppress(OSError, ValueError):  # a guard has no standard error
+        traceback.print_exc()
+
+
 def _clean_up() -> None:
     for clean_up in _clean_ups:
         try:
             clean_up()
         except Exception:  # the process exits next in any case
-            with suppress(OSError, ValueError):  # a guard has no standard error
-                traceback.print_exc()
+            log_exception()
 
 
 def _wait_for_any(ends: Sequence[int], timeout_s: float | None = None) -> None:
-    """Wait for an event on a descriptor. Nothing is ever written: any event is an end."""
+    """Wait for an event on a descriptor. No data is ever written, so any event is an end."""
     poll = select.poll()
     for end in ends:
         poll.register(end, select.POLLIN)
     poll.poll(None if timeout_s is None else 1000 * timeout_s)
 
 
-def on_parent_death(clean_up: Callable[[], None]) -> None:
+def on_parent_death(clean_up: Callable[[], object]) -> None:
     """In a child: call this function before exiting with the parent; it must not block."""
     _clean_ups.append(clean_up)
 
@@ -339,22 +343,35 @@ def heavy_imports() -> Iterator[None]:
         gc.enable()
 
 
+_TAIL_BYTES: Final = 2**20
+
+
 def last_lines(path: Path, count: int = 20, width: int = 300) -> str:
-    """The last lines of a log file, each cut at `width`, or why there are none."""
+    """Return the last lines of a log file, each cut at `width`, or the reason why there are
+    none.
+    """
+    from areal_lab.host.foreign import read_bytes  # loads pydantic, which few processes need
+
     try:
-        lines = path.read_text(errors="replace").splitlines()
-    except OSError as error:
+        start = max(0, path.stat().st_size - _TAIL_BYTES)  # it may be of days, or a stranger's
+        lines = read_bytes(path, start=start).decode(errors="replace").splitlines()
+    except (OSError, ValueError) as error:
         return f"(no log: {error})"
     # Servers print all their settings in one line.
     cut = [line if len(line) <= width else f"{line[:width]} ..." for line in lines[-count:]]
     return "\n".join(cut) or "(the log is empty)"
 
 
-MALLOC_FOR_TRAINING: Mapping[str, str] = {
+MEMORY_FOR_TRAINING: Mapping[str, str] = {
     "MALLOC_MMAP_THRESHOLD_": str(4 << 30),
     "MALLOC_TRIM_THRESHOLD_": str(32 << 30),
     "MALLOC_TOP_PAD_": str(256 << 20),
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128",
 }
-"""glibc settings that keep large freed buffers in the process. By default glibc returns them to the
-kernel and faults them in again, which takes 44 % of the CPU time of a training step on a CPU. They
-take effect only if set before the process starts; a variable that the user has set is kept."""
+"""Settings of glibc that keep large freed buffers in the process. By default glibc returns them to
+the kernel and faults them in again, which takes 44 % of the CPU time of a training step on a CPU.
+
+oneDNN keeps the kernels of 1,024 products, about 0.3 MB each. A micro-batch needs 20, mostly for
+each of its layers, and few later ones have its exact number of tokens.
+
+They take effect only if set before the process starts; a variable that the user has set is kept."""

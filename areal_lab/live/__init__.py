@@ -1,8 +1,8 @@
-"""A run that continues, seen from any process: whether it is alive, what it does, what is asked.
+"""A running or ended run, seen from any process: whether it is alive, its state, requests to it.
 
-presence  process.json: which process runs the folder, and in which phase it is
-mailbox   requests.jsonl, replies.jsonl: pause, resume, eta and stop, and what became of them
-snapshot  what a run does and waits for, from its log
+presence  process.json: the process that runs the folder, and its phase
+mailbox   requests.jsonl, replies.jsonl: pause, resume, eta and stop, and the replies
+snapshot  state of a run, and the reason why it waits, from its log
 attach    a live run as an object: `attach_run(folder)`, `live_runs(folder)`
 
 May import `runlog` and the rooms below; imported by `pipeline`, which writes what is read here, and

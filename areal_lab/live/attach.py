@@ -1,22 +1,23 @@
-"""A live run as an object, in any process: look at it, pause it, change eta, stop it.
+"""A live run as an object, in any process: inspect it, pause it, change eta, stop it.
 
     run = attach_run("runs/arithmetic-20261101-120000")
     print(run.snapshot())                 training; step 7 of 30; waits for 3 of 8 groups for step 8
     run.pause(), run.set_eta(4), run.resume(), run.stop()
-    run.read().steps                      everything that was recorded so far, as frames
+    run.read().steps                      everything recorded so far, as frames
 
-Several processes may be attached to one run; it does what it is asked in the order in which the
-requests reach its folder.
+Several processes may attach to one run; it handles requests in the order in which they reach its
+folder.
 """
 
 from __future__ import annotations
 
-import json
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+from areal_lab.config.given import given_path
 from areal_lab.control.events import (
     EtaRequested,
     PauseRequested,
@@ -24,11 +25,13 @@ from areal_lab.control.events import (
     ResumeRequested,
     StopRequested,
 )
+from areal_lab.host.foreign import parse_json
 from areal_lab.host.processes import last_lines
 from areal_lab.live.mailbox import Exchange, RunEnded, ask, exchanges
 from areal_lab.live.presence import FILE, Presence, read_presence
 from areal_lab.live.snapshot import Follower, Snapshot
-from areal_lab.runlog.read_run import RecordedRun, events_file, read_run
+from areal_lab.runlog.appended import read_appended
+from areal_lab.runlog.read_run import METRICS, RecordedRun, events_file, read_run, read_summary
 from areal_lab.runlog.records import Log
 
 REPLY_S: Final = 10.0
@@ -36,11 +39,11 @@ REPLY_S: Final = 10.0
 loads a model."""
 _LOOK_FOR_END_S: Final = 0.1
 OUTPUT: Final = Path("logs/run.log")
-"""Standard output and error of a run that was started in a process of its own."""
+"""Standard output and error of a run that was started in a separate process."""
 
 
 class AttachedRun:
-    """A run that this process did not have to start. Methods may be called from any thread."""
+    """A run that another process may have started. Methods may be called from any thread."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -50,15 +53,16 @@ class AttachedRun:
 
     @property
     def alive(self) -> bool | None:
-        """Whether the run continues; None if it is on a machine that cannot be seen from here.
+        """True if the run's process is running; None if its machine cannot be seen from this one.
 
-        Decided by its process (id and start time), not by a file that a killed run leaves behind.
+        Determined by its process (id and start time), not by a file that a killed run leaves
+        behind.
         """
         presence = read_presence(self.folder)
         return False if presence is None else presence.alive
 
     def snapshot(self) -> Snapshot:
-        """What the run does and waits for now."""
+        """Return the current state of the run and the reason why it waits."""
         presence = read_presence(self.folder)
         with self._lock:
             self._follower.refresh()
@@ -67,16 +71,16 @@ class AttachedRun:
     def pause(self, *, timeout_s: float = REPLY_S) -> str:
         """Start nothing new, and interrupt generation, until `resume`; nothing is lost.
 
-        A training step that runs ends first. Returns, with what the run says, once the run has
-        accepted the request.
+        A running training step ends first. Returns the run's reply once it has accepted the
+        request.
 
         Args:
             timeout_s: longest wait for the reply.
 
         Raises:
-            RequestRefused: if the run cannot do it, as while it ends; it continues.
-            RunEnded: if there is no run any more.
-            TimeoutError: if there is no reply in time; the run may still do it later.
+            RequestRefused: the run cannot pause now, for example while it ends; it continues.
+            RunEnded: the run has ended.
+            TimeoutError: no reply in time; the run may still pause later.
         """
         return self._ask(PauseRequested(), timeout_s)
 
@@ -87,25 +91,25 @@ class AttachedRun:
     def set_eta(self, eta: float, *, timeout_s: float = REPLY_S) -> str:
         """Admit groups under another staleness bound from now on; see `pause`.
 
-        Groups that were admitted under a higher bound stay, so a lower one holds for the lag once
+        Groups that were admitted under a higher bound stay, so a lower bound limits the lag once
         these are trained on. Refused for schedules with a fixed eta, and above the `max_lag` of a
         waiting batch order.
 
         Args:
-            eta: in versions, >= 0; infinity has no bound.
+            eta: in versions, >= 0; infinity is unbounded.
             timeout_s: longest wait for the reply.
         """
         return self._ask(EtaRequested(float(eta)), timeout_s)
 
     def stop(self, *, timeout_s: float = REPLY_S) -> str:
-        """End after the running step, which is saved, also if the run is paused; see `pause`."""
+        """End after the running step, which is saved, even if the run is paused; see `pause`."""
         return self._ask(StopRequested(), timeout_s)
 
     def read(self) -> RecordedRun:
-        """Everything that was recorded so far; only what is new is read again.
+        """Everything recorded so far; only new records are read again.
 
         Raises:
-            ValueError: if there is no log yet, or it cannot be read.
+            ValueError: there is no log yet, or it cannot be read.
         """
         with self._lock:
             recorded = self._recorded
@@ -113,10 +117,10 @@ class AttachedRun:
             return self._recorded
 
     def log_until_now(self) -> Log:
-        """The log so far; of a run that is alive it lasts until now.
+        """The log so far; if the run is alive, it lasts until now.
 
         Raises:
-            ValueError: if there is no log yet, or it cannot be read.
+            ValueError: there is no log yet, or it cannot be read.
         """
         log = self.read().log
         if self.alive is False:
@@ -126,7 +130,7 @@ class AttachedRun:
         return log.lasting(log.end_s + max(0.0, time.time() - written_s))
 
     def asked(self) -> list[Exchange]:
-        """What was asked of the run so far, by whom and when, and what it replied."""
+        """Return the requests to the run so far: by whom, when, and the replies."""
         return exchanges(self.folder)
 
     def wait(self, timeout_s: float | None = None) -> bool:
@@ -166,16 +170,27 @@ class AttachedRun:
             phase="" if presence is None else presence.phase,
             status=str(summary.get("status", "")),
             error=error,
+            step=_last_step(self.folder),
         )
+
+
+def _last_step(folder: Path) -> int | None:
+    """Step of the last line of metrics of a run without an event log; None before the first one."""
+    file = folder / METRICS
+    if (folder / "events.jsonl").exists() or not file.is_file():
+        return None
+    with suppress(OSError, ValueError, LookupError, TypeError):  # somebody else's file
+        return int(parse_json(read_appended(file).lines[-1])["step"])
+    return None
 
 
 def attach_run(folder: str | Path) -> AttachedRun:
     """Attach to a run that may run in another process, or has ended.
 
     Raises:
-        ValueError: in one line: there is no such folder, or no run in it.
+        ValueError: in one line: the folder does not exist, or is not a run folder.
     """
-    path = Path(folder).expanduser()
+    path = given_path(folder, "folder")
     if not path.is_dir():
         raise ValueError(f"{folder} is not a folder (looked in {Path.cwd()})")
     if not ((path / FILE).is_file() or (path / "events.jsonl").is_file()):
@@ -184,13 +199,13 @@ def attach_run(folder: str | Path) -> AttachedRun:
 
 
 def live_runs(parent: str | Path = "runs") -> list[AttachedRun]:
-    """The runs below `parent` that are alive, or may be so on another machine; newest first.
+    """Runs below `parent` that are alive, or may be alive on another machine; newest first.
 
     Args:
-        parent: the `run_dir` of the runs; one that does not exist has none.
+        parent: the `run_dir` of the runs; a missing folder has none.
     """
     found: list[tuple[float, AttachedRun]] = []
-    for file in Path(parent).expanduser().glob(f"*/{FILE}"):
+    for file in given_path(parent, "parent").glob(f"*/{FILE}"):
         try:
             presence = read_presence(file.parent)
         except ValueError:
@@ -202,6 +217,6 @@ def live_runs(parent: str | Path = "runs") -> list[AttachedRun]:
 
 def _summary(folder: Path) -> dict[str, Any]:
     try:
-        return dict(json.loads((folder / "summary.json").read_text()))
-    except (OSError, ValueError):
+        return read_summary(folder)
+    except ValueError:
         return {}

@@ -1,14 +1,14 @@
-"""Requests to a run and its replies, as lines of two files in its folder.
+"""Control channel of a run: requests and replies, as lines of two files in its folder.
 
     any process                           the run, five times a second
     ask(): a line in requests.jsonl ----> Inbox.take()
     a line with the same id         <---- Inbox.reply(): a line in replies.jsonl
 
-Files, and not a socket: they work wherever the folder can be seen, on a network disk and in a
-container too, have no limit to the length of a path, are protected by permissions, and stay as a
-record. Both files are opened at each look, which makes a network disk show what another machine
-appended. A line that a crash has cut is skipped. Requests name the key of the run's presence, so
-one that was written for a run that was killed is not done by a later one.
+Files and not a socket: they work wherever the folder is visible, including network disks and
+containers, have no limit on the length of a path, are protected by permissions, and stay as a
+record. Both files are opened for each poll, which makes a network disk show lines from another
+machine. A line that a crash has cut is skipped. Requests name the key of the run's presence, so a
+later run ignores requests that were written for a killed one.
 """
 
 from __future__ import annotations
@@ -33,23 +33,29 @@ from areal_lab.control.events import (
     ResumeRequested,
     StopRequested,
 )
+from areal_lab.host.durable import append_whole, writing
+from areal_lab.host.foreign import Parsed, parse_json
+from areal_lab.host.terminal import printable
 from areal_lab.runlog.appended import read_appended
-from areal_lab.runlog.by_hand import in_words
-from areal_lab.runlog.records import finite_json
+from areal_lab.runlog.incidents import in_words
+from areal_lab.runlog.records import Seconds, finite_json
 
 REQUESTS: Final = "requests.jsonl"
 REPLIES: Final = "replies.jsonl"
 LOOK_EVERY_S: Final = 0.2
-"""Time between two looks of the run into its mailbox."""
+"""Interval at which the run polls its mailbox."""
 _LOOK_FOR_REPLY_S: Final = 0.05
 
 
+_SECONDS: Final = Parsed[float](Seconds)
+
+
 class RunEnded(RuntimeError):
-    """There is no run that could do what was asked: it has ended, or was killed."""
+    """The run that should handle the request has ended, or was killed."""
 
 
 class RequestRefused(RuntimeError):
-    """The run continues, and cannot do what was asked; the message says why."""
+    """The run continues, but cannot do this; the message explains why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,38 +65,34 @@ class Letter:
     id: str
     request: Request
     sender: str
-    """User, host and process, for people."""
+    """User, host and process, for display."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """A request and what became of it, as the files of a mailbox have them."""
+    """A request and its reply, as stored in the files of a mailbox."""
 
     at_s: float
-    """When it was asked, seconds since the epoch."""
+    """Time of the request, in seconds since the epoch."""
     sender: str
     asked: str
-    """In a word or two: `pause`, `eta 4`."""
+    """Short form of the request: `pause`, `eta 4`."""
     reply: str
-    """What the run replied; empty if it has not."""
+    """Reply of the run; empty without one."""
     done: bool | None
-    """Whether it was done; None without a reply."""
+    """True if it was done; None without a reply."""
 
 
 def exchanges(folder: Path) -> list[Exchange]:
-    """Everything that was asked of the run in a folder, in order; nothing for an older run.
-
-    Raises:
-        PermissionError: if the run belongs to somebody else.
-    """
-    replies = {one.get("id"): one for one in _lines(folder / REPLIES)}
+    """All requests to the run in a folder, in order; empty for an older run."""
+    replies = {str(one.get("id")): one for one in _lines(folder / REPLIES)}
     found = []
     for value in _lines(folder / REQUESTS):
-        reply = replies.get(value.get("id"), {})
-        with suppress(KeyError, TypeError, ValueError):  # what the run did not take as a request
+        reply = replies.get(str(value.get("id")), {})
+        with suppress(*_NO_REQUEST):  # lines that the run did not accept as requests
             found.append(
                 Exchange(
-                    at_s=float(value["at_s"]),
+                    at_s=_SECONDS(value["at_s"]),
                     sender=str(value.get("from", "?")),
                     asked=in_words(_decoded(value)),
                     reply=str(reply.get("text", "")),
@@ -111,18 +113,10 @@ def ask(
     timeout_s: float,
     alive: Callable[[], bool | None],
 ) -> str:
-    """Send a request and wait for the reply; returns what the run says it does.
+    """Send a request and wait for the reply, which is returned.
 
-    Args:
-        key: of the run's presence.
-        timeout_s: longest wait for the reply.
-        alive: whether the run continues; no reply comes from one that does not.
-
-    Raises:
-        RequestRefused: if the run cannot do it.
-        RunEnded: if the run has ended, or ends before it replies.
-        TimeoutError: if there is no reply in time; the run may still do it later.
-        PermissionError: if the folder belongs to somebody else.
+    `alive` returns whether the run continues. Raises RunEnded if it ends before it replies, and
+    TimeoutError without a reply in time; the run may still handle the request later.
     """
     if alive() is False:
         raise RunEnded(f"the run in {folder} is not alive")
@@ -175,14 +169,10 @@ class Inbox:
     _taken: set[str] = field(default_factory=set)
 
     def take(self) -> Iterator[Letter]:
-        """The requests since the last look, in order; those for another run are skipped.
-
-        Raises:
-            OSError: if the files cannot be read.
-        """
+        """Requests since the last poll, in order; those for another run are skipped."""
         try:
             found = read_appended(self.folder / REQUESTS, self._position)
-        except ValueError:  # the file was replaced; what was taken before is known
+        except ValueError:  # the file was replaced; requests taken before are known
             found = read_appended(self.folder / REQUESTS)
         self._position = found.end
         for value in _objects(found.lines):
@@ -192,20 +182,21 @@ class Inbox:
             self._taken.add(number)
             try:
                 request = _decoded(value)
-            except (KeyError, TypeError, ValueError) as error:
-                self.reply(number, f"this is no request: {error}", done=False)
+            except _NO_REQUEST as error:
+                self.reply(number, f"not a valid request: {error}", done=False)
             else:
-                yield Letter(number, request, str(value.get("from", "?")))
+                yield Letter(number, request, printable(str(value.get("from", "?")))[:_MOST_SENDER])
 
     def reply(self, number: str, text: str, *, done: bool) -> None:
-        """Answer the request with this id."""
+        """Reply to the request with this id."""
         _append(self.folder / REPLIES, {"id": number, "done": done, "text": text})
 
 
 def open_mailbox(folder: Path) -> None:
     """Create the files of a mailbox, for this user only, if they do not exist."""
     for name in (REQUESTS, REPLIES):
-        os.close(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
+        os.close(os.open(folder / name, flags, 0o600))
 
 
 # --- lines ---------------------------------------------------------------------------------------
@@ -216,6 +207,12 @@ _VERBS: Final[dict[str, Request]] = {
     "stop": StopRequested(),
 }
 _ETA: Final = "eta"
+
+
+_NO_REQUEST: Final = (KeyError, TypeError, ValueError, OverflowError)
+"""Exceptions for a line that is not a request."""
+_MOST_SENDER: Final = 200
+"""Maximum characters of the sender's name."""
 
 
 def _coded(request: Request) -> dict[str, Any]:
@@ -234,14 +231,16 @@ def _decoded(value: dict[str, Any]) -> Request:
 
 
 def _append(file: Path, value: dict[str, Any]) -> None:
-    # The empty line before it ends a line that a crash has cut. Locked, because appending from
-    # several machines is not one piece on a network disk.
+    # The empty line before it ends a line that a crash has cut. Locked, because appends from
+    # several machines may interleave on a network disk.
     line = f"\n{json.dumps(finite_json(value))}\n".encode()
-    descriptor = os.open(file, os.O_WRONLY | os.O_APPEND)
+    # Not through a link: the folder of a run may belong to someone else.
+    descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         with suppress(OSError):  # some disks have no locks
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-        os.write(descriptor, line)
+        with writing(file, len(line)):
+            append_whole(descriptor, line)
     finally:
         os.close(descriptor)
 
@@ -253,5 +252,5 @@ def _lines(file: Path) -> Iterator[dict[str, Any]]:
 def _objects(lines: tuple[str, ...]) -> Iterator[dict[str, Any]]:
     for line in lines:
         with suppress(ValueError):
-            if isinstance(value := json.loads(line), dict):
+            if isinstance(value := parse_json(line), dict):
                 yield value

@@ -1,9 +1,9 @@
-"""What a run does and waits for, from its log: the coordinator decides again what it decided there.
+"""State of a run and the reason why it waits, computed from its log by replaying its decisions.
 
 events.jsonl --new lines--> Follower (a Coordinator, handles the events) --> Snapshot
 
-So no question to the run is needed, a run that was killed can be looked at as well, and one program
-of decisions says what is waited for, in the run and here.
+So the run does not have to be asked, killed runs can be inspected too, and the same code determines
+the reason for waiting in the run and here.
 """
 
 from __future__ import annotations
@@ -30,29 +30,28 @@ from areal_lab.runlog.replay import limits_from_fields
 State: TypeAlias = Literal["starting", "training", "paused", "ending", "ended", "killed"]
 
 _READ: tuple[str, ...] = ('{"kind":"run"', '{"kind":"event"', '{"kind":"action"', '{"kind":"group"')
-"""Beginnings of the lines that count here; a log has many more spans."""
+"""Prefixes of the lines that count here; a log has many more spans."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """A run at one moment."""
+    """State of a run at one moment."""
 
     state: State
-    """`starting` until training begins; `paused` by hand, though a step that was begun may still
-    end; `ending` after a stop or the last step; `killed` if the process is gone and had not ended.
-    """
+    """`starting` until training begins; `paused` manually, though a running step may still end;
+    `ending` after a stop or the last step; `killed` if the process is gone without having ended."""
     alive: bool | None
-    """Whether the process runs; None if its machine cannot be seen from here."""
+    """True if the process runs; None if its machine cannot be seen from here."""
     phase: str
-    """What the run does before and after training, as its display says it."""
+    """Phase before and after training, as the run's display shows it."""
     waiting_for: str
-    """During training; empty otherwise."""
+    """Reason for waiting during training; empty otherwise."""
     step: int
-    """Training steps that are done: the version of the trainer."""
+    """Number of complete training steps: the version of the trainer."""
     total_steps: int | None
     """None for a run without an end, or before the log begins."""
     eta: float | None
-    """The staleness bound in force, in versions."""
+    """Current staleness bound, in versions."""
     paused: bool
     counts: Counts | None
     """Groups and versions; None before training."""
@@ -60,20 +59,20 @@ class Snapshot:
     """Running groups of each engine that is alive."""
     lost_engines: tuple[EngineId, ...]
     generated_tokens: int
-    """Of groups that ended."""
+    """Tokens of groups that ended."""
     status: str
     """Why the run ended, from `Finish` or summary.json; empty while it continues."""
     error: str
-    """What ended a run that failed, or why the log cannot be followed; else empty."""
+    """Why a run failed, or why the log cannot be followed; else empty."""
 
     def __str__(self) -> str:
-        """The state in one line."""
+        """Format the state in one line."""
         parts = [self.state if not self.status else f"{self.state} ({self.status})"]
         if self.alive is None:
             parts[0] += ", as far as can be seen from this machine"
         if self.state == "starting":
             parts.append(self.phase)
-        if self.counts is not None:
+        if self.counts is not None or self.step:
             of = "" if self.total_steps is None else f" of {self.total_steps}"
             parts.append(f"step {self.step}{of}")
         if self.waiting_for and self.alive is not False:
@@ -96,24 +95,24 @@ class Snapshot:
 
 @dataclass(slots=True)
 class Follower:
-    """Handles the events of a log as they are appended."""
+    """Handle the events of a log as they are appended."""
 
     events: Path = field(default_factory=Path)
-    """The log, which may not exist yet."""
+    """Path of the log, which may not exist yet."""
     coordinator: AnyCoordinator | None = None
     generated_tokens: int = 0
     lost: set[EngineId] = field(default_factory=set)
     begun: bool = False
-    """Whether training has begun."""
+    """True once training has started."""
     finished: str = ""
-    """The reason of `Finish`."""
+    """Reason of `Finish`."""
     problem: str = ""
-    """Why the log is not followed any further."""
+    """Reason why the log is no longer followed."""
     _position: int = 0
     _inode: int = 0
 
     def refresh(self) -> None:
-        """Read what was appended; all of it, if a run that continued has cut its log."""
+        """Read new lines; the whole log, if a continued run has cut it."""
         try:
             self._begin_again_if_cut()
             if self.problem:
@@ -137,16 +136,13 @@ class Follower:
         self._inode = inode
 
     def follow(self, record: Record) -> None:
-        """Handle one record, the next one of the log.
-
-        Raises:
-            ValueError: if no coordinator could have written it.
-        """
+        """Handle the next record of the log."""
         match record:
             case RunHeader():
                 self.coordinator = coordinator_of(limits_from_fields(record.limits))
             case EventRecord(event=event):
-                assert self.coordinator is not None, "the header is the first line"
+                if self.coordinator is None:
+                    raise ValueError("the first line of a log must be its run header (kind run)")
                 if self.begun and isinstance(event, RunStarted):  # it continues after its end
                     self.coordinator = coordinator_of(self.coordinator.limits)
                     self.lost.clear()
@@ -165,27 +161,33 @@ class Follower:
                 pass
 
     def snapshot(
-        self, *, alive: bool | None, ended: bool, phase: str = "", status: str = "", error: str = ""
+        self,
+        *,
+        alive: bool | None,
+        ended: bool,
+        phase: str = "",
+        status: str = "",
+        error: str = "",
+        step: int | None = None,
     ) -> Snapshot:
-        """The run as far as it was followed.
+        """State of the run as far as it was followed.
 
         Args:
-            alive: whether its process runs.
             ended: whether it has come to an end; without, a process that is gone was killed.
-            phase: as in `Snapshot`.
-            status: of its summary.json, if there is one.
-            error: what ended it, if that is known.
+            step: of a run without a log, once it trains.
         """
         coordinator = self.coordinator
         begun = coordinator if self.begun else None
         state = self._state(alive=alive, ended=ended)
+        if state == "starting" and step is not None:
+            state = "training"
         goes_on = begun is not None and state in ("training", "paused")
         return Snapshot(
             state=state,
             alive=alive,
             phase=phase,
             waiting_for=begun.waiting_for() if begun and goes_on else "",
-            step=begun.counts.trained_version if begun else 0,
+            step=begun.counts.trained_version if begun else step or 0,
             total_steps=coordinator.limits.train_steps if coordinator else None,
             eta=coordinator.limits.schedule.eta if coordinator else None,
             paused=bool(begun and begun.paused),
@@ -208,10 +210,8 @@ class Follower:
 
 
 def snapshot_of(log: Log) -> Snapshot:
-    """What a run did and waited for when its log ended here (`Log.until`), as if it went on.
-
-    Raises:
-        ValueError: if the log does not replay.
+    """Return the state of a run at the end of its log (`Log.until`), as if it were still
+    running.
     """
     follower = Follower()
     for record in (log.header, *log.records):

@@ -1,12 +1,13 @@
-"""A run in a terminal: rewards, lags, speed, what each process does, alarms, time left.
+"""A run in a terminal: rewards, lags, speed, activity of each process, alarms, time left.
 
 run folder --Watched.look--> RecordedRun, Snapshot --view--> rich
 
-Reads only what was appended since the last look.
+Reads only the lines appended since the last look.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -22,6 +23,7 @@ from areal_lab.host.terminal import printable
 from areal_lab.live.attach import attach_run
 from areal_lab.live.snapshot import Snapshot
 from areal_lab.metrics.alarm import Alarm
+from areal_lab.models.checkpoint_files import step_of
 from areal_lab.runlog.activity import idle_by_cause, label
 from areal_lab.runlog.alarm_log import read_alarms
 from areal_lab.runlog.held_out import read_held_out
@@ -43,13 +45,13 @@ _SHOWN: Final = (
 
 
 class Watched:
-    """Follows one run folder."""
+    """Follow one run folder."""
 
     def __init__(self, folder: Path) -> None:
         self._run = attach_run(folder)
 
     def look(self) -> tuple[RecordedRun | None, Snapshot]:
-        """The run now; no record before its log begins."""
+        """Current state of the run; no record before its log begins."""
         snapshot = self._run.snapshot()
         try:
             return self._run.read(), snapshot
@@ -63,9 +65,9 @@ class Watched:
 
 
 def over(run: RecordedRun | None, snapshot: Snapshot) -> bool:
-    """Whether nothing will be appended any more.
+    """Return whether nothing will be appended any more.
 
-    A co-simulated run has no process.json, so that only its summary tells that it has ended.
+    A co-simulated run has no process.json, so only its summary shows that it has ended.
     """
     if run is not None and run.log.header.mode == "cosim":
         return bool(run.summary)
@@ -73,14 +75,7 @@ def over(run: RecordedRun | None, snapshot: Snapshot) -> bool:
 
 
 def view(run: RecordedRun | None, snapshot: Snapshot, folder: Path, width: int) -> RenderableType:
-    """The picture of a run.
-
-    Args:
-        run: None before its log begins.
-        snapshot: of the same moment.
-        folder: of the run.
-        width: columns of the terminal.
-    """
+    """Display of a run; `run` is None before its log begins."""
     head = Text(printable(folder.name), style="bold")
     if run is None:
         return Group(head, _plain(str(snapshot)))
@@ -92,7 +87,11 @@ def view(run: RecordedRun | None, snapshot: Snapshot, folder: Path, width: int) 
 
 
 def sparkline(values: Sequence[float], cells: int) -> str:
-    """Values as bars between their least and largest one; means where there are more than cells."""
+    """Values as bars between their minimum and maximum; means where there are more than cells.
+
+    Values that are not finite are left out.
+    """
+    values = [one for one in values if math.isfinite(one)]
     if not values:
         return ""
     count = min(cells, len(values))
@@ -106,11 +105,13 @@ def sparkline(values: Sequence[float], cells: int) -> str:
 
 
 def time_left_s(run: RecordedRun, total_steps: int | None) -> float | None:
-    """Seconds to the last step at the pace of the newest ones; None if that is not known."""
-    if not run.metrics or total_steps is None:
+    """Seconds to the last step at the pace of the newest ones; None if unknown."""
+    newest = run.metrics[-_STEPS_OF_PACE:]
+    pace = [float(line["step_s"]) for line in newest if "step_s" in line]
+    done = [int(line["step"]) for line in newest if "step" in line]
+    if not pace or not done or total_steps is None:
         return None
-    newest = [float(line["step_s"]) for line in run.metrics[-_STEPS_OF_PACE:]]
-    return max(0, total_steps - int(run.metrics[-1]["step"])) * median(newest)
+    return max(0, total_steps - done[-1]) * median(pace)
 
 
 def _state(run: RecordedRun, snapshot: Snapshot) -> str:
@@ -154,11 +155,11 @@ def _curves(run: RecordedRun, folder: Path, width: int) -> Table:
 
 
 def _best(folder: Path) -> int | None:
-    """Step of the best checkpoint; None if there is none."""
+    """Step of the best checkpoint; None without one."""
     checkpoint = folder / "best"
     if not checkpoint.is_dir():
         return None
-    return int(checkpoint.resolve().name.removeprefix("step-"))
+    return step_of(checkpoint.resolve().name)
 
 
 def _processes(run: RecordedRun) -> Table:
@@ -195,7 +196,7 @@ def _alarms(alarms: Sequence[Alarm]) -> list[RenderableType]:
 
 
 def _plain(text: str) -> Text:
-    """What a log says, which may be somebody else's: neither markup nor escape sequences."""
+    """Text of a log without markup and escape sequences: it may be untrusted."""
     return Text(printable(text))
 
 

@@ -1,4 +1,4 @@
-"""What the metrics of a run mean, and which of them are alarming: tables and decisions.
+"""Meaning of the metrics of a run, and records of alarms on them.
 
 Standard library only: no clock, no files. Imported by `config`, `runlog` and everything above.
 """

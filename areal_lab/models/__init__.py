@@ -1,4 +1,4 @@
-"""A model folder: find it, convert it, read its facts.
+"""Model folders: find, convert, check and verify them, read their facts; names of checkpoints.
 
-May import host; imported by `training`, `engines`, `preflight`, `pipeline` and `cli`.
+May import control and host; imported by all rooms above it.
 """

@@ -1,14 +1,20 @@
-"""What a Hugging Face model folder says about itself, read without torch."""
+"""Facts about a Hugging Face model folder, read without torch."""
 
 from __future__ import annotations
 
-import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Literal
 
-_SMALLEST_BYTES_PER_PARAMETER = 2  # of a .bin file, whose header needs torch to be read
+from areal_lab.host.machine import native_bfloat16
+from areal_lab.models.complete import CONFIG, read_sizes, weight_files
+from areal_lab.models.files import read_header, read_object
+
+if TYPE_CHECKING:
+    import torch
+
+
+_SMALLEST_BYTES_PER_PARAMETER = 2  # of a .bin file, whose header needs torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,25 +24,18 @@ class ModelFacts:
     parameters: int
     """Stored numbers; tied weights count once. An upper bound if the weights are `.bin` files."""
     context_tokens: int | None
-    """Maximum tokens of prompt and response together; None if the config does not say."""
+    """Maximum tokens of prompt and response together; None if the config does not define it."""
 
 
 def read_model_facts(folder: Path) -> ModelFacts:
-    """Read `config.json` and the headers of the weights.
-
-    Raises:
-        ValueError: in one line, naming the file that is broken.
-    """
-    config = _config(folder)
-    context = config.get("max_position_embeddings", config.get("n_positions"))
-    if context is None:  # models of several modalities keep the language model's settings apart
-        context = config.get("text_config", {}).get("max_position_embeddings")
-    safetensors = sorted(folder.glob("*.safetensors"))
-    if safetensors:
-        parameters = sum(_parameters(file) for file in safetensors)
-    else:
-        stored_bytes = sum(file.stat().st_size for file in folder.glob("*.bin"))
-        parameters = stored_bytes // _SMALLEST_BYTES_PER_PARAMETER
+    """Read `config.json` and the headers of the weights."""
+    context = read_sizes(folder / CONFIG).context
+    parameters = 0
+    for file in weight_files(folder):  # others may exist as copies in another format
+        if file.suffix == ".bin":
+            parameters += file.stat().st_size // _SMALLEST_BYTES_PER_PARAMETER
+        else:
+            parameters += sum(tensor.numbers for tensor in read_header(file).values())
     return ModelFacts(parameters, context)
 
 
@@ -51,66 +50,62 @@ class ModelShape:
     intermediate: int
     head_width: int
     query_width: int
-    """Of all query heads together."""
+    """Width of all query heads together."""
     kv_width: int
-    """Of the keys of one token in one layer."""
+    """Width of the keys of one token in one layer."""
     vocab: int
     head_norms: bool
-    """Whether queries and keys are normalized, as in Qwen3."""
+    """True if queries and keys are normalized, as in Qwen3."""
     dense: bool
-    """Whether each layer has one feed-forward network of width `intermediate`."""
+    """True if each layer has one feed-forward network of width `intermediate`."""
     context_tokens: int | None
 
     @property
     def heads(self) -> int:
-        """Query heads."""
+        """Number of query heads."""
         return self.query_width // self.head_width
 
     @property
     def kv_heads(self) -> int:
-        """Heads of keys and values."""
+        """Number of key and value heads."""
         return self.kv_width // self.head_width
 
 
 def read_model_shape(folder: Path) -> ModelShape | None:
-    """Read `config.json`; None if it does not give heads and widths as Llama and Qwen do.
-
-    Raises:
-        ValueError: as `read_model_facts`.
-    """
-    config = _config(folder)
-    config = config.get("text_config", config)
-    try:
-        heads, hidden = config["num_attention_heads"], config["hidden_size"]
-        width = config.get("head_dim") or hidden // heads
-        return ModelShape(
-            kind=str(config.get("model_type")),
-            head_width=width,
-            layers=config["num_hidden_layers"],
-            hidden=hidden,
-            intermediate=config.get("intermediate_size", 0),
-            query_width=heads * width,
-            kv_width=(config.get("num_key_value_heads") or heads) * width,
-            vocab=config.get("vocab_size", 0),
-            head_norms=str(config.get("model_type")).startswith("qwen3"),
-            dense="intermediate_size" in config and not any("experts" in key for key in config),
-            context_tokens=config.get("max_position_embeddings"),
-        )
-    except (KeyError, TypeError, ZeroDivisionError):
+    """Read `config.json`; None if it does not define heads and widths as Llama and Qwen do."""
+    sizes = read_sizes(folder / CONFIG)
+    heads, kv_heads, hidden = sizes.heads, sizes.kv_heads, sizes.hidden
+    if not isinstance(heads, int) or isinstance(kv_heads, list) or not hidden or not sizes.layers:
         return None
+    width = sizes.head_dim or hidden // heads
+    if not width or isinstance(sizes.intermediate, list):
+        return None
+    return ModelShape(
+        kind=str(sizes.model_type),
+        head_width=width,
+        layers=sizes.layers,
+        hidden=hidden,
+        intermediate=sizes.intermediate or 0,
+        query_width=heads * width,
+        kv_width=(kv_heads or heads) * width,
+        vocab=sizes.vocab or 0,
+        head_norms=str(sizes.model_type).startswith("qwen3"),
+        dense=sizes.intermediate is not None and not sizes.mixture,
+        context_tokens=sizes.context,
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class CacheRoom:
-    """Keys and values that a server keeps on a CPU."""
+    """Size of the KV cache of a server on a CPU."""
 
     tokens: int
     bytes: int
 
 
 CACHE_BYTES = 2 << 30
-"""Largest key-value cache of a server on a CPU, unless one sequence needs more."""
-_UNKNOWN_ROOM = CacheRoom(32768, 1 << 30)  # of models whose configuration says no sizes
+"""Largest KV cache of a server on a CPU, unless one sequence needs more."""
+_UNKNOWN_ROOM = CacheRoom(32768, 1 << 30)  # of models whose configuration has no sizes
 
 
 def cache_room(
@@ -120,11 +115,8 @@ def cache_room(
 
     $$ 2 \cdot layers \cdot heads_{kv} \cdot width_{head} \cdot bytes $$
 
-    per token, from `config.json`. Servers that run out of room compute tokens again, so less room
-    costs time and nothing else.
-
-    Args:
-        context_tokens: longest sequence; None takes the model's.
+    per token, from `config.json`. Servers that run out of room recompute tokens, so less room only
+    costs time. `context_tokens` is the longest sequence; None takes the model's.
     """
     shape = read_model_shape(folder)
     if shape is None or not (context := context_tokens or shape.context_tokens):
@@ -138,8 +130,7 @@ def cache_room(
 def transfer_bytes(parameters: int, dtype: str) -> int:
     """Largest size of one set of weights on its way to the engines.
 
-    Args:
-        dtype: `rollout.dtype`; `auto` may turn out to be float32, whatever is stored.
+    `dtype` is `rollout.dtype`; `auto` may become float32, whatever is stored.
     """
     return parameters * (2 if dtype == "bfloat16" else 4)
 
@@ -148,29 +139,38 @@ def end_token_ids(folder: Path) -> frozenset[int]:
     """Tokens that end a response, from the generation config or else the config."""
     for name in ("generation_config.json", "config.json"):
         file = folder / name
-        value = json.loads(file.read_text()).get("eos_token_id") if file.is_file() else None
+        value = read_object(file).get("eos_token_id") if file.is_file() else None
         if value is not None:
-            return frozenset(value if isinstance(value, list) else (value,))
+            tokens = value if isinstance(value, list) else [value]
+            if not all(type(token) is int for token in tokens):
+                raise ValueError(f"{file}: eos_token_id is {value!r:.80}, but must be token ids")
+            return frozenset(tokens)
     return frozenset()
 
 
-def _config(folder: Path) -> dict[str, Any]:
-    path = folder / "config.json"
-    try:
-        config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
-    return config
+def dtype_name(name: str, *, native: bool) -> Literal["float32", "bfloat16"]:
+    """Name of a type; `auto` is bfloat16 where the device has instructions for it.
+
+    On a CPU that only emulates bfloat16 it is three times slower than float32.
+    """
+    match name:
+        case "float32" | "bfloat16":
+            return name
+        case "auto":
+            return "bfloat16" if native else "float32"
+    raise ValueError(f"dtype is {name!r}, but must be auto, float32 or bfloat16")
 
 
-def _parameters(file: Path) -> int:
-    """Numbers in a safetensors file: 8 bytes of header length, then the header as JSON."""
-    try:
-        with file.open("rb") as opened:
-            length = int.from_bytes(opened.read(8), "little")
-            if not 0 < length < file.stat().st_size:
-                raise ValueError("it is cut off or of another kind")
-            header: dict[str, Any] = json.loads(opened.read(length))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{file} is not a safetensors file: {error}") from error
-    return sum(math.prod(v["shape"]) for name, v in header.items() if name != "__metadata__")
+def has_bfloat16(device: str) -> bool:
+    """Return whether `auto` is bfloat16 on this machine's `device`: on every GPU, without
+    querying it, so a process that only sends weights there needs no GPU.
+    """
+    return device.partition(":")[0] == "cuda" or native_bfloat16()
+
+
+def compute_dtype(name: str = "auto", device: str = "cpu") -> torch.dtype:
+    """Type of matrix products on this machine's `device`, see `dtype_name`."""
+    import torch  # a late import: processes that only start servers have no torch
+
+    found = dtype_name(name, native=has_bfloat16(device))
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[found]

@@ -1,4 +1,4 @@
-"""Images as a vision-language model takes them: pixel values, and features at placeholders.
+"""Inputs of vision-language models: pixel values, and features at placeholders.
 
     PNG --ImagePixels--> pixel values [patches, numbers] --vision tower--> features [tokens, hidden]
                                                    rows of them --> placeholders of a forward pass
@@ -25,7 +25,7 @@ from areal_lab.models.copies import to_device
 from areal_lab.models.vision import VISION_KINDS, image_settings
 
 _KEPT_BYTES: Final = 256 << 20
-"""Pixel values that are kept, since an image is needed again by each pass over it."""
+"""Size of the cache of pixel values, which each pass over an image needs again."""
 _OF_A_CLASS: Final = (
     "image_processor_type",
     "processor_class",
@@ -39,20 +39,20 @@ class Png(Protocol):
 
     @property
     def digest(self) -> str:
-        """Equal for equal files only."""
+        """Equal only for equal files."""
         ...
 
     @property
     def png(self) -> bytes:
-        """The file."""
+        """Content of the file."""
         ...
 
 
 class ImageInputs(NamedTuple):
-    """Images as the vision tower takes them, and which of their features a pass needs."""
+    """Inputs of the vision tower, and the features that a pass needs."""
 
     pixels: Float[Tensor, "patches numbers"]
-    """Of all images, one after the other."""
+    """Pixel values of all images, concatenated."""
     grids: Int[Tensor, "images 3"]
     """Frames (1), rows and columns of patches of each image."""
     rows: Int[Tensor, " placeholders"]
@@ -60,15 +60,11 @@ class ImageInputs(NamedTuple):
 
 
 class ImagePixels:
-    """Pixel values of images; those used last are kept. Any thread may call it."""
+    """Pixel values of images, with an LRU cache. Any thread may call it."""
 
     def __init__(self, folder: Path) -> None:
-        """Read the settings of a model folder's image processor.
-
-        Raises:
-            ValueError: in one line: it has none.
-        """
-        # Its package imports torchvision's form of it first, and says that this is missing.
+        """Read the settings of a model folder's image processor."""
+        # Its package first imports the torchvision variant, and reports that as missing.
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
             Qwen2VLImageProcessorPil,
         )
@@ -81,20 +77,11 @@ class ImagePixels:
 
     @property
     def merge(self) -> int:
-        """Patches a side that one placeholder stands for."""
+        """Patches per side of one placeholder."""
         return int(self._processor.merge_size)
 
     def of(self, image: Png, rows: int, columns: int) -> Float[Tensor, "patches numbers"]:
-        """The pixel values of an image.
-
-        Args:
-            image: to decode and resize.
-            rows: of its placeholders.
-            columns: of its placeholders.
-
-        Raises:
-            ValueError: in one line: it has other rows and columns.
-        """
+        """The pixel values of an image."""
         with self._lock:
             if (found := self._kept.get(image.digest)) is not None:
                 self._kept.move_to_end(image.digest)
@@ -114,21 +101,16 @@ class ImagePixels:
         rows: Int[Tensor, " placeholders"],
         device: torch.device,
     ) -> ImageInputs:
-        """The images of a pass, on `device`.
-
-        Args:
-            images: with the rows and columns of their placeholders.
-            rows: on `device`; see `ImageInputs.rows`.
-            device: of the model.
-        """
+        """The images of a pass, on `device`."""
         pixels = torch.cat([self.of(*one) for one in images])
         merge = self.merge
         grids = torch.tensor([[1, rows_ * merge, columns * merge] for _, rows_, columns in images])
         return ImageInputs(to_device(pixels, device), to_device(grids, device), rows)
 
     def none(self, device: torch.device) -> ImageInputs:
-        """An image for a pass without one, none of whose features is used: a tower that is sharded
-        computes in every pass, on every rank."""
+        """An unused image for a pass without one: a sharded tower computes in every pass, on
+        every rank.
+        """
         processor, merge = self._processor, self.merge
         numbers = 3 * processor.temporal_patch_size * processor.patch_size**2
         return ImageInputs(
@@ -154,18 +136,14 @@ class ImagePixels:
 
 
 def sees(model: PreTrainedModel) -> bool:
-    """Whether a model may have images in its prompts."""
+    """Return whether a model may have images in its prompts."""
     return model.config.model_type in VISION_KINDS
 
 
 def with_features(model: PreTrainedModel, images: ImageInputs | None) -> dict[str, Any]:
-    """Keywords of a forward pass that put features at its placeholders; none without images.
+    """Keywords of a forward pass that put features at its placeholders; empty without images.
 
     Each image is computed once, however many sequences have it.
-
-    Args:
-        model: of a vision-language model.
-        images: of the pass.
     """
     if images is None:
         return {}

@@ -1,60 +1,59 @@
-"""What a vision-language model folder says about images, read without torch.
+"""Image settings of a vision-language model folder, read without torch.
 
     picture of width x height --resized--> rows x columns of placeholders, `merge` patches a side
 
 Qwen2-VL, Qwen2.5-VL and Qwen3-VL: a prompt has one placeholder token for each `merge * merge`
-patches of an image, and the model puts the image's features in their place.
+patches of an image, and the model replaces it by the image's features.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from areal_lab.models.files import read_object
+
 VISION_KINDS: Final = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 """`model_type` of the models that may have images."""
 IMAGE_FILES: Final = ("preprocessor_config.json", "processor_config.json")
-"""Where a model folder says how images are resized; the first one that is there counts."""
+"""Files of a model folder with the image size settings; the first existing one counts."""
 _MOST_ASPECT: Final = 200
+_MOST_PIXELS: Final = 1 << 40
 _DEFAULTS: Final[Mapping[str, Any]] = {
     "patch_size": 14,
     "merge_size": 2,
     "shortest_edge": 56 * 56,
     "longest_edge": 28 * 28 * 1280,
 }
-"""Of transformers' image processor."""
+"""Defaults of transformers' image processor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionFacts:
-    """How a model's prompts and its image processor represent an image."""
+    """Representation of an image in a model's prompts and image processor."""
 
     image_token: int
-    """The placeholder."""
+    """Placeholder token."""
     start_token: int
-    """Before the placeholders of an image."""
+    """Token before the placeholders of an image."""
     end_token: int
-    """After them."""
+    """Token after them."""
     patch: int
     """Side of a patch, in pixels."""
     merge: int
-    """Patches a side that one placeholder stands for."""
+    """Patches per side of one placeholder."""
     min_pixels: int
-    """A smaller image is enlarged."""
+    """Smaller images are enlarged."""
     max_pixels: int
-    """A larger image is made smaller."""
+    """Larger images are reduced."""
 
     def grid(self, width: int, height: int) -> tuple[int, int]:
         """Rows and columns of placeholders for an image of this size, in pixels.
 
         The rule is that of transformers' Qwen2VLImageProcessor (`smart_resize`).
-
-        Raises:
-            ValueError: in one line: the image is too narrow.
         """
         if max(width, height) > _MOST_ASPECT * min(width, height):
             raise ValueError(
@@ -74,59 +73,60 @@ class VisionFacts:
 
 
 def is_vision_model(folder: Path) -> bool:
-    """Whether the model of a folder may have images in its prompts.
-
-    Raises:
-        ValueError: in one line: `config.json` cannot be read.
-    """
-    return _read(folder / "config.json").get("model_type") in VISION_KINDS
+    """Return whether the model of a folder may have images in its prompts."""
+    return read_object(folder / "config.json").get("model_type") in VISION_KINDS
 
 
 def read_vision_facts(folder: Path) -> VisionFacts | None:
-    """Read `config.json` and the image processor's settings; None if the model has no images.
-
-    Raises:
-        ValueError: in one line, naming the file that is missing or broken.
-    """
-    config = _read(folder / "config.json")
+    """Read `config.json` and the image processor's settings; None if the model has no images."""
+    config = read_object(folder / "config.json")
     if config.get("model_type") not in VISION_KINDS:
         return None
     settings = image_settings(folder)
-    size = settings.get("size") or {}
+    size, vision = settings.get("size"), config.get("vision_config")
+    size, vision = (one if isinstance(one, dict) else {} for one in (size, vision))
     numbers = {name: settings.get(name, size.get(name, value)) for name, value in _DEFAULTS.items()}
-    vision = config.get("vision_config", {})
+    for name, pixels in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")):
+        numbers[name] = settings.get(name) or numbers[pixels]
+    for name, number in numbers.items():
+        if type(number) is not int or not 0 < number < _MOST_PIXELS:
+            raise ValueError(
+                f"{folder}: {name} of its image processor is {number!r:.80}, but must be a whole "
+                f"number from 1 to {_MOST_PIXELS - 1}"
+            )
     patch, merge = vision.get("patch_size", 14), vision.get("spatial_merge_size", 2)
     if (numbers["patch_size"], numbers["merge_size"]) != (patch, merge):
         raise ValueError(
             f"{folder} has patch_size {numbers['patch_size']} and merge_size "
-            f"{numbers['merge_size']} in its image processor's settings, but the model has {patch} "
-            f"and {merge}; they must be equal"
+            f"{numbers['merge_size']} in its image processor's settings, but the model has "
+            f"{patch!r:.80} and {merge!r:.80}; they must be equal"
         )
-    try:
-        tokens = [config[f"{name}_token_id"] for name in ("image", "vision_start", "vision_end")]
-    except KeyError as error:
-        raise ValueError(f"{folder / 'config.json'} has no {error}") from error
+    names = [f"{name}_token_id" for name in ("image", "vision_start", "vision_end")]
+    tokens: list[Any] = [config.get(name) for name in names]
+    for name, token in zip(names, tokens, strict=True):
+        if type(token) is not int or token < 0:
+            raise ValueError(
+                f"{folder / 'config.json'}: {name} is {token!r:.80}, but must be a token id"
+            )
     return VisionFacts(
         image_token=tokens[0],
         start_token=tokens[1],
         end_token=tokens[2],
         patch=patch,
         merge=merge,
-        min_pixels=settings.get("min_pixels") or numbers["shortest_edge"],
-        max_pixels=settings.get("max_pixels") or numbers["longest_edge"],
+        min_pixels=numbers["min_pixels"],
+        max_pixels=numbers["max_pixels"],
     )
 
 
 def image_settings(folder: Path) -> dict[str, Any]:
-    """The settings of the image processor of a model folder.
-
-    Raises:
-        ValueError: in one line: there are none.
-    """
+    """Settings of the image processor of a model folder."""
     for name in IMAGE_FILES:
         if (folder / name).is_file():
-            found = _read(folder / name)
-            settings: dict[str, Any] = found.get("image_processor", found)
+            found = read_object(folder / name)
+            settings: Any = found.get("image_processor", found)
+            if not isinstance(settings, dict):
+                raise ValueError(f"{folder / name}: image_processor must be an object")
             return settings
     raise ValueError(
         f"{folder} is a vision-language model without {IMAGE_FILES[0]}, which says how images are "
@@ -135,38 +135,23 @@ def image_settings(folder: Path) -> dict[str, Any]:
 
 
 def placeholder_tokens(config: Any) -> tuple[int, ...]:
-    """Tokens that stand for images and videos in prompts; empty if the model has none.
+    """Placeholder tokens of images and videos; empty if the model has none.
 
-    A policy must not choose them: the model would look for features to put in their place.
-
-    Args:
-        config: transformers' configuration of a model.
+    A policy must not sample them: the model would look for features to replace them.
     """
     if config.model_type not in VISION_KINDS:
         return ()
     names = ("image_token_id", "video_token_id", "vision_token_id")
-    found = {getattr(config, name, None) for name in names}
-    return tuple(sorted(token for token in found if token is not None))
+    found = [getattr(config, name, None) for name in names]
+    return tuple(sorted({token for token in found if type(token) is int}))
 
 
 def read_placeholder_tokens(folder: Path) -> tuple[int, ...]:
-    """`placeholder_tokens` of a model folder.
-
-    Raises:
-        ValueError: in one line: `config.json` cannot be read.
-    """
-    return placeholder_tokens(_Fields(_read(folder / "config.json")))
+    """`placeholder_tokens` of a model folder."""
+    return placeholder_tokens(_Fields(read_object(folder / "config.json")))
 
 
 class _Fields:
     def __init__(self, fields: Mapping[str, Any]) -> None:
         self.model_type = fields.get("model_type")
         self.__dict__.update(fields)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
-    return value

@@ -1,5 +1,5 @@
-"""Training on fixed data, without engines: SFT, reward models, DPO.
+"""Training on fixed data without engines: SFT, reward models and DPO.
 
-May import pipeline (progress, files of a run), preflight, training and the rooms below; imported by
+May import pipeline (progress, files of a run), resolve, training and the rooms below; imported by
 `cli` and `articles`.
 """

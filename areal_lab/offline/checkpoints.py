@@ -1,27 +1,32 @@
-"""Checkpoints of a run on fixed data: the model, and what the run needs to continue.
+"""Checkpoints of a run on fixed data: the model, and the state to continue the run.
 
 checkpoints/step-00012/   model.safetensors, config.json, tokenizer   the model (Hugging Face)
-                          reward_model.json                           of a reward model: its rule
+                          reward_model.json                           rule of a reward model
                           trainer/, offline.json                      state, in the newest two
 
-`model` points to the last one, `best` to the one with the lowest held-out loss. A folder appears by
-one rename, complete or not at all.
+The link `model` points to the last checkpoint, `best` to the one with the lowest held-out loss. A
+folder is renamed into place once it is complete.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+from annotated_types import Ge
+from pydantic import AllowInfNan, TypeAdapter
 
 from areal_lab.control.evaluation import Score
 from areal_lab.data.wrapping import Wrapping
+from areal_lab.host.durable import replace_text
 from areal_lab.offline.trainee import Trainee
-from areal_lab.pipeline.resume.positions import flush_growing, positions, step_of
-from areal_lab.pipeline.resume.retention import remove_checkpoint, retention
+from areal_lab.pipeline.resume.checkpoints import carry_out, retention
+from areal_lab.pipeline.resume.positions import flush_growing, positions
+from areal_lab.pipeline.resume.saved_run import check_positions
+from areal_lab.pipeline.resume.saved_run import read_saved as read_record
 from areal_lab.runlog.folder import RunFolder
 from areal_lab.training.checkpoint import read_state, set_state, state_of, write_state
 from areal_lab.training.process.output import save_folder
@@ -32,21 +37,21 @@ FILE: Final = "offline.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedStep:
-    """What a run knows at a checkpoint."""
+    """State of a run at a checkpoint."""
 
-    step: int
+    step: Annotated[int, Ge(1)]
     config: dict[str, Any]
     data: str
     """Digest of the rows."""
-    rows: int
-    """Rows that are trained on."""
-    training_s: float
-    """Since training began, evaluations included; without the time in which it did not run."""
-    trained_tokens: int
+    rows: Annotated[int, Ge(1)]
+    """Number of training rows."""
+    training_s: Annotated[float, Ge(0), AllowInfNan(False)]
+    """Seconds of training so far, including evaluations but not the time between processes."""
+    trained_tokens: Annotated[int, Ge(0)]
     held_out: dict[str, dict[str, float]]
     """Held-out metrics by step; `0` is before training."""
-    positions: dict[str, int] = field(default_factory=dict[str, int])
-    """Bytes of the growing files of the run folder."""
+    positions: dict[str, Annotated[int, Ge(0)]] = field(default_factory=dict[str, int])
+    """Sizes of the growing files of the run folder, in bytes."""
 
 
 def save_checkpoint(
@@ -61,10 +66,12 @@ def save_checkpoint(
     """Write the checkpoint of a step; all ranks call this.
 
     Args:
+        trainee: the model.
+        folder: run folder.
         source: model folder with the tokenizer.
-        saved: what the run knows; positions are filled in.
-        resumable: whether to add the state.
-        wrapping: of a reward model.
+        saved: state of the run; this function sets its positions.
+        resumable: add the state to continue the run.
+        wrapping: rule of a reward model; None for other models.
     """
     ranks, model = trainee.network.ranks, trainee.network.model
     path = folder.checkpoint(saved.step)
@@ -76,7 +83,7 @@ def save_checkpoint(
         if ranks.first and resumable:
             flush_growing(folder.path)
             values = {**asdict(saved), "positions": positions(folder.path)}
-            (aside / FILE).write_text(json.dumps(values, indent=1) + "\n")
+            replace_text(aside / FILE, json.dumps(values, indent=1) + "\n")
         if ranks.first and wrapping is not None:
             wrapping.write(aside)
 
@@ -85,33 +92,39 @@ def save_checkpoint(
         folder.point("model", path)
 
 
-def prune(folder: RunFolder, losses: Mapping[int, float], *, keep: int) -> int | None:
-    """Remove and strip older checkpoints, and point `best` to the best one.
+def prune(
+    folder: RunFolder,
+    losses: Mapping[int, float],
+    *,
+    keep: int,
+    note: Callable[[str], None] = lambda _: None,
+) -> int | None:
+    """Remove and strip older checkpoints, and update the link `best`.
 
     Args:
-        losses: held-out loss of the steps that were evaluated.
-        keep: newest checkpoints to keep; 0 keeps all.
+        folder: run folder.
+        losses: held-out losses of the evaluated steps.
+        keep: number of newest checkpoints to keep; 0 keeps all.
+        note: called for each damaged checkpoint, which stays as it is.
 
     Returns:
-        The step of the best one.
+        The step of the best checkpoint.
     """
-    there = {step_of(path): path for path in (folder.path / "checkpoints").glob("step-*")}
-    decided = retention(there, {step: Score(-loss) for step, loss in losses.items()}, keep=keep)
-    if decided.best is not None:
-        folder.point("best", there[decided.best])
-    for step in decided.remove:
-        remove_checkpoint(there[step])
-    for step in decided.strip:
-        (there[step] / FILE).unlink(missing_ok=True)  # first: without it, it is not resumable
-        shutil.rmtree(there[step] / STATE_FOLDER, ignore_errors=True)
-    return decided.best
+    scores = {step: Score(-loss) for step, loss in losses.items()}
+    return carry_out(
+        folder,
+        lambda steps: retention(steps, scores, keep=keep),
+        files=(FILE,),
+        read_step=saved_step,
+        note=note,
+    ).best
 
 
 def restore(trainee: Trainee, checkpoint: Path) -> None:
-    """Give a new trainee the state of a checkpoint; all ranks call this.
+    """Load the state of a checkpoint into a new trainee; all ranks call this.
 
     Raises:
-        UnusableState: the state is incomplete, or of another model.
+        UnusableState: the state is incomplete or belongs to another model.
     """
     network = trainee.network
     state = state_of(network.model, trainee.optimizer)
@@ -119,21 +132,29 @@ def restore(trainee: Trainee, checkpoint: Path) -> None:
     set_state(network.model, trainee.optimizer, state)
 
 
-def newest_saved(run: Path) -> Path | None:
-    """The newest checkpoint that a run can continue from."""
-    found = sorted(file.parent for file in run.glob(f"checkpoints/step-*/{FILE}"))
-    usable = [path for path in found if (path / STATE_FOLDER).is_dir()]
-    return usable[-1] if usable else None
+def saved_step(checkpoint: Path) -> int:
+    """Read the step in the file of a checkpoint; raises as `read_saved`."""
+    return read_saved(checkpoint).step
+
+
+def saved_keys(file: Path) -> frozenset[str]:
+    """Return the names of the settings in the file of a checkpoint; none if it is unreadable."""
+    try:
+        return frozenset(read_saved(file.parent).config)
+    except ValueError:
+        return frozenset()
 
 
 def read_saved(checkpoint: Path) -> SavedStep:
-    """What the run knew at a checkpoint.
+    """Read the state of the run at a checkpoint.
 
     Raises:
-        ValueError: in one line, if the file cannot be read.
+        ValueError: the file cannot be read; in one line.
     """
-    file = checkpoint / FILE
-    try:
-        return SavedStep(**json.loads(file.read_text()))
-    except (OSError, TypeError, ValueError) as error:
-        raise ValueError(f"{file} cannot be read: {error}") from error
+    return read_record(checkpoint / FILE, TypeAdapter(SavedStep), _checked)
+
+
+def _checked(value: Any) -> None:
+    if not isinstance(value, dict):
+        raise ValueError("it is not an object")
+    check_positions(value.get("positions"))

@@ -1,19 +1,15 @@
-"""A run on fixed data in a terminal: its processes, progress, Ctrl-C, a summary, an exit code.
+"""Run a job on fixed data: from a terminal in separate processes, or in the process of a script.
 
-    console (no torch) --Job--> rank 0, 1 ...;   rank 0 --Phase, Note, Stepped, Ended--> console
-
-Ctrl-C once     finish the step, save, exit 130
-Ctrl-C twice    stop at once, exit 130; the newest checkpoint stays
+console (no torch) --Job--> rank 0, 1 ...;   rank 0 --Phase, Note, Stepped, Ended--> console
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
@@ -22,122 +18,100 @@ from types import NoneType
 from typing import Any, Final
 from uuid import uuid4
 
-from rich.console import Console
-
-from areal_lab.config.problem import ConfigError
-from areal_lab.host.processes import MALLOC_FOR_TRAINING, Child, ChildDied, start_child
-from areal_lab.live.presence import Present
-from areal_lab.offline.job import Ended, Failed, Job, Note, Phase, Stepped, Tell, Told
-from areal_lab.offline.report import recorded, summary_table
+from areal_lab.config.offline import OfflineConfig
+from areal_lab.config.problem import ConfigError, refusal
+from areal_lab.host.processes import MEMORY_FOR_TRAINING, Child, ChildDied, start_child
+from areal_lab.offline.job import Emit, Ended, Failed, ResolvedJob, Stepped
+from areal_lab.offline.report import ending, event_handler, summary_table
 from areal_lab.offline.resume import Resumable
-from areal_lab.offline.start import Prepared, begin
-from areal_lab.pipeline.progress import Display, terminal_display
-from areal_lab.pipeline.state import StopSignal
+from areal_lab.offline.rows import RowSet
+from areal_lab.offline.start import begin, resolve_offline
 from areal_lab.runlog.folder import RunFolder
+from areal_lab.shell.display import Display, Silent
+from areal_lab.shell.recorded import recorded, recorded_here
+from areal_lab.shell.stop import StopSignal
+from areal_lab.shell.terminal import TerminalRun
 from areal_lab.training.process.client import DEATH_NOTICE_S, TrainingError
 from areal_lab.training.protocol import TrainerFailed
 
-INTERRUPTED: Final = 130
 _LINE_S: Final = 1.0
-"""Shortest time between the lines of two steps without held-out metrics."""
+"""Minimum seconds between the lines of two steps without held-out metrics."""
 
 
-def run_to_end(prepared: Prepared, resumable: Resumable | None = None) -> int:
-    """Run and report; prints the run folder as the last line on standard output.
-
-    Returns:
-        The exit code: 0, or 130 after Ctrl-C.
+def run_to_end(resolved: ResolvedJob, resumable: Resumable | None = None) -> int:
+    """Run and report; see `TerminalRun.to_end`.
 
     Raises:
         ConfigError: the data or the model cannot be used.
-        Exception: whatever ended the run early.
+        Exception: the error that ended the run.
     """
-    stop, last = StopSignal(), _Last()
-    job = begin(prepared, resumable)
+    last, job = _Last(), begin(resolved, resumable)
+    terminal = TerminalRun(
+        results=summary_table,
+        saved=lambda: f"checkpoints are in {job.folder}",
+        counts=lambda: str(last.step or ""),
+    )
 
-    async def until_done(display: Display) -> dict[str, Any]:
-        _stop_on_interrupt(stop, display)
-        for note in (*prepared.notes, *(() if resumable is None else resumable.changes)):
+    async def body(display: Display) -> tuple[Path, dict[str, Any]]:
+        display.phase(f"run folder {job.folder}")
+        for note in (*job.notes, *(() if resumable is None else resumable.changes)):
             display.note(f"note: {note}")
-        return await perform(job, prepared.gpus, display=display, stop=stop, last=last)
+        return job.folder, await perform(job, display=display, stop=terminal.stop, last=last)
 
-    try:
-        with terminal_display(str, lambda: str(last.told or "")) as display:
-            display.phase(f"run folder {job.folder}")
-            summary = asyncio.run(until_done(display))
-    except asyncio.CancelledError:
-        text = f"stopped at once, as requested; checkpoints are in {job.folder}"
-        Console(stderr=True).print(text, style="red", soft_wrap=True)
-        return INTERRUPTED
-    console = Console()
-    console.print(summary_table(summary))
-    print(job.folder)
-    return INTERRUPTED if stop.requested else 0
+    return terminal.to_end(body)
 
 
 @dataclass(slots=True)
 class _Last:
-    """The newest step, for displays."""
+    """Newest step of a run, for displays."""
 
-    told: Stepped | None = None
+    step: Stepped | None = None
 
 
 async def perform(
-    job: Job,
-    gpus: Sequence[str] = (),
+    job: ResolvedJob,
     *,
     display: Display,
     stop: StopSignal,
     last: _Last | None = None,
 ) -> dict[str, Any]:
-    """Run a job in processes of its own, with its sinks and picture; returns its summary.
+    """Run a job in separate processes, with its sinks and picture; returns its summary.
 
     Args:
-        gpus: of each process, with `cuda`.
-        display: where to show progress.
-        stop: requests an orderly end.
-        last: gets each step.
+        job: the checked run.
+        display: shows the progress.
+        stop: requests a stop after the running step.
+        last: set to the newest step.
 
     Raises:
         ConfigError: the data or the model cannot be used.
-        TrainingError, ChildDied: the error of a process, or its end without a message.
+        TrainingError, ChildDied: a process failed, or ended without a message.
     """
-    with recorded(job, display) as (summary, present):
-        tell = _teller(display, present, last or _Last())
-        summary.update(await _in_processes(job, gpus, tell=tell, stop=stop))
-    return summary
+    async with recorded(job.config, RunFolder(job.folder), display, ending(job), stop) as run:
+        emit = event_handler(run.display, _sometimes(run.display, last or _Last()))
+        run.summary = await _in_processes(job, emit=emit, stop=stop)
+    return run.summary
 
 
-def _teller(display: Display, present: Present, last: _Last) -> Tell:
-    """A function that shows what a run tells; of fast steps only some."""
+def _sometimes(display: Display, last: _Last) -> Callable[[Stepped], None]:
+    """Make a function that shows steps, at most one per `_LINE_S` unless it is notable."""
     shown_s = 0.0
 
-    def tell(told: Told) -> None:
+    def on_step(step: Stepped) -> None:
         nonlocal shown_s
-        match told:
-            case Phase(text):
-                present.phase(text)
-                display.phase(text)
-            case Note(text):
-                display.note(text)
-            case Stepped(step, total, metrics):
-                last.told = told
-                notable = step in (0, 1, total) or "held_out_loss" in metrics
-                if notable or time.monotonic() - shown_s >= _LINE_S:
-                    shown_s = time.monotonic()
-                    display.note(str(told))
-            case _:
-                pass
+        last.step = step
+        notable = step.step in (0, 1, step.total_steps) or "held_out_loss" in step.metrics
+        if notable or time.monotonic() - shown_s >= _LINE_S:
+            shown_s = time.monotonic()
+            display.note(str(step))
 
-    return tell
+    return on_step
 
 
-async def _in_processes(
-    job: Job, gpus: Sequence[str], *, tell: Tell, stop: StopSignal
-) -> dict[str, Any]:
-    """Start the ranks, listen to the first one, and end all of them."""
+async def _in_processes(job: ResolvedJob, *, emit: Emit, stop: StopSignal) -> dict[str, Any]:
+    """Start the ranks, pass on the events of the first one, and stop all of them."""
     count = job.config.actor.processes
-    if count > 1:  # a new file each time: one that another group left would mislead the ranks
+    if count > 1:  # a new file each time: a file of earlier ranks would mislead these
         job = replace(job, rendezvous=str(job.folder / f".ranks-{uuid4().hex}"))
     async with AsyncExitStack() as opened:
         if job.rendezvous:
@@ -156,14 +130,14 @@ async def _in_processes(
                         *("--rank", str(rank), "--job", job.to_json()),
                     ],
                     log_path=RunFolder(job.folder).log(f"trainer-{rank}" if rank else "trainer"),
-                    environment=_environment(job, gpus, rank),
+                    environment=_environment(job, rank),
                     pass_fds=[theirs.fileno()] if rank == 0 else [],
                 )
                 opened.push_async_callback(child.stop)
                 children.append(child)
         stopping = asyncio.create_task(_pass_on(stop, pipe), name="stop")
         opened.callback(stopping.cancel)
-        listening = asyncio.create_task(_listen(children[0], pipe, tell), name="listen")
+        listening = asyncio.create_task(_listen(children[0], pipe, emit), name="listen")
         deaths = [asyncio.create_task(child.died()) for child in children[1:]]
         try:
             return await _first_cause(listening, deaths, children)
@@ -177,10 +151,10 @@ async def _first_cause(
     deaths: Sequence[asyncio.Task[ChildDied]],
     children: Sequence[Child],
 ) -> dict[str, Any]:
-    """The summary from the first rank, or the error that came first.
+    """Return the summary from the first rank, or raise the error that came first.
 
-    What a rank says of a lost peer is that it is lost, so a rank that was killed goes before the
-    others; where all fail alike, such as on bad data, the first one says why.
+    Other ranks report a killed rank only as a lost peer, so the death of the killed rank is raised.
+    If all ranks fail with the same error, such as on bad data, the first one reports it.
     """
     first, *others = children
     await asyncio.wait([listening, *deaths], return_when=asyncio.FIRST_COMPLETED)
@@ -206,14 +180,14 @@ def _killed(child: Child) -> bool:
     return (child.process.returncode or 0) < 0
 
 
-async def _listen(child: Child, pipe: Connection, tell: Tell) -> dict[str, Any]:
-    """Pass on what the first rank tells, until its end."""
+async def _listen(child: Child, pipe: Connection, emit: Emit) -> dict[str, Any]:
+    """Pass on the events of the first rank until its end; returns the summary."""
     while True:
         try:
-            told = await asyncio.to_thread(pipe.recv)
+            event = await asyncio.to_thread(pipe.recv)
         except (EOFError, OSError) as error:
             raise await child.died() from error
-        match told:
+        match event:
             case Ended(summary):
                 return summary
             case Failed(message, traceback, problems):
@@ -221,7 +195,7 @@ async def _listen(child: Child, pipe: Connection, tell: Tell) -> dict[str, Any]:
                     raise ConfigError(*problems)
                 raise TrainingError(TrainerFailed(message, traceback))
             case _:
-                tell(told)
+                emit(event)
 
 
 async def _pass_on(stop: StopSignal, pipe: Connection) -> None:
@@ -230,10 +204,10 @@ async def _pass_on(stop: StopSignal, pipe: Connection) -> None:
         pipe.send("stop")
 
 
-def _environment(job: Job, gpus: Sequence[str], rank: int) -> dict[str, str]:
+def _environment(job: ResolvedJob, rank: int) -> dict[str, str]:
     return {
-        **{name: value for name, value in MALLOC_FOR_TRAINING.items() if name not in os.environ},
-        **({"CUDA_VISIBLE_DEVICES": gpus[rank]} if gpus else {}),
+        **{name: value for name, value in MEMORY_FOR_TRAINING.items() if name not in os.environ},
+        **({"CUDA_VISIBLE_DEVICES": job.gpus[rank]} if job.gpus else {}),
         "OMP_NUM_THREADS": str(job.threads),
         "MKL_NUM_THREADS": str(job.threads),
         "TOKENIZERS_PARALLELISM": "true" if rank == 0 else "false",
@@ -241,20 +215,40 @@ def _environment(job: Job, gpus: Sequence[str], rank: int) -> dict[str, str]:
     }
 
 
-def _stop_on_interrupt(stop: StopSignal, display: Display) -> None:
-    """The first Ctrl-C requests an orderly end, the second cancels the run."""
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    assert task is not None, "called from a coroutine"
+def train_here(
+    config: OfflineConfig,
+    rows: RowSet | None = None,
+    *,
+    on_step: Callable[[int, Mapping[str, float]], object] = lambda *_: None,
+    display: Display | None = None,
+) -> dict[str, Any]:
+    """Check a config and train to the end; returns the content of summary.json, with `folder`.
 
-    def interrupt() -> None:
-        if stop.requested:
-            task.cancel()
-        else:
-            display.note(
-                "stopping after the running step, which is saved; press Ctrl-C again to stop at "
-                "once"
-            )
-        stop.request()
+    Args:
+        config: settings of the run.
+        rows: rows instead of `config.dataset`.
+        on_step: called with the number and the metrics of each step.
+        display: shows the progress; None shows nothing.
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, interrupt)
+    Raises:
+        ConfigError: one line per problem, before anything is loaded.
+        Exception: the error that ended the run.
+    """
+    import torch  # not at the top: `run_to_end` does not need torch in its process
+
+    from areal_lab.offline.run import run
+
+    if config.actor.processes > 1:
+        raise refusal(
+            "actor.processes",
+            f"actor.processes is {config.actor.processes}, but this trains in one process; set "
+            "it to 1, or use the command",
+        )
+    job = begin(resolve_offline(config, rows))
+    torch.set_num_threads(job.threads)
+
+    folder, stop = RunFolder(job.folder), StopSignal()
+    with recorded_here(config, folder, display or Silent(), ending(job), stop) as recording:
+        emit = event_handler(recording.display, lambda event: on_step(event.step, event.metrics))
+        recording.summary = run(job, job.rows, emit=emit, stop=lambda: stop.requested)
+    return {**recording.summary, "folder": str(job.folder)}

@@ -1,4 +1,4 @@
-"""One run as its processes are given it, and what they tell the process that started them.
+"""Description of a run for its processes, and the events that they send to the console.
 
 Job --JSON--> worker of each rank;    worker of rank 0 --Phase, Note, Stepped ... Ended--> console
 """
@@ -8,32 +8,35 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+from pydantic import TypeAdapter
+
 from areal_lab.config.offline import KINDS, OfflineConfig
 from areal_lab.config.problem import Problem
+from areal_lab.offline.rows import RowSet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A run, checked: what its processes need to know."""
+    """A checked run, in the form that its processes receive."""
 
     config: OfflineConfig
-    folder: Path
-    """Of the run."""
+    folder: Path = Path()
+    """Run folder, set by `begin`."""
     model_path: Path
-    """Folder that the model is loaded from."""
+    """Folder from which the model is loaded."""
     reference_path: Path | None = None
-    """Folder of a reference model of its own."""
+    """Folder of a separate reference model; None takes the trained model before training."""
     checkpoint: Path | None = None
-    """To continue from."""
+    """Checkpoint from which the run continues; None for a new run."""
     device: str = "cpu"
-    """`cpu` or `cuda`, which is the only GPU that a process sees."""
+    """`cpu` or `cuda`; each process sees only its GPU."""
     threads: int = 1
     rendezvous: str = ""
-    """File where several processes meet."""
+    """File through which several processes find each other."""
 
     @property
     def kind(self) -> str:
@@ -41,29 +44,36 @@ class Job:
         return kind_of(self.config)
 
     def to_json(self) -> str:
-        """One line of JSON."""
-        paths = ("folder", "model_path", "reference_path", "checkpoint")
-        texts = {name: str(getattr(self, name) or "") for name in paths}
-        rest = {"device": self.device, "threads": self.threads, "rendezvous": self.rendezvous}
-        return json.dumps({**texts, **rest, "kind": self.kind, "config": self.config.model_dump()})
+        """Return the job as one line of JSON."""
+        config = {"kind": self.kind, "config": self.config.model_dump()}
+        return json.dumps({**asdict(self), **config}, default=str)
 
     @staticmethod
     def from_json(text: str) -> Job:
-        """Inverse of `to_json`."""
+        """Read the result of `to_json`."""
         fields: dict[str, Any] = json.loads(text)
         config = KINDS[fields.pop("kind")](**fields.pop("config"))
-        for name in ("folder", "model_path", "reference_path", "checkpoint"):
-            fields[name] = Path(fields[name]) if fields[name] else None
-        return Job(config=config, **fields)
+        return TypeAdapter(Job).validate_python({**fields, "config": config})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedJob(Job):
+    """A checked run, in the process that starts the others."""
+
+    rows: RowSet
+    gpus: tuple[str, ...] = ()
+    """GPU of each process, with `cuda`."""
+    notes: tuple[str, ...] = ()
+    """Notes about settings that may not do what the user expects, one line each."""
 
 
 def kind_of(config: OfflineConfig) -> str:
-    """Name of the command of a config."""
+    """Return the name of the command of a config."""
     return next(name for name, kind in KINDS.items() if isinstance(config, kind))
 
 
 def total_steps(config: OfflineConfig, rows: int) -> int:
-    """Optimizer steps of a run: as set, or so many that each row is trained on in each epoch."""
+    """Return the optimizer steps of a run: as set, or enough to train on each row in each epoch."""
     if config.total_train_steps:
         return config.total_train_steps
     steps = math.ceil(config.total_train_epochs * rows / config.rows.batch_size)
@@ -72,7 +82,7 @@ def total_steps(config: OfflineConfig, rows: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """What the run does from now on."""
+    """Start of a phase of the run."""
 
     text: str
 
@@ -86,14 +96,14 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """A step is done; its line is in metrics.jsonl."""
+    """End of a step whose line is in metrics.jsonl."""
 
     step: int
     total_steps: int
     metrics: dict[str, float]
 
     def __str__(self) -> str:
-        """One line for people."""
+        """Return a line for the terminal."""
         found = self.metrics
         shown = [f"step {self.step:>3}/{self.total_steps}"] if self.step else ["before training"]
         for name, form in _SHOWN.items():
@@ -116,20 +126,20 @@ _SHOWN: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The run has ended; its summary is written."""
+    """End of the run, with the content of summary.json."""
 
     summary: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The run ended by an error."""
+    """End of the run by an error."""
 
     message: str
     traceback: str
     problems: tuple[Problem, ...] = ()
-    """Where settings or data are wrong, instead of a traceback."""
+    """Problems of settings or data, instead of a traceback."""
 
 
-Told: TypeAlias = Phase | Note | Stepped | Ended | Failed
-Tell: TypeAlias = Callable[[Told], object]
+RunEvent: TypeAlias = Phase | Note | Stepped | Ended | Failed
+Emit: TypeAlias = Callable[[RunEvent], object]

@@ -1,7 +1,7 @@
-"""The losses of the three commands, as shares of a batch that is cut into micro-batches.
+"""Losses of SFT, reward models and DPO, as shares of a batch that is split into micro-batches.
 
 outputs of a micro-batch --> share of the loss, sums of measurements
-                                      all micro-batches: sums --> metrics of the batch
+                                      sums of all micro-batches --> metrics of the batch
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from areal_lab.training.forward import Predictions
 
 
 class BatchFacts(NamedTuple):
-    """What a loss needs to know of the whole batch; sequences 2n and 2n + 1 are pair n."""
+    """Facts about the whole batch for a loss; sequences 2n and 2n + 1 are pair n."""
 
     units: int
-    """What the loss is a mean over: learned tokens, or pairs."""
+    """Number of learned tokens, or of pairs, over which the loss is a mean."""
     margins: Float[Tensor, " pairs"]
     reference: Float[Tensor, " sequences"]
-    """Log-probs of the responses under the reference; empty without one."""
+    """Reference log-probs of the responses; empty without a reference."""
 
 
 class Share(NamedTuple):
-    """The part of a micro-batch in the loss of its batch."""
+    """Share of a micro-batch in the loss and the metrics of its batch."""
 
     loss: Tensor
     sums: dict[str, Tensor]
-    """Detached; summed over the micro-batches, and divided by the units they are metrics."""
+    """Detached sums; their totals over all micro-batches, divided by the units, are metrics."""
 
 
 class Objective(Protocol):
@@ -56,19 +56,19 @@ class Objective(Protocol):
 
     @property
     def scores(self) -> bool:
-        """Whether it takes one number per sequence rather than log-probs of tokens."""
+        """True if the loss takes one number per sequence instead of log-probs of tokens."""
 
     @property
     def pairs(self) -> bool:
-        """Whether its units are pairs rather than tokens."""
+        """True if the units of the loss are pairs instead of tokens."""
 
     def share(self, outputs: Tensor, packed: PackedBatch, facts: BatchFacts) -> Share:
-        """The share of a micro-batch.
+        """Compute the share of a micro-batch.
 
         Args:
             outputs: values or log-probs of its rows [R], on the device.
-            packed: on the host.
-            facts: of the batch; its tensors are on the device.
+            packed: the micro-batch, on the host.
+            facts: facts about the batch, with tensors on the device.
         """
 
 
@@ -88,7 +88,7 @@ class SFT:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardModel:
-    """Bradley-Terry loss of the scores at the ends of two responses."""
+    """Bradley-Terry loss of the scores at the ends of a chosen and a rejected response."""
 
     center: float
     scores: bool = True
@@ -115,7 +115,7 @@ class RewardModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DPO:
-    """A loss of how much more the policy prefers the chosen response than the reference does."""
+    """Loss of the policy's preference for the chosen response, relative to the reference."""
 
     objective: PreferenceObjective
     beta: float
@@ -143,7 +143,7 @@ class DPO:
         )
 
     def of_sequences(self, outputs: Tensor, packed: PackedBatch) -> tuple[Tensor, Tensor]:
-        """The sequences of a micro-batch in order, and the log-prob of each response."""
+        """Return the sequence numbers of a micro-batch, and the log-prob of each response."""
         sequences, rows = packed.sequence_ids.unique(return_inverse=True)
         reduce: Callable[..., Tensor] = (
             sequence_logprob_means if self.length_normalized else sequence_logprob_sums
@@ -154,7 +154,7 @@ class DPO:
 
 
 def make_objective(config: OfflineConfig) -> Objective:
-    """The loss that a config names."""
+    """Make the loss of a config."""
     match config:
         case SFTConfig():
             return SFT()
@@ -173,15 +173,15 @@ def make_objective(config: OfflineConfig) -> Objective:
 
 
 def outputs_of(predicted: Tensor | Predictions) -> Tensor:
-    """What a loss takes of a model's forward: values, or log-probs."""
+    """Return the values or log-probs of a model's forward."""
     return predicted.logprobs if isinstance(predicted, Predictions) else predicted
 
 
 def mean_metrics(sums: Mapping[str, float], units: int) -> dict[str, float]:
-    """Means over the units of a batch, or of several."""
+    """Return means over the units of one or several batches."""
     return {name: value / units for name, value in sums.items()}
 
 
 def _preferred(preference: Tensor) -> Tensor:
-    """Number of pairs whose chosen response is preferred; a tie is half of one."""
+    """Number of pairs whose chosen response is preferred; a tie counts half."""
     return (preference > 0).sum() + (preference == 0).sum() / 2

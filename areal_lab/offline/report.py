@@ -1,33 +1,26 @@
-"""What surrounds a run on fixed data: sinks, picture, the summary of a failure; and its table."""
+"""Output of a run on fixed data: steps, table of results, picture, summary of a failure."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
-from areal_lab.live.presence import Present
-from areal_lab.offline.job import Job
-from areal_lab.pipeline.console import add_watching_rows
-from areal_lab.pipeline.progress import Display
+from areal_lab.offline.job import Emit, Job, Note, Phase, RunEvent, Stepped
 from areal_lab.runlog.appended import read_appended
-from areal_lab.runlog.folder import RunFolder
 from areal_lab.runlog.read_run import METRICS
-from areal_lab.sinks.start import Sinks, add_to_summary
+from areal_lab.shell.display import Display
+from areal_lab.shell.recorded import Ending
+from areal_lab.shell.terminal import add_watching_rows, two_columns
 
 
 def summary_table(summary: Mapping[str, Any]) -> Table:
-    """The results of a run."""
-    table = Table(show_header=False, box=None, padding=(0, 2))
-    table.add_column(style="dim", justify="right")
-    table.add_column()
+    """Return the table of a run's results."""
+    table = two_columns()
     for when in ("before", "after"):
         table.add_row(f"held-out {when}", _metrics(summary.get(f"held_out_{when}")))
     if summary["best_step"] not in (None, summary["steps"]):
@@ -55,54 +48,38 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
     return table
 
 
-@contextmanager
-def recorded(job: Job, display: Display) -> Iterator[tuple[dict[str, Any], Present]]:
-    """What surrounds a run: its presence, sinks, picture, and the summary of a failure.
+def event_handler(display: Display, on_step: Callable[[Stepped], object]) -> Emit:
+    """Make a function that shows the events of a run, and passes steps to `on_step`."""
 
-    Yields:
-        A dictionary for the summary, and the presence, for its phases.
-    """
-    began_s = time.time()
-    present = Present(job.folder)
-    present.enter("starting")
-    sinks = Sinks(job.config, job.folder, display.note)
-    summary: dict[str, Any] = {}
-    try:
-        yield summary, present
-        if job.config.plots:
-            display.phase("drawing loss.png")
-            write_picture(job.folder)
-    except BaseException as error:
-        _write_failure(job, error, wall_s=time.time() - began_s)
-        add_to_summary(job.folder, sinks.close(at_once=True))
-        raise
-    finally:
-        present.leave()
-    if reports := sinks.close():
-        add_to_summary(job.folder, reports)
-        summary["sinks"] = reports
+    def emit(event: RunEvent) -> None:
+        match event:
+            case Phase(text):
+                display.phase(text)
+            case Note(text):
+                display.note(text)
+            case Stepped():
+                on_step(event)
+            case _:
+                pass
+
+    return emit
 
 
-def _write_failure(job: Job, error: BaseException, *, wall_s: float) -> None:
-    """Write summary.json of a run that an error ended."""
-    lines = read_appended(job.folder / METRICS).lines if _has_metrics(job.folder) else ()
-    cancelled = isinstance(error, asyncio.CancelledError | KeyboardInterrupt)
-    RunFolder(job.folder).write_json(
-        "summary.json",
-        {
-            "command": job.kind,
-            "status": "stopped at once" if cancelled else "failed",
-            "error": str(error) or type(error).__name__,
-            "steps": int(json.loads(lines[-1])["step"]) if lines else 0,
-            "wall_s": wall_s,
-        },
-    )
+def ending(job: Job) -> Ending:
+    """Return the actions at the end of a run: its picture, and its summary after a failure."""
+
+    def failure(wall_s: float) -> dict[str, Any]:
+        lines = read_appended(job.folder / METRICS).lines if _has_metrics(job.folder) else ()
+        steps = int(json.loads(lines[-1])["step"]) if lines else 0
+        return {"command": job.kind, "steps": steps, "wall_s": wall_s}
+
+    return Ending(draw=write_picture, pictures="loss.png", failure=failure)
 
 
 def write_picture(run: Path) -> Path | None:
     """Draw loss.png from metrics.jsonl into the run folder; None if there is nothing to draw."""
     # matplotlib takes half a second to import, which other commands do without
-    from areal_lab.plots.loss import draw_loss
+    from areal_lab.plots.curves import draw_loss
     from areal_lab.plots.style import save_picture
 
     if not _has_metrics(run):

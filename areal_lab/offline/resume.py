@@ -1,4 +1,4 @@
-"""Continue a run in its folder: what it keeps, what may change, what is removed first.
+"""Continue a run in its folder: check changed settings, and remove what follows the checkpoint.
 
 RUN --find_resumable--> Resumable --cut_back_to--> the folder as it was at the checkpoint
 """
@@ -10,16 +10,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from omegaconf import OmegaConf
-
-from areal_lab.config.load import Overrides, read_yaml
-from areal_lab.config.offline import KINDS, OfflineConfig, load_offline
+from areal_lab.config.given import Overrides
+from areal_lab.config.load import read_yaml
+from areal_lab.config.offline import OfflineConfig, load_offline
 from areal_lab.config.problem import ConfigError, Kind, Problem, refusal
 from areal_lab.control.events import Version
 from areal_lab.live.presence import read_presence
+from areal_lab.models.checkpoint_files import checkpoint_fault
 from areal_lab.offline.job import total_steps
 from areal_lab.offline.rows import RowSet
-from areal_lab.pipeline.resume.changes import changed_settings
+from areal_lab.pipeline.resume.changes import (
+    changed_settings,
+    check_complete,
+    check_kind,
+    check_whole,
+    damaged_settings,
+)
+from areal_lab.pipeline.resume.checkpoints import newest_checkpoint, newest_file
 from areal_lab.pipeline.resume.positions import cut_back
 from areal_lab.runlog.folder import RunFolder
 
@@ -28,47 +35,51 @@ FIXED: Final = (
     *("ref.", "loss", "beta", "label_smoothing", "length_normalized"),
     *("actor.path", "actor.use_lora", "actor.lora_", "actor.target_modules", "actor.optimizer."),
 )
-"""Settings, and beginnings of names, that a run keeps."""
+"""Names and prefixes of settings that cannot change when a run continues."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resumable:
-    """A run that can continue."""
+    """A run that can continue, and its checkpoint."""
 
     config: OfflineConfig
     folder: RunFolder
     checkpoint: Path | None
-    """None starts over: the run ended before its first checkpoint."""
+    """None if the run has not trained: it starts over."""
     changes: tuple[str, ...]
-    """A line per changed setting."""
+    """A line for each changed setting, and for files in the folder that are ignored."""
 
 
 def find_resumable(kind: str, path: Path, overrides: Overrides = ()) -> Resumable:
-    """Read how a run can continue.
+    """Find the checkpoint from which a run can continue, and check changed settings.
 
     Args:
         kind: name of the command.
-        path: of the run folder.
-        overrides: changed settings, as `total_train_steps=60`.
+        path: run folder.
+        overrides: changed settings, such as `total_train_steps=60`.
 
     Raises:
-        ConfigError: a line per reason why it cannot.
+        ConfigError: the run cannot continue; one line per reason.
     """
-    from areal_lab.offline.checkpoints import newest_saved  # loads torch
+    from areal_lab.offline.checkpoints import (  # loads torch
+        FILE,
+        read_saved,
+        saved_keys,
+        saved_step,
+    )
 
     file = path.expanduser() / "config.yaml"
     if not file.is_file():
         raise refusal("resume", f"{path} is not a run folder: it has no config.yaml")
     path = file.parent.resolve()
+    saved_in = newest_file(path, FILE)
+    check_whole(file, saved_in)
     keys = read_yaml(file).keys()
-    theirs = next((name for name, one in KINDS.items() if set(one.model_fields) <= keys), "train")
-    if theirs != kind:
-        raise refusal(
-            "resume",
-            f"{path} is a run of areal-lab {theirs}; continue it by areal-lab {theirs} --resume",
-        )
+    if saved_in is not None and (gone := sorted(saved_keys(saved_in) - keys)):
+        raise damaged_settings(file, f"it has no {gone[0]}", saved_in)
+    check_kind(kind, file)
     before = load_offline(kind, file)
-    config = load_offline(kind, file, overrides)
+    config = load_offline(kind, file, overrides, files_are_given=False)
     _check_ended(path)
     changed = list(changed_settings(before, config))
     fixed = [one for one in changed if one[0].startswith(FIXED)]
@@ -78,27 +89,25 @@ def find_resumable(kind: str, path: Path, overrides: Overrides = ()) -> Resumabl
                 Problem(
                     Kind.SETTINGS,
                     name,
-                    f"{name} is {now!r}, but was {was!r}: a run keeps it; start a new run to "
-                    "change it",
+                    f"{name} is {now!r}, but was {was!r}: it cannot change when a run "
+                    "continues; start a new run to change it",
                 )
                 for name, was, now in fixed
             )
         )
-    checkpoint = newest_saved(path)
-    models = sorted(path.glob("checkpoints/step-*"))
-    if checkpoint is None and models:
-        raise refusal(
-            "checkpoint.resumable",
-            f"{path} has no checkpoint to continue from, only models: it was trained with "
-            f"checkpoint.resumable=false; start a run with actor.path={models[-1]}",
-        )
-    if checkpoint is not None:
-        _check_steps(config, checkpoint, path)
+    newest = newest_checkpoint(path, FILE, saved_step)
+    if newest.checkpoint is not None:
+        saved = read_saved(newest.checkpoint)
+        check_complete(file, saved.config, before, newest.checkpoint / FILE)
+        _check_steps(config, newest.checkpoint, path)
     return Resumable(
         config=config,
         folder=RunFolder(path),
-        checkpoint=checkpoint,
-        changes=tuple(f"{name} is {now!r} from now on (was {was!r})" for name, was, now in changed),
+        checkpoint=newest.checkpoint,
+        changes=(
+            *newest.notes,
+            *(f"{name} is {now!r} from now on (was {was!r})" for name, was, now in changed),
+        ),
     )
 
 
@@ -111,15 +120,16 @@ def _check_steps(config: OfflineConfig, checkpoint: Path, path: Path) -> None:
         raise refusal(
             "total_train_steps",
             f"{path} has trained {saved.step} of {steps} steps; raise total_train_steps (or "
-            f"total_train_epochs) to continue, as total_train_steps={2 * saved.step}",
+            f"total_train_epochs) to continue, such as total_train_steps={2 * saved.step}",
         )
 
 
 def cut_back_to(resumable: Resumable, rows: RowSet) -> None:
-    """Remove what the run wrote after its checkpoint.
+    """Remove everything that the run wrote after its checkpoint.
 
     Raises:
-        ConfigError: the rows are not those of the checkpoint; nothing is removed.
+        ConfigError: the rows are not those of the checkpoint, or the checkpoint has changed since
+            `find_resumable`; nothing is removed.
     """
     from areal_lab.offline.checkpoints import read_saved  # loads torch
 
@@ -127,6 +137,8 @@ def cut_back_to(resumable: Resumable, rows: RowSet) -> None:
     step: Version = 0
     where: dict[str, int] = {}
     if checkpoint is not None:
+        if fault := checkpoint_fault(checkpoint):
+            raise refusal("resume", fault)
         saved = read_saved(checkpoint)
         if saved.data != rows.digest():
             raise refusal(
@@ -137,8 +149,7 @@ def cut_back_to(resumable: Resumable, rows: RowSet) -> None:
         step, where = saved.step, saved.positions
     cut_back(folder.path, where, step)
     (folder.path / "summary.json").unlink(missing_ok=True)
-    text = OmegaConf.to_yaml(resumable.config.model_dump())
-    (folder.path / "config.yaml").write_text(text)
+    folder.write_config(resumable.config)
     if checkpoint is not None:
         folder.point("model", checkpoint)
 

@@ -1,8 +1,8 @@
-"""Rows of a data set as text: read or generated, checked, split into trained and held-out ones.
+"""Rows of a data set as text: read or generate them, check them, and split off held-out rows.
 
     JSONL line, or problem --> Row(prompt, responses) --> RowSet(train, held_out)
 
-A prompt or response is text, or messages of a conversation. Without torch.
+A prompt or response is text, or a list of chat messages. This module does not load torch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import hashlib
 import json
 import math
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -23,16 +24,18 @@ from areal_lab.config.offline import (
     ScoredPairsConfig,
 )
 from areal_lab.config.schema import DatasetConfig
-from areal_lab.data.jsonl import read_rows, text_of
+from areal_lab.data.jsonl import Message, check_field
 from areal_lab.data.problems import Problem, held_out_size
+from areal_lab.data.rows import has_field, messages_of, object_rows, read_rows, text_of, value_of
 from areal_lab.data.sources import load_problems
 
-Message: TypeAlias = tuple[str, str]
-"""Role and content."""
 Text: TypeAlias = str | tuple[Message, ...]
-"""Text, or messages."""
+"""Text, or chat messages."""
 ASSISTANT: Final = "assistant"
 _MARK: Final = "{prompt}"
+_PROMPTS: Final = ("prompt", "question", "input", "instruction", "query", "context_messages")
+_RESPONSES: Final = ("completion", "response", "output", "answer", "chosen", "messages")
+"""Names of response fields in public data sets, for errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +48,14 @@ class Row:
     """Empty where the responses are whole conversations."""
     responses: tuple[Text, ...]
     margin: float = 0.0
-    """By how much the chosen response is to score higher."""
+    """Margin by which the chosen response should score higher."""
 
     @property
     def key(self) -> str:
         """Identity of the prompt: no key is both trained on and held out."""
-        prompt = self.prompt
-        if not prompt:  # what the conversations have in common: all but their last messages
-            prompt = tuple(self.responses[0][:-1])  # type: ignore[arg-type]  # messages here
+        prompt, response = self.prompt, self.responses[0]
+        if not prompt:  # the messages before the last one, which the conversations share
+            prompt = response if isinstance(response, str) else response[:-1]
         return prompt.strip() if isinstance(prompt, str) else json.dumps(prompt)
 
 
@@ -67,7 +70,7 @@ class RowSet:
 
     @property
     def has_messages(self) -> bool:
-        """Whether any row has messages, so that all go through a chat template."""
+        """True if any row has messages; then all rows go through the chat template."""
         return any(
             not isinstance(text, str)
             for rows in (self.train, self.held_out)
@@ -76,7 +79,7 @@ class RowSet:
         )
 
     def digest(self) -> str:
-        """SHA-256 over the rows in order: equal for the same data only."""
+        """Return the SHA-256 of the rows in order, which identifies the data."""
         hashed = hashlib.sha256()
         for rows in (self.train, self.held_out):
             hashed.update(f"{len(rows)}\n".encode())
@@ -90,11 +93,12 @@ def load_rows(dataset: OfflineDataConfig, *, seed: int) -> RowSet:
     """Read or generate the rows of a run.
 
     Args:
-        dataset: of demonstrations or of pairs.
-        seed: of the run, for the split and what is generated.
+        dataset: settings of demonstrations or pairs.
+        seed: seed of the run, for the split and for generated rows.
 
     Raises:
-        ValueError: in one line, naming the file and line or the setting and its bounds.
+        ValueError: a row or a setting is invalid; the message names the file and line, or the
+            setting and its bounds.
     """
     template = dataset.prompt_template
     if template.count(_MARK) != 1:
@@ -104,8 +108,8 @@ def load_rows(dataset: OfflineDataConfig, *, seed: int) -> RowSet:
         name = "end_text" if dataset.end_text else "prompt_template"
         why = "chat is true" if dataset.chat else "rows have messages"
         raise ValueError(
-            f"{name} is {getattr(dataset, name)!r}, but {why}, so that the model's chat template "
-            f"writes what stands around them; leave dataset.{name} out"
+            f"{name} is {getattr(dataset, name)!r}, but {why}, so the model's chat template "
+            f"writes the text around them; leave dataset.{name} out"
         )
     return rows
 
@@ -117,7 +121,7 @@ def _loaded(dataset: OfflineDataConfig, seed: int) -> RowSet:
         raise ValueError("path is empty, but type=jsonl needs a file of rows; set dataset.path")
     rows = _read(dataset, dataset.path)
     if dataset.eval_path:
-        return _apart(rows, _read(dataset, dataset.eval_path), dataset, seed)
+        return _with_eval_file(rows, _read(dataset, dataset.eval_path), dataset, seed)
     return _split(rows, dataset, seed)
 
 
@@ -130,57 +134,83 @@ def _read(dataset: OfflineDataConfig, path: str) -> list[Row]:
 
 def given_rows(
     dataset: OfflineDataConfig,
-    train: Iterable[Mapping[str, Any]],
-    held_out: Iterable[Mapping[str, Any]],
+    train: object,
+    held_out: object,
 ) -> RowSet:
-    """The rows that a program gives.
+    """Make the rows that a program passes, in the forms that `object_rows` takes.
 
     Raises:
-        ValueError: in one line, naming the row.
+        ValueError: a row is invalid; the message names it.
     """
-    kept = tuple(row_of(row, f"held-out row {n}", dataset) for n, row in enumerate(held_out, 1))
+    kept = tuple(row_of(row, at, dataset) for at, row in object_rows(held_out, "valid_dataset"))
     keys = {row.key for row in kept}
-    rows = [row_of(row, f"training row {n}", dataset) for n, row in enumerate(train, 1)]
+    rows = [row_of(row, at, dataset) for at, row in object_rows(train, "train_dataset")]
+    if not (rows and kept):
+        raise ValueError(f"{'valid' if rows else 'train'}_dataset has no rows, but needs one")
     new = tuple(row for row in rows if row.key not in keys)
     return RowSet(train=new, held_out=kept, in_both=len(rows) - len(new))
 
 
 def row_of(row: Mapping[str, Any], where: str, dataset: OfflineDataConfig) -> Row:
-    """The row of a JSON object.
+    """Make the row of a JSON object.
 
     Args:
+        row: the object.
         where: file and line, for errors.
+        dataset: names of its fields.
 
     Raises:
-        ValueError: in one line; a field is missing, empty or of another type.
+        ValueError: a field is missing, empty or of another type.
     """
     if isinstance(dataset, DemonstrationsConfig):
-        if dataset.messages_field in row:
-            messages = _messages(row, where, dataset.messages_field)
+        if has_field(row, dataset.messages_field):
+            messages = messages_of(row, where, dataset.messages_field)
             if all(role != ASSISTANT for role, _ in messages[1:]):
                 raise ValueError(
                     f"{where} has no message of the {ASSISTANT} after the first in "
                     f"{dataset.messages_field!r}, but needs one to learn from"
                 )
             return Row(where, "", (messages,))
+        setting = "dataset.response_field"
         fields = [dataset.response_field]
-        what = f"{dataset.messages_field!r}, or {dataset.prompt_field!r} and {fields[0]!r}"
+        needs = f"{dataset.messages_field!r}, or {dataset.prompt_field!r} and {fields[0]!r}"
     else:
-        assert isinstance(dataset, PairsConfig), "the other kind"
+        assert isinstance(dataset, PairsConfig), "there are two kinds"
+        setting = "dataset.chosen_field"
         fields = [dataset.chosen_field, dataset.rejected_field]
-        what = ", ".join(map(repr, (dataset.prompt_field, *fields)))
-    if missing := [name for name in fields if name not in row]:
-        raise ValueError(
-            f"{where} has no field {missing[0]!r}; it has {', '.join(map(repr, row))}, but needs "
-            f"{what} (names can be set: dataset.prompt_field and the like)"
-        )
+        needs = ", ".join(map(repr, (dataset.prompt_field, *fields)))
+    for name in fields:
+        check_field(row, where, name, setting, _RESPONSES, needs=needs)
     responses = tuple(_text(row, where, name) for name in fields)
     margin = 0.0
     if isinstance(dataset, ScoredPairsConfig) and dataset.margin_field:
         margin = _number(row, where, dataset.margin_field)
-    if dataset.prompt_field not in row and not any(isinstance(one, str) for one in responses):
-        return Row(where, "", tuple(map(_conversation(where), responses)), margin)
+    if not dataset.prompt_field or not has_field(row, dataset.prompt_field):
+        if not any(isinstance(one, str) for one in responses):
+            return Row(where, "", tuple(map(_conversation(where), responses)), margin)
+        if not dataset.prompt_field and len(responses) == 1:
+            return Row(where, "", responses)
+        if isinstance(dataset, PairsConfig) and (shared := _shared(responses)):
+            return Row(where, shared, tuple(one[len(shared) :] for one in responses), margin)
+        check_field(row, where, dataset.prompt_field, "dataset.prompt_field", _PROMPTS)
     return Row(where, _text(row, where, dataset.prompt_field), responses, margin)
+
+
+def _shared(responses: Sequence[Text]) -> str:
+    """Return the prompt that two texts both start with, up to a whole word."""
+    chosen, rejected = (one if isinstance(one, str) else "" for one in responses)
+    if chosen == rejected:
+        return ""
+    at = next(
+        (at for at, (a, b) in enumerate(zip(chosen, rejected, strict=False)) if a != b),
+        min(len(chosen), len(rejected)),
+    )
+    shared = re.sub(r"\s*\S*$", "", chosen[:at])
+    return (
+        shared
+        if all(isinstance(one, str) and one[len(shared) :].strip() for one in responses)
+        else ""
+    )
 
 
 def _conversation(where: str) -> Any:
@@ -196,36 +226,23 @@ def _conversation(where: str) -> Any:
 
 
 def _text(row: Mapping[str, Any], where: str, field: str) -> Text:
-    if isinstance(row.get(field), list):
-        return _messages(row, where, field)
+    if isinstance(value_of(row, where, field), list | tuple):
+        return messages_of(row, where, field)
     text = text_of(row, where, field)
     if not text.strip():
         raise ValueError(f"{where} has an empty {field!r}, but needs text")
     return text
 
 
-def _messages(row: Mapping[str, Any], where: str, field: str) -> tuple[Message, ...]:
-    given = row[field]
-    if not isinstance(given, list) or not given:
-        raise ValueError(f"{where} has {given!r:.60} in {field!r}, but needs a list of messages")
-    for one in given:
-        if not (
-            isinstance(one, Mapping)
-            and isinstance(one.get("role"), str)
-            and isinstance(one.get("content"), str)
-        ):
-            raise ValueError(
-                f"{where} has {one!r:.60} in {field!r}, but each message needs a role and a "
-                "content, both text"
-            )
-    return tuple((one["role"], one["content"]) for one in given)
-
-
 def _number(row: Mapping[str, Any], where: str, field: str) -> float:
-    value = row.get(field)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{where} has {value!r} in {field!r}, but needs a finite number")
-    return float(value)
+    value = value_of(row, where, field)
+    try:  # numbers in a CSV file are text
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"{where} has {value!r:.60} in {field!r}, but needs a finite number")
+    return number
 
 
 # --- the split -----------------------------------------------------------------------------------
@@ -246,7 +263,9 @@ def _split(rows: list[Row], dataset: OfflineDataConfig, seed: int) -> RowSet:
     )
 
 
-def _apart(rows: list[Row], held_out: list[Row], dataset: OfflineDataConfig, seed: int) -> RowSet:
+def _with_eval_file(
+    rows: list[Row], held_out: list[Row], dataset: OfflineDataConfig, seed: int
+) -> RowSet:
     size = dataset.eval_size or len(held_out)
     if size > len(held_out):
         raise ValueError(
@@ -289,7 +308,7 @@ def _generated(dataset: OfflineDataConfig, seed: int) -> RowSet:
 
 
 def _wrong(answer: str, draw: random.Random) -> str:
-    """The answer with another digit in one place."""
+    """Return the answer with one digit changed."""
     places = [at for at, character in enumerate(answer) if character.isdigit()]
     at = draw.choice(places)
     digit = draw.choice([digit for digit in "0123456789" if digit != answer[at]])

@@ -1,58 +1,49 @@
-"""Check a run before anything is loaded, and make its folder.
+"""Check the settings of a run before a model is loaded, and make its folder.
 
-config --prepare--> Prepared --begin--> Job
+config --resolve_offline--> ResolvedJob --begin--> ResolvedJob with a folder
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 from areal_lab.config.offline import DPOConfig, OfflineConfig
 from areal_lab.config.problem import ConfigError, Kind, Problem, problems_of
-from areal_lab.config.suggest import nearest
-from areal_lab.models.locate import known_models, resolve_model_path
-from areal_lab.offline.job import Job
+from areal_lab.config.unknown import nearest
+from areal_lab.models.locate import known_models, sound_model_path
+from areal_lab.offline.job import ResolvedJob, total_steps
 from areal_lab.offline.resume import Resumable, cut_back_to
 from areal_lab.offline.rows import RowSet, load_rows
-from areal_lab.preflight.check import check_model, check_run_folder
-from areal_lab.preflight.placement import Machine, this_machine
-from areal_lab.preflight.trainer import check_layers
+from areal_lab.resolve.check import check_model, check_run_folder
+from areal_lab.resolve.learning import rates_without_effect, slow_rates
+from areal_lab.resolve.placement import Machine, check_visible, this_machine
+from areal_lab.resolve.trainer import check_layers
+from areal_lab.resolve.unread import OFFLINE
 from areal_lab.runlog.folder import RunFolder
 from areal_lab.sinks.start import check_sinks
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A checked run."""
-
-    config: OfflineConfig
-    rows: RowSet
-    model_path: Path
-    reference_path: Path | None
-    device: str
-    gpus: tuple[str, ...]
-    """GPU of each process, with `cuda`."""
-    threads: int
-    notes: tuple[str, ...]
-
-
-def prepare(
+def resolve_offline(
     config: OfflineConfig, rows: RowSet | None = None, *, machine: Machine | None = None
-) -> Prepared:
-    """Find everything wrong with a run that can be known without loading a model.
+) -> ResolvedJob:
+    """Check a run without loading a model, and report all problems.
 
     Args:
-        rows: replace `config.dataset`.
-        machine: that the run is for; None inspects this one.
+        config: settings of the run.
+        rows: rows instead of `config.dataset`.
+        machine: machine of the run; None inspects this one.
 
     Raises:
-        ConfigError: with all problems.
+        ConfigError: one line per problem.
     """
     machine = machine or this_machine()
     device, gpus, found = _place(config, machine)
     found += [*_check_settings(config), *check_sinks(config), *check_run_folder(config)]
+    unread = OFFLINE[type(config)].refusals(config)
+    found += [one for one in unread if not (rows and one.setting.startswith("dataset."))]
+    found += rates_without_effect("actor.optimizer", config.actor.optimizer)
     dataset = config.rows
     try:
         rows = rows or load_rows(dataset, seed=config.seed)
@@ -71,7 +62,7 @@ def prepare(
     if found:
         raise ConfigError(*found)
     assert rows is not None, "refused above"
-    return Prepared(
+    return ResolvedJob(
         config=config,
         rows=rows,
         model_path=model_path,
@@ -79,31 +70,25 @@ def prepare(
         device=device,
         gpus=gpus,
         threads=config.actor.threads or max(1, machine.cores // config.actor.processes),
-        notes=tuple(_notes(config)),
+        notes=(
+            *OFFLINE[type(config)].notes(config),
+            *slow_rates(
+                "actor.optimizer", config.actor.optimizer, total_steps(config, len(rows.train))
+            ),
+        ),
     )
 
 
-def begin(prepared: Prepared, resumable: Resumable | None = None) -> Job:
-    """The job of a prepared run, in a new folder or in that of the run that continues.
+def begin(job: ResolvedJob, resumable: Resumable | None = None) -> ResolvedJob:
+    """Give a job its run folder: a new one, or that of the run that continues.
 
     Raises:
-        ConfigError: the rows are not those that the run was trained on.
+        ConfigError: the continued run was trained on other rows.
     """
-    checkpoint = None
     if resumable is None:
-        folder = RunFolder.create(prepared.config)
-    else:
-        folder, checkpoint = resumable.folder, resumable.checkpoint
-        cut_back_to(resumable, prepared.rows)
-    return Job(
-        config=prepared.config,
-        folder=folder.path,
-        model_path=prepared.model_path,
-        reference_path=prepared.reference_path,
-        checkpoint=checkpoint,
-        device=prepared.device,
-        threads=prepared.threads,
-    )
+        return replace(job, folder=RunFolder.create(job.config).path)
+    cut_back_to(resumable, job.rows)
+    return replace(job, folder=resumable.folder.path, checkpoint=resumable.checkpoint)
 
 
 def _check_settings(config: OfflineConfig) -> Iterator[Problem]:
@@ -123,14 +108,24 @@ def _check_settings(config: OfflineConfig) -> Iterator[Problem]:
     if isinstance(config, DPOConfig) and config.loss == "ipo" and config.label_smoothing:
         yield _wrong(
             "label_smoothing",
-            f"label_smoothing is {config.label_smoothing}, but loss=ipo has none; leave it out, or "
-            "set loss=dpo",
+            f"label_smoothing is {config.label_smoothing}, but loss=ipo has no smoothing; leave it "
+            "out, or set loss=dpo",
+        )
+    if isinstance(config, DPOConfig) and config.label_smoothing == 0.5:
+        yield _wrong(
+            "label_smoothing",
+            "label_smoothing is 0.5, which makes both responses of a pair equally likely to be the "
+            "better one, so nothing is learned; set it below 0.5 (0 to 0.3 are usual)",
         )
 
 
 def _place(config: OfflineConfig, machine: Machine) -> tuple[str, tuple[str, ...], list[Problem]]:
-    """Device, GPU of each process, and why the wanted ones are not there."""
+    """Return the device, the GPU of each process, and problems with them."""
     actor, gpus = config.actor, machine.gpus
+    try:
+        check_visible(gpus)
+    except ConfigError as error:
+        return "cpu", (), [*error.problems]
     enough = machine.torch_has_cuda and len(gpus) >= actor.processes
     device = "cuda" if actor.device != "cpu" and enough else "cpu"
     if device == "cuda" or actor.device != "cuda":
@@ -150,21 +145,11 @@ def _reference(config: OfflineConfig) -> Path | None:
     if not (isinstance(config, DPOConfig) and config.ref.path):
         return None
     try:
-        return resolve_model_path(config.ref.path)
+        return sound_model_path(config.ref.path)
     except ValueError as error:
         reason = " ".join(str(error).split())
         text = f"ref.path: {reason}{nearest(config.ref.path, known_models())}"
         raise ConfigError(_wrong("ref.path", text)) from error
-
-
-def _notes(config: OfflineConfig) -> Iterator[str]:
-    actor, usual = config.actor, type(config.actor)()
-    names = ("lora_rank", "lora_alpha", "target_modules")
-    unused = [f"actor.{name}" for name in names if getattr(actor, name) != getattr(usual, name)]
-    if unused and not actor.use_lora:
-        yield f"{', '.join(unused)} has no effect without actor.use_lora=true"
-    if config.total_train_steps and config.total_train_epochs != type(config)().total_train_epochs:
-        yield "total_train_epochs has no effect with total_train_steps"
 
 
 def _wrong(setting: str, message: str) -> Problem:

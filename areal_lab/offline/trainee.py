@@ -1,10 +1,10 @@
-"""The trained model with its optimizer and loss, and what a step does with it.
+"""The trained model with its optimizer and loss: training steps and evaluation.
 
     items --> trajectories --> micro-batches of this rank --> forward, share of the loss, backward
                                                                           --> clip --> AdamW
 
-A loss divides by the tokens or pairs of the whole batch, so the cut into micro-batches and ranks
-changes no result. Ranks with fewer micro-batches compute further ones without effect.
+A loss divides by the tokens or pairs of the whole batch, so the split into micro-batches and ranks
+does not change results. Ranks with fewer micro-batches compute extra ones without effect.
 """
 
 from __future__ import annotations
@@ -23,14 +23,13 @@ from areal_lab.config.offline import OfflineActorConfig
 from areal_lab.data.batch import PackedBatch
 from areal_lab.data.prefix_tree import ForwardCost
 from areal_lab.models.copies import to_device
-from areal_lab.models.dtypes import compute_dtype
+from areal_lab.models.folder import compute_dtype
 from areal_lab.offline.examples import Item, trajectories
 from areal_lab.offline.objectives import DPO, BatchFacts, Objective, mean_metrics, outputs_of
-from areal_lab.training.device import on_device
+from areal_lab.training.decoder_layers import BACKEND, compile_layers
 from areal_lab.training.forward import PackedPolicy, PackedValues
-from areal_lab.training.layers.compiling import BACKEND, compile_layers
 from areal_lab.training.lora import add_lora, target_modules
-from areal_lab.training.minibatch import Minibatch, make_minibatch
+from areal_lab.training.minibatch import Minibatch, make_minibatch, on_device
 from areal_lab.training.model import VALUE_HEAD, forward_cost, load_policy, load_value_model
 from areal_lab.training.optimizer import Optimizer, make_optimizer
 from areal_lab.training.ranks import Ranks
@@ -38,27 +37,27 @@ from areal_lab.training.ranks import Ranks
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """A model whose forward takes packed batches, on its ranks."""
+    """A model whose forward takes packed batches, with the ranks that share it."""
 
     module: PackedPolicy | PackedValues
-    """The module that is called; it contains the model."""
+    """Module of the forward, which contains the model."""
     cost: ForwardCost
     max_tokens: int
-    """Budget of a micro-batch."""
+    """Maximum tokens of a micro-batch."""
     device: torch.device
     ranks: Ranks
 
     @property
     def model(self) -> PreTrainedModel:
-        """As a model of transformers."""
+        """The model of transformers."""
         return self.module.model
 
     def outputs(self, packed: PackedBatch) -> Float[Tensor, " R"]:
-        """Values or log-probs of a micro-batch that is on the host."""
+        """Compute values or log-probs of a micro-batch on the host."""
         return outputs_of(self.module(on_device(packed, self.device)))
 
     def cut(self, items: Sequence[Item], *, pairs: bool) -> Minibatch:
-        """The micro-batches of this rank, and counts of all."""
+        """Split items into micro-batches; returns those of this rank, and counts over all ranks."""
         sequences = trajectories(items)
         return make_minibatch(
             sequences,
@@ -91,20 +90,20 @@ def load_network(
     seed: int,
     compile_backend: str = BACKEND,
 ) -> Network:
-    """Load a model, with adapters if the settings ask for them, and shard it.
+    """Load a model, add adapters with `use_lora`, and shard it.
 
     Args:
-        folder: of the model.
-        actor: its settings.
-        ranks: the processes that share it.
-        scores: whether it gives one number rather than the next token.
+        folder: folder of the model.
+        actor: settings of the model.
+        ranks: the processes that share the model.
+        scores: the model predicts one number per sequence instead of the next token.
         device: `cpu` or `cuda`.
-        seed: of new adapters.
-        compile_backend: of `torch.compile`, with `actor.compile`.
+        seed: seed of new adapters.
+        compile_backend: backend of `torch.compile`, with `actor.compile`.
 
     Raises:
-        ModelNotFound: there is no such model in the folder.
-        ValueError: `target_modules` names a layer that it does not have.
+        ModelNotFound: the folder has no model.
+        ValueError: `target_modules` names a layer that the model does not have.
     """
     load = load_value_model if scores else load_policy
     # Sharding moves it to the device layer by layer.
@@ -126,9 +125,12 @@ def load_network(
 def make_trainee(
     network: Network, objective: Objective, actor: OfflineActorConfig, *, steps: int
 ) -> Trainee:
-    """Give a network an optimizer.
+    """Make a trainee with a new optimizer.
 
     Args:
+        network: the model.
+        objective: the loss.
+        actor: settings of the optimizer.
         steps: optimizer steps of the whole run, for the schedule of the learning rate.
     """
     optimizer = make_optimizer(network.model, actor.optimizer, steps=steps, ranks=network.ranks)
@@ -138,14 +140,15 @@ def make_trainee(
 def train_step(
     trainee: Trainee, items: Sequence[Item], reference: Float[Tensor, "N members"]
 ) -> dict[str, float]:
-    """One optimizer step on a batch; returns its metrics.
+    """Do one optimizer step on a batch; returns its metrics.
 
     Args:
-        items: of the batch, of all ranks.
-        reference: log-probs of each item's examples; empty without a reference.
+        trainee: the model.
+        items: items of the whole batch.
+        reference: reference log-probs of each item's examples; empty without a reference.
 
     Raises:
-        NonFiniteStep: on every rank, if the loss or gradient is not finite; nothing has changed.
+        NonFiniteStep: on every rank, if the loss or gradient is not finite; the model is unchanged.
     """
     network, ranks = trainee.network, trainee.network.ranks
     trainee.optimizer.zero_grad()
@@ -155,7 +158,7 @@ def train_step(
     sums: dict[str, Tensor] = {}
     for packed in minibatch.parts:
         share = trainee.objective.share(network.outputs(packed), packed, facts)
-        # Gradients are averaged over the ranks, and the shares of all ranks are to be summed.
+        # Ranks average their gradients, but the shares of all ranks have to be summed.
         (share.loss * ranks.data_count).backward()
         total += share.loss.detach()
         _add(sums, share.sums)
@@ -188,12 +191,13 @@ def evaluate(
     *,
     at_once: int,
 ) -> dict[str, float]:
-    """Means of the loss and its measurements over items, without training; on rank 0 only.
+    """Compute means of the loss and its metrics over items, without training; on rank 0 only.
 
     Args:
-        items: of all ranks.
+        trainee: the model.
+        items: items of all ranks.
         reference: see `train_step`.
-        at_once: items that are cut into micro-batches together.
+        at_once: number of items that are split into micro-batches together.
     """
     sums: dict[str, Tensor] = {}
     units = 0
@@ -217,18 +221,20 @@ def reference_logprobs(
     items: Sequence[Item],
     *,
     at_once: int,
-    tell: Callable[[int], object],
+    done: Callable[[int], object],
 ) -> Float[Tensor, "N 2"]:
-    """Log-prob of each response, as the loss takes it; the same on every rank.
+    """Compute the log-prob of each response for the loss; the same on every rank.
 
     Args:
-        network: the reference.
-        at_once: pairs that are cut into micro-batches together.
-        tell: called with the number of pairs done.
+        network: the reference model.
+        objective: the loss.
+        items: pairs of all ranks.
+        at_once: number of pairs that are split into micro-batches together.
+        done: called with the number of finished pairs.
     """
     found = torch.zeros(2 * len(items), dtype=torch.float64)
     for start in range(0, len(items), at_once):
-        tell(start)
+        done(start)
         minibatch = network.cut(items[start : start + at_once], pairs=True)
         for index, packed in enumerate(minibatch.passes):
             outputs = network.outputs(packed)
@@ -249,7 +255,7 @@ def _add_adapters(model: PreTrainedModel, actor: OfflineActorConfig, seed: int) 
         targets=[name for name in targets if head is None or name != VALUE_HEAD],
     )
     if isinstance(head, nn.Module):
-        head.requires_grad_(requires_grad=True)  # it is new, and small
+        head.requires_grad_(requires_grad=True)  # the head is new, and small
 
 
 def _facts(
@@ -265,7 +271,7 @@ def _facts(
 
 
 def _trained_tokens(trainee: Trainee, minibatch: Minibatch, items: Sequence[Item]) -> int:
-    """Learned tokens, or those that scores are of."""
+    """Return the number of learned tokens, or of all tokens if the loss takes scores."""
     if not trainee.objective.scores:
         return minibatch.token_count
     return sum(len(example.tokens) for item in items for example in item.examples)
@@ -277,7 +283,7 @@ def _add(sums: dict[str, Tensor], more: dict[str, Tensor]) -> None:
 
 
 def _read(sums: dict[str, Tensor]) -> dict[str, float]:
-    """The sums on the host, which waits for the device once."""
+    """Copy the sums to the host with one wait for the device."""
     values = torch.stack(list(sums.values())).cpu().tolist() if sums else []
     return dict(zip(sums, values, strict=True))
 

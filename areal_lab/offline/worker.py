@@ -1,7 +1,7 @@
 """A process that trains on fixed data: `python -m areal_lab.offline.worker --job JSON --rank R`.
 
-Rank 0 tells what happens through an inherited socket, and reads from it that it is to stop after
-its step. Log lines go to standard error. The process ends with its parent.
+Rank 0 sends the events of the run through an inherited socket, from which it also reads a request
+to stop after the running step. Log lines go to standard error. The process ends with its parent.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import traceback
 from multiprocessing.connection import Connection
 
 from areal_lab.config.problem import ConfigError
-from areal_lab.host.processes import heavy_imports, watch_parent
-from areal_lab.offline.job import Failed, Job, Phase, Told
+from areal_lab.host.durable import with_type
+from areal_lab.host.processes import heavy_imports, log_exception, watch_parent
+from areal_lab.offline.job import Failed, Job, Phase, RunEvent
 from areal_lab.training.process.worker import LINGER_S, out_of_memory
 
 
@@ -25,8 +26,8 @@ def main() -> int:
     watch_parent()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     parser = argparse.ArgumentParser(description="training process of areal_lab")
-    parser.add_argument("--fd", type=int, help="inherited socket to the console; of rank 0")
-    parser.add_argument("--rank", type=int, default=0, help="number among the processes")
+    parser.add_argument("--fd", type=int, help="inherited socket to the console (rank 0)")
+    parser.add_argument("--rank", type=int, default=0, help="rank of this process")
     parser.add_argument("--job", required=True, help="Job as JSON")
     arguments = parser.parse_args()
     pipe = None
@@ -37,25 +38,25 @@ def main() -> int:
     if pipe is not None:
         threading.Thread(target=_listen, args=(pipe, stop), name="stop", daemon=True).start()
 
-    def tell(told: Told) -> None:
+    def emit(event: RunEvent) -> None:
         if pipe is not None:
-            pipe.send(told)
+            pipe.send(event)
 
     try:
-        tell(Phase("loading torch and transformers"))
+        emit(Phase("loading torch and transformers"))
         # Imported here so that a broken torch is reported like any other error.
         with heavy_imports():
-            from areal_lab.offline.ranks import run_rank
+            from areal_lab.offline.run import run_rank
 
-        run_rank(Job.from_json(arguments.job), arguments.rank, tell=tell, stop=stop.is_set)
+        run_rank(Job.from_json(arguments.job), arguments.rank, emit=emit, stop=stop.is_set)
     except ConfigError as error:
         print(error, file=sys.stderr)
         _fail(pipe, Failed(str(error), "", error.problems))
         return 1
     except Exception as error:
         # The only broad except here: any error is reported to the console.
-        traceback.print_exc()
-        message = f"{type(error).__name__}: {error}"
+        log_exception()
+        message = with_type(error)
         if out_of_memory(error):
             message += (
                 "\nMemory ran out. Lower actor.max_tokens_per_mb, or set "
@@ -67,7 +68,7 @@ def main() -> int:
 
 
 def _listen(pipe: Connection, stop: threading.Event) -> None:
-    """Set the event at the first message; the end of the pipe is noticed by the lifeline."""
+    """Set the event at the first message; `watch_parent` handles the end of the parent."""
     try:
         pipe.recv()
     except (EOFError, OSError):

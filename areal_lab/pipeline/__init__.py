@@ -1,4 +1,4 @@
-"""One training run, performed: the asyncio shell around the decisions of `areal_lab.control`.
+"""Run one training: the asyncio shell that executes the decisions of `areal_lab.control`.
 
 May import every room of areal_lab but `cli`; imported by `cli`, `benchmarks` and `reproductions`.
 """

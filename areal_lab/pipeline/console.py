@@ -1,97 +1,89 @@
-"""A training run in a terminal: progress, Ctrl-C, a summary at the end, an exit code.
+"""Training runs in a terminal or in a separate process, and the table of results.
 
-Ctrl-C once     finish the step, save, exit 130
-Ctrl-C twice    stop at once, exit 130; every process ends and the run folder stays readable
+The separate process continues after the end of the process that started it:
+
+    start_run(config) --> run folder, process.json --> python -m areal_lab.pipeline.console FOLDER
+                      --> AttachedRun                        output: FOLDER/logs/run.log
+
+A restarted notebook finds the run again (`live_runs`), because no process of the run ends with the
+notebook's process.
 """
 
 from __future__ import annotations
 
-import asyncio
-import signal
+import os
+import subprocess
+import sys
+import threading
 from collections.abc import Mapping
-from typing import Any, Final
+from pathlib import Path
+from typing import Any
 
-from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
+from areal_lab.config.given import Source
+from areal_lab.config.load import load_config, train_config
 from areal_lab.config.schema import TrainConfig
-from areal_lab.host.terminal import printable
-from areal_lab.pipeline.progress import Display, terminal_display
-from areal_lab.pipeline.resume.recovery import Recovery
-from areal_lab.pipeline.run import RunResult, prepare, prepare_recovery, run
-from areal_lab.pipeline.state import RunState, StopSignal
+from areal_lab.live.attach import OUTPUT, AttachedRun, attach_run
+from areal_lab.live.mailbox import open_mailbox
+from areal_lab.live.presence import new_presence, write_presence
+from areal_lab.pipeline.resume.recovery import Recovery, resolve_recovery
+from areal_lab.pipeline.run import run
+from areal_lab.pipeline.state import RunState
+from areal_lab.resolve.resolved import resolve
 from areal_lab.runlog.folder import RunFolder
-
-INTERRUPTED: Final = 130
+from areal_lab.runlog.replay import etas_in_words
+from areal_lab.shell.display import Display
+from areal_lab.shell.terminal import TerminalRun, add_watching_rows, interval_text, two_columns
 
 
 def run_to_end(
     config: TrainConfig, folder: RunFolder | None = None, recovery: Recovery | None = None
 ) -> int:
-    """Check, run and report; prints the run folder as the last line on standard output.
+    """Check, run and report; see `TerminalRun.to_end`.
 
     Args:
-        folder: a fresh run folder with the configuration; None creates it.
-        recovery: continue this run, with its configuration.
-
-    Returns:
-        The exit code: 0, or 130 after Ctrl-C.
+        config: settings of the run.
+        folder: new run folder with the configuration; None creates it.
+        recovery: run to continue, with its configuration.
 
     Raises:
-        ConfigError: in one line, before any process starts.
-        Exception: whatever ended the run early.
+        ConfigError: one line per problem, before any process starts.
+        Exception: the error that ended the run.
     """
-    problems = prepare(config) if recovery is None else prepare_recovery(recovery)
-    state, stop = RunState(), StopSignal()
+    resolved = resolve(config) if recovery is None else resolve_recovery(recovery)
+    state = RunState()
+    terminal = TerminalRun(
+        results=summary_table,
+        saved=lambda: _saved(state),
+        waiting_for=lambda: state.waiting_for,
+        counts=lambda: state.counts,
+        files="pictures, trace and weights",
+    )
 
-    async def until_done(display: Display) -> RunResult:
-        _stop_on_interrupt(stop)
-        return await run(
-            config,
-            problems,
+    async def body(display: Display) -> tuple[Path, dict[str, Any]]:
+        result = await run(
+            resolved,
             on_step=lambda _: None,
             display=display,
-            stop=stop,
+            stop=terminal.stop,
             state=state,
             folder=folder,
             recovery=recovery,
         )
+        return result.folder, result.summary
 
-    try:
-        with terminal_display(lambda: state.waiting_for, lambda: state.counts) as display:
-            result = asyncio.run(until_done(display))
-    except asyncio.CancelledError:
-        saved = state.performer.last_checkpoint if state.performer is not None else None
-        what = "nothing was saved" if saved is None else f"version {saved} is saved"
-        Console(stderr=True).print(f"stopped at once, as requested; {what}", style="red")
-        return INTERRUPTED
-    console = Console()
-    console.print(summary_table(result.summary))
-    console.print(f"pictures, trace and weights are in {result.folder}", soft_wrap=True)
-    print(result.folder)
-    return INTERRUPTED if stop.requested else 0
+    return terminal.to_end(body)
 
 
-def _stop_on_interrupt(stop: StopSignal) -> None:
-    """The first Ctrl-C requests an orderly end, the second cancels the run."""
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    assert task is not None, "called from a coroutine"
-
-    def interrupt() -> None:
-        if stop.requested:
-            task.cancel()
-        stop.request()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, interrupt)
+def _saved(state: RunState) -> str:
+    saved = None if state.performer is None else state.performer.last_checkpoint
+    return "nothing was saved" if saved is None else f"version {saved} is saved"
 
 
-def summary_table(summary: dict[str, Any]) -> Table:
-    """The results of a run as a table for people."""
-    table = Table(show_header=False, box=None, padding=(0, 2))
-    table.add_column(style="dim", justify="right")
-    table.add_column()
+def summary_table(summary: Mapping[str, Any]) -> Table:
+    """Return the results of a run as a table for the terminal."""
+    table = two_columns()
     for when in ("before", "after"):
         table.add_row(f"held-out reward {when}", interval_text(summary[f"reward_{when}"]))
     if best := summary.get("best"):
@@ -111,7 +103,8 @@ def summary_table(summary: dict[str, Any]) -> Table:
     table.add_row("wall time", f"{summary['wall_s']:.0f} s, {summary['training_s']:.0f} s training")
     table.add_row(
         "staleness",
-        f"eta {_etas(summary)}; token lag mean {lag['mean']:.2f}, max {lag['max']:.0f} versions",
+        f"eta {etas_in_words(summary['eta'], summary['eta_changes'])}; "
+        f"token lag mean {lag['mean']:.2f}, max {lag['max']:.0f} versions",
     )
     if pauses := summary["pauses"]:
         times = {1: "once", 2: "twice"}.get(pauses, f"{pauses} times")
@@ -135,35 +128,20 @@ def summary_table(summary: dict[str, Any]) -> Table:
             f"{summary['resubmitted_samples']:,} samples resubmitted to other engines, "
             f"keeping {summary['kept_tokens']:,} tokens" + _discarded(summary["discarded_tokens"]),
         )
-    # Where versions changed, 0 mismatches is a result worth showing.
+    # 0 mismatches is shown too if versions changed during the run.
     if summary["version_mismatches"] or summary["interruptions"] or summary["steps"]:
         table.add_row("version mismatches", _mismatches(summary["version_mismatches"]))
     add_watching_rows(table, summary)
     table.add_row("groups", _groups(summary))
+    if speed := summary.get("trainer_speed"):
+        table.add_row("trainer speed", speed_text(speed))
     for name, use in summary["processes"].items():
         table.add_row(name, f"busy {use['busy_share']:.0%} of the time")
     return table
 
 
-def add_watching_rows(table: Table, summary: Mapping[str, Any]) -> None:
-    """The alarms of a run, and what its sinks got."""
-    for alarm in summary.get("alarms") or ():
-        ended = alarm["ended_step"]
-        until = "to the end" if ended is None else f"to {ended}"
-        name = alarm["name"].replace("_", " ")
-        said = f"{name}, step {alarm['since_step']} {until}: {alarm['what']}"
-        table.add_row("alarm", Text(said), style="red")
-    for name, sink in (summary.get("sinks") or {}).items():
-        problems = [
-            *([f"{sink['missing_points']} points missing"] if sink["missing_points"] else []),
-            *([f"{sink['failures']} failures, first {sink['error']}"] if sink["failures"] else []),
-        ]
-        got = f"{sink['points']} points; {sink['where']}" if sink["where"] else "not opened"
-        table.add_row(name, Text(printable("; ".join([got, *problems]))))
-
-
 def _evaluations(evaluations: Mapping[str, Any]) -> str:
-    """Versions that were measured on held-out problems, and steps that were not."""
+    """Describe the versions measured on held-out problems, and the missed steps."""
     text = f"{len(evaluations['versions'])} versions on held-out problems"
     if mixed := evaluations["mixed"]:
         text += f"; interrupted by weight updates: steps {', '.join(map(str, mixed))}"
@@ -173,7 +151,7 @@ def _evaluations(evaluations: Mapping[str, Any]) -> str:
 
 
 def _groups(summary: Mapping[str, Any]) -> str:
-    """Groups that were not trained on, and batches that they left smaller."""
+    """Describe groups that were not trained on, and batches that became smaller."""
     text = f"{summary['dropped']} dropped, {summary['filtered']} filtered"
     if reasons := summary["filtered_by_reason"]:
         text += f" ({', '.join(f'{count} {why}' for why, count in sorted(reasons.items()))})"
@@ -182,25 +160,67 @@ def _groups(summary: Mapping[str, Any]) -> str:
     return text
 
 
-def _etas(summary: dict[str, Any]) -> str:
-    """The staleness bound at the start, and what it was changed to."""
-    changes = [eta for _, eta in summary["eta_changes"]]
-    return ", then ".join(f"{float(eta):g}" for eta in (summary["eta"], *changes))
+def speed_text(speed: Mapping[str, float]) -> str:
+    """Median speed of a trainer process, and the peak of its GPU's memory, where they are known."""
+    text = f"{speed['trainer_tokens_per_s']:,.0f} tokens/s"
+    if (tflop := speed.get("trainer_tflop_per_s")) is not None:
+        text += f", {tflop:.3g} TFLOP/s" if tflop >= 1 else f", {1e3 * tflop:.3g} GFLOP/s"
+    if (mfu := speed.get("mfu")) is not None:
+        text += f", MFU {mfu:.1%}"
+    text += " per process"
+    if (peak := speed.get("gpu_peak_allocated_bytes")) is not None:
+        reserved = speed["gpu_peak_reserved_bytes"]
+        text += f"; GPU memory up to {peak / 2**30:.1f} GiB"
+        text += f" ({reserved / 2**30:.1f} GiB with free blocks)"
+    return text
 
 
 def _mismatches(count: int) -> str:
-    """Servers that reported another version than that of the weights they were sent."""
+    """Describe servers that reported another version than the pushed one."""
     return f"{count}; tokens of unknown versions were discarded" if count else "0"
 
 
 def _discarded(tokens: int) -> str:
-    """Tokens that were generated and not used."""
     return f"; {tokens:,} tokens discarded" if tokens else ""
 
 
-def interval_text(reward: dict[str, Any] | None) -> str:
-    """A mean with its confidence interval, or that it was not measured."""
-    if reward is None:
-        return "not measured"
-    ci95 = "" if reward["ci95"] is None else f" +- {reward['ci95']:.3f} (95 %)"
-    return f"{reward['mean']:.3f}{ci95} over {reward['n']} problems"
+def start_run(config: TrainConfig | Source) -> AttachedRun:
+    """Check a configuration, start its run in another process, and return immediately.
+
+    The run ends by itself or with `stop`, but not with this process.
+
+    Args:
+        config: settings of the run, or an argument of `load_config`. A reward function or a loss is
+            named by its import path (`train` also takes functions).
+
+    Raises:
+        ConfigError: one line per problem, before any process starts.
+        OSError: the run folder cannot be made.
+    """
+    config = train_config(config)
+    resolve(config)
+    folder = RunFolder.create(config).path
+    open_mailbox(folder)
+    with (folder / OUTPUT).open("ab") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", __name__, str(folder)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,  # Ctrl-C and a closed terminal do not reach it
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        )
+    write_presence(folder, new_presence(process.pid, "loading the program"))
+    # A child that nothing waits for stays as a zombie of this process after its end.
+    threading.Thread(target=process.wait, name=f"wait for {folder.name}", daemon=True).start()
+    return attach_run(folder)
+
+
+def main(folder: Path) -> int:
+    """Run in this process until the end; returns the exit code."""
+    config = load_config(folder / "config.yaml", files_are_given=False)  # `start_run` checked it
+    return run_to_end(config, folder=RunFolder(folder))
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,50 +1,30 @@
-"""Rewards on problems that are never trained on, sampled from the weights that the engines hold."""
+"""Measure rewards on held-out problems, and compute pass@k, rewards and lengths of an evaluation.
+
+A sample is correct if its reward is at least 1. Samples without a reward, because the reward
+function failed or timed out, are counted and left out.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from statistics import fmean
+from typing import Any
 
+from areal_lab.agents.workflow import Episode
 from areal_lab.control.events import Version
 from areal_lab.data.problems import Problem
-from areal_lab.pipeline.evaluation_results import pass_at
-from areal_lab.pipeline.progress import Display
 from areal_lab.pipeline.rollout.groups import Rollout
-from areal_lab.pipeline.rollout.scored import ScoredGroup
-from areal_lab.runlog.held_out import Measured, measured_of
+from areal_lab.pipeline.rollout.scored import CORRECT, ROUNDING, ScoredGroup, counted, outcome_of
+from areal_lab.runlog.held_out import HeldOutReward
+from areal_lab.runlog.intervals import mean_interval
+from areal_lab.shell.display import Display
 
 _PROGRESS_MESSAGES = 4
-"""Progress messages of one evaluation."""
-
-
-@dataclass(frozen=True, slots=True)
-class HeldOutReward:
-    """Rewards on held-out problems."""
-
-    problem_means: tuple[float, ...]
-    """Mean reward of each problem's samples, over those that were scored."""
-    unscored: int
-    """Samples without a reward because the reward function failed or timed out."""
-    tokens: Mapping[Version, int] = field(default_factory=dict)
-    """Response tokens by the version that sampled them."""
-    pass_at: Mapping[str, float] = field(default_factory=dict)
-    """pass@k by k, of problems with k scored samples."""
-
-    def measured(self, version: Version) -> Measured | None:
-        """The line of held_out.jsonl; None if no problem was scored.
-
-        Args:
-            version: that the engines held at the beginning.
-        """
-        return measured_of(
-            version,
-            self.problem_means,
-            tokens=self.tokens,
-            unscored=self.unscored,
-            pass_at=self.pass_at,
-        )
+"""Number of progress messages of one evaluation."""
 
 
 async def measure(
@@ -55,16 +35,19 @@ async def measure(
     ks: Sequence[int] = (),
     done: Callable[[], None] = lambda: None,
 ) -> HeldOutReward:
-    """Sample `samples` responses to each problem with the weights the engines hold.
+    """Sample responses to each problem with the engines' weights, and score them.
 
-    Every call uses the same seeds, so measurements of a run differ in the weights only.
+    Every call uses the same seeds, so measurements of a run differ only in the weights.
 
     Args:
-        ks: the k of each pass@k.
-        done: called when a problem's responses are scored.
+        rollout: generates and scores.
+        problems: held-out problems.
+        samples: responses per problem.
+        ks: values of k for pass@k.
+        done: called when the responses to a problem are scored.
     """
     groups = await rollout.held_out(problems, samples=samples, done=lambda *_: done())
-    rewards = [_rewards(group) for group in groups]
+    rewards = [_rewards(group.samples) for group in groups]
     found = {k: await asyncio.to_thread(pass_at, rewards, k) for k in ks}  # loads torch
     return HeldOutReward(
         problem_means=tuple(sum(values) / len(values) for values in rewards if values),
@@ -75,10 +58,13 @@ async def measure(
 
 
 def announced(display: Display, what: str, *, total: int, samples: int) -> Callable[[], None]:
-    """Show that `total` problems are measured; returns what to call after each of them.
+    """Show the progress of a measurement; returns a function to call after each problem.
 
     Args:
-        what: such as "held-out problems before training".
+        display: shows the progress.
+        what: name of the measurement, such as "held-out problems before training".
+        total: number of problems.
+        samples: responses per problem.
     """
     done, every = 0, max(1, total // _PROGRESS_MESSAGES)
     display.phase(f"{what}: 0 of {total}, {samples} samples each")
@@ -92,8 +78,9 @@ def announced(display: Display, what: str, *, total: int, samples: int) -> Calla
     return count_problem
 
 
-def _rewards(group: ScoredGroup) -> list[float]:
-    outcomes = [sample.outcome for sample in group.samples]
+def _rewards(samples: Iterable[Episode]) -> list[float]:
+    """Return the rewards of the samples that have one."""
+    outcomes = [sample.outcome for sample in samples]
     return [outcome.reward for outcome in outcomes if outcome.status == "ok"]
 
 
@@ -104,3 +91,78 @@ def _tokens(groups: Sequence[ScoredGroup]) -> dict[Version, int]:
             for part in sample.segments:
                 counts[part.version] += len(part.tokens)
     return dict(sorted(counts.items()))
+
+
+def sample_lines(index: int, group: ScoredGroup) -> list[dict[str, Any]]:
+    """Return the lines of samples.jsonl for one problem; a missing reward is null."""
+    return [
+        {
+            "problem": index,
+            "key": group.problem.key,
+            "sample": number,
+            "reward": None if math.isnan(sample.outcome.reward) else sample.outcome.reward,
+            "status": sample.outcome.status,
+            "outcome": outcome_of(sample),
+            "tokens": sample.tokens,
+            "truncated": sample.truncated,
+            "end": sample.end,
+            "turns": len(sample.turns) or 1,
+            "response": responses[0] if len(responses) == 1 else list(responses),
+            **({"detail": sample.outcome.detail} if sample.outcome.detail else {}),
+        }
+        for number, (sample, responses) in enumerate(
+            zip(group.samples, group.completions, strict=True)
+        )
+    ]
+
+
+def results(problems: Sequence[Sequence[Episode]], ks: Sequence[int]) -> dict[str, Any]:
+    """Return the measured fields of results.json.
+
+    Args:
+        problems: samples of each problem.
+        ks: values of k for pass@k; problems with fewer scored samples are left out.
+    """
+    scored = [_rewards(samples) for samples in problems]
+    every = [one for samples in problems for one in samples]
+    outcomes = [one.outcome for one in every]
+    means = [fmean(rewards) for rewards in scored if rewards]
+    return {
+        "problems": len(problems),
+        "samples": len(every),
+        "reward": asdict(mean_interval(means)) if means else None,
+        "pass_at": {str(k): pass_at(scored, k) for k in ks},
+        "mean_tokens": fmean(one.tokens for one in every) if every else None,
+        "truncated_share": fmean(one.truncated for one in every) if every else None,
+        "ends": dict(Counter(one.end for one in every)),
+        "mean_turns": fmean(len(one.turns) or 1 for one in every) if every else None,
+        "rewards": dict(Counter(one.status for one in outcomes)),
+        "outcomes": counted(map(outcome_of, every)),
+        "first_failure": next(
+            (one.detail or one.status for one in outcomes if one.status != "ok"), ""
+        ),
+    }
+
+
+def pass_at(scored: Sequence[Sequence[float]], k: int) -> dict[str, Any] | None:
+    """Return the mean pass@k over problems with its interval.
+
+    Args:
+        scored: rewards of the scored samples of each problem.
+        k: number of samples; problems with fewer scored samples are left out.
+
+    Returns:
+        None if no problem has k scored samples.
+    """
+    import torch
+
+    from areal_lab.functional.pass_at_k import pass_at_k
+
+    enough = [rewards for rewards in scored if len(rewards) >= k]
+    if not enough:
+        return None
+    samples = torch.tensor([len(rewards) for rewards in enough])
+    correct = torch.tensor(
+        [sum(reward >= CORRECT - ROUNDING for reward in rewards) for rewards in enough]
+    )
+    return asdict(mean_interval(pass_at_k(samples, correct, k=k).tolist()))

@@ -1,17 +1,17 @@
-"""Measure versions on held-out problems while training continues, beside its rollouts.
+"""Measure versions on held-out problems during training, in parallel with the rollouts.
 
-    engines hold 20 --held--> two or more: one of them keeps 20 until the measurement of 20 is over
-                              one: it takes a share of it, and unfinished responses continue under
-                              21, 22, ..., which is counted
-                    --------> held_out.jsonl, best
+    engines load version 20 --loaded--> two or more engines: one keeps 20 until it is measured
+                                        one engine: it runs rollouts and held-out responses, which
+                                        may continue under 21, 22, ...; this is counted
+                            ----------> held_out.jsonl, best
 
     task            produces                         waits for            unblocked by
     measurement     a line of held_out.jsonl         engines, rewards     their replies
                     `failed`, if rewards fail too often
 
-Held-out responses are no rollouts: the coordinator does not know of them, so that admission and
-staleness are as without them. One measurement runs at a time. No measurement ends the run, except
-that a reward function that fails too often does so wherever it is called.
+The coordinator does not count held-out responses as rollouts, so they do not change admission or
+staleness. One measurement runs at a time. A failed measurement does not end the run, unless the
+reward function fails too often.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from areal_lab.config.schema import TrainConfig
 from areal_lab.control.evaluation import is_due, missed
 from areal_lab.control.events import EngineId, Version
 from areal_lab.data.problems import Problem
-from areal_lab.pipeline.evaluate import HeldOutReward, measure
+from areal_lab.pipeline.evaluate import measure
 from areal_lab.pipeline.fleet import first_error
-from areal_lab.pipeline.resume.retention import measurements
+from areal_lab.pipeline.resume.checkpoints import measurements
 from areal_lab.pipeline.resume.writer import CheckpointWriter
 from areal_lab.pipeline.rollout.groups import RecomputeCounts, Rollout
 from areal_lab.pipeline.servers.pool import ServerPool
 from areal_lab.pipeline.servers.server import Server
-from areal_lab.rewards.failure_rate import RewardError
+from areal_lab.rewards.service import RewardError
 from areal_lab.runlog.folder import RunFolder
-from areal_lab.runlog.held_out import append_held_out
+from areal_lab.runlog.held_out import HeldOutReward, append_held_out
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class Evaluations:
 
     config: TrainConfig
     rollout: Rollout
-    """Samples as `config.evaluation` says; for measurements before and after training."""
+    """Rollout with the sampling of `config.evaluation`, also used before and after training."""
     servers: ServerPool
     """The engines of the rollout."""
     problems: Sequence[Problem]
@@ -52,26 +52,26 @@ class Evaluations:
     note: Callable[[str], None]
     """Shows a message to the user."""
     tokens: int = 0
-    """Response tokens of the measurements that ended."""
+    """Response tokens of the finished measurements."""
     failed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the run must end because of `error`."""
     error: BaseException | None = None
     costs: RecomputeCounts = field(default_factory=RecomputeCounts)
-    """What interruptions of measurements cost, apart from those of rollouts."""
-    _held: Version = 0
-    """Version that the engines hold."""
+    """Cost of interruptions of measurements; rollouts are counted separately."""
+    _loaded: Version = 0
+    """Version that the engines have loaded."""
     _running: tuple[Version, asyncio.Task[None]] | None = None
     _done: int = 0
-    """Problems of the running measurement that are scored."""
+    """Number of scored problems in the running measurement."""
 
     @property
     def every(self) -> int:
-        """Steps between two measurements; 0 is never."""
+        """Steps between two measurements; 0 means no measurements."""
         return self.config.eval_every_steps if self.problems else 0
 
     @property
     def running(self) -> bool:
-        """Whether a measurement runs."""
+        """True while a measurement runs."""
         return self._running is not None
 
     @property
@@ -82,26 +82,26 @@ class Evaluations:
         return f"evaluating step {self._running[0]}: {self._done}/{len(self.problems)}"
 
     def begin(self, version: Version) -> None:
-        """Training begins with engines that hold `version`.
+        """Start training with engines that have loaded `version`.
 
-        A run that continues measures its checkpoint if that was due and is not in its file.
+        A continued run measures its checkpoint if that was due and is not in held_out.jsonl.
         """
-        self._held = version
-        # Of the version before it, as if it had just reached the engines.
+        self._loaded = version
+        # As if the engines had the previous version until now.
         due = version > 0 and self._is_due(version, version - 1)
         if due and version not in measurements(self.folder):
             self._start(version)
 
-    def held(self, version: Version) -> None:
-        """The engines hold `version` from now on: measure it if it is due."""
-        held, self._held = self._held, version
-        if not self._is_due(version, held):
+    def loaded(self, version: Version) -> None:
+        """Note that the engines have loaded `version`, and measure it if it is due."""
+        before, self._loaded = self._loaded, version
+        if not self._is_due(version, before):
             return
         if self._running is None:
             self._start(version)
         else:
             self.note(
-                f"step {version} is not evaluated: that of step {self._running[0]} still runs "
+                f"step {version} is not evaluated: step {self._running[0]} is still evaluated "
                 f"({self._done}/{len(self.problems)}); raise eval_every_steps, or lower "
                 "evaluation.max_problems or evaluation.samples_per_problem"
             )
@@ -118,7 +118,7 @@ class Evaluations:
             raise self.error
 
     async def cancel(self) -> None:
-        """End the running measurement without a result."""
+        """Cancel the running measurement without a result."""
         if self._running is None:
             return
         version, task = self._running
@@ -127,9 +127,10 @@ class Evaluations:
         await asyncio.gather(task, return_exceptions=True)
 
     def summary(self, version: Version) -> dict[str, object]:
-        """For summary.json: what was measured and missed until `version`, and what it cost.
+        """Return the measured and missed versions and their cost, for summary.json.
 
-        Tokens are of this life of the run, if it was continued.
+        Args:
+            version: newest trained version. Tokens count since the last start of the run.
         """
         known = measurements(self.folder)
         gaps = missed(known, every=self.every, until=min(version, self.config.total_train_steps))
@@ -142,18 +143,18 @@ class Evaluations:
             "recomputed_tokens": self.costs.tokens,
         }
 
-    def _is_due(self, version: Version, held: Version) -> bool:
-        return is_due(version, held, every=self.every, last=self.config.total_train_steps)
+    def _is_due(self, version: Version, before: Version) -> bool:
+        return is_due(version, before, every=self.every, last=self.config.total_train_steps)
 
     def _start(self, version: Version) -> None:
         self._done = 0
         self.checkpoints.measuring.add(version)
-        rollout = self._beside(self.servers.pin())  # now: the next version may already be coming
+        rollout = self._rollout_for(self.servers.pin())  # now, before the next push
         task = asyncio.create_task(self._evaluate(version, rollout), name=f"evaluate {version}")
         self._running = version, task
 
-    def _beside(self, pinned: EngineId | None) -> Rollout:
-        """The rollout of a measurement: on the pinned engine, or on a share of all."""
+    def _rollout_for(self, pinned: EngineId | None) -> Rollout:
+        """Return the rollout of a measurement, on the pinned engine or a share of all engines."""
         running = self.rollout.running_samples
         if pinned is not None:
             engines = _Pinned(self.servers, pinned)
@@ -186,29 +187,29 @@ class Evaluations:
             self.checkpoints.measuring.discard(version)
 
     async def _keep(self, version: Version, found: HeldOutReward) -> None:
-        """Write a measurement down, and decide again which checkpoint is the best."""
+        """Write a measurement to held_out.jsonl, and update the best checkpoint."""
         self.tokens += sum(found.tokens.values())
         measured = found.measured(version)
         self.folder.check_claim()
         append_held_out(self.folder.path, measured)
         self.checkpoints.measuring.discard(version)
         best = (await self.checkpoints.retain()).best
-        told = "no problem has a reward" if measured is None else str(measured)
+        text = "no problem has a reward" if measured is None else str(measured)
         also = ", the best so far" if best == version else ""
-        self.note(f"held-out reward of step {version}{also}: {told}")
+        self.note(f"held-out reward of step {version}{also}: {text}")
 
     def _failed(self, version: Version, error: BaseException) -> None:
         if isinstance(error, RewardError):
             self.error = error
             self.failed.set()
-        else:  # of the engines, whose losses the run handles itself
+        else:  # an error of the engines, whose losses the run handles itself
             reason = (str(error) or type(error).__name__).splitlines()[0]
             self.note(f"step {version} is not evaluated: {reason}")
 
 
 @dataclass(frozen=True, slots=True)
 class _Pinned:
-    """The pinned engine; once it is lost or unpinned, all engines."""
+    """Pool with the pinned engine only; once it is lost or unpinned, with all engines."""
 
     servers: ServerPool
     pinned: EngineId

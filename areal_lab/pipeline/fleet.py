@@ -1,8 +1,8 @@
-"""The processes of one run: started here, watched during the run, stopped at its end.
+"""Processes of one run: start them, watch them during the run, and stop them at its end.
 
-guard(work)   returns what `work` returns, or raises
-    ChildDied, with the end of its output, as soon as the trainer dies
-    the first error of `work`, taken out of the exception groups around it
+guard(work)   returns the result of `work`, or raises
+    ChildDied, with the end of the process's output, as soon as the trainer dies
+    the first error of `work`, taken out of its exception groups
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Result = TypeVar("Result")
 
 @dataclass(slots=True)
 class Fleet:
-    """The child processes of one run, and everything else that is closed with it."""
+    """Child processes of one run, and the stack of everything to close at its end."""
 
     stack: AsyncExitStack = field(default_factory=AsyncExitStack)
     children: list[RunningProcess] = field(default_factory=list)
@@ -33,7 +33,7 @@ class Fleet:
     _watchers: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def __aenter__(self) -> Fleet:
-        """Start nothing yet."""
+        """Enter without starting anything."""
         return self
 
     async def __aexit__(
@@ -42,13 +42,13 @@ class Fleet:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Stop everything, newest first."""
+        """Stop everything, the newest first."""
         for watcher in self._watchers:
             watcher.cancel()
         await self.stack.aclose()
 
     async def start_trainer(self, start: Callable[[], Awaitable[RunningTrainer]]) -> RunningTrainer:
-        """Start the trainer, and end the run if it dies from then on."""
+        """Start the trainer; its death ends the run from then on."""
         trainer = await start()
         self.stack.push_async_callback(trainer.stop)
         for child in trainer.children:
@@ -56,12 +56,12 @@ class Fleet:
         return trainer
 
     def add_engine(self, engine: EngineProcess | EngineClient) -> None:
-        """List an engine; the server pool watches and stops it."""
+        """Add an engine to `children`; the server pool watches and stops it."""
         if isinstance(engine, EngineProcess):
             self.children.append(engine.child)
 
     def watch(self, child: RunningProcess) -> None:
-        """End the run if `child` dies from now on."""
+        """Watch a process; its death ends the run from now on."""
 
         self.children.append(child)
 
@@ -90,7 +90,7 @@ class Fleet:
 
 
 def first_error(error: BaseException) -> BaseException:
-    """The first error inside nested exception groups; a child's death takes precedence."""
+    """Return the first error in nested exception groups; a child's death takes precedence."""
     leaves: list[BaseException] = []
 
     def collect(node: BaseException) -> None:

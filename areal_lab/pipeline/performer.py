@@ -1,25 +1,27 @@
-"""The performer of a training run: engines, trainer and rewards behind the coordinator's actions.
+"""Executor of the coordinator's actions in a training run, with engines, trainer and rewards.
 
-It owns the samples of groups that are not trained on yet, the weights that are not loaded into
-every engine yet, and the counts of the run. Only the tasks of `drive` call it, on one event loop.
+The executor owns the samples of groups that are not trained on yet, the weights that some engine
+has not loaded yet, and the counts of the run. Only tasks of `drive` call it, on one event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from areal_lab.control.drift import measured
 from areal_lab.control.events import (
     GroupFiltered,
     GroupFinished,
     GroupId,
     StartGroup,
     Train,
+    TrainStepDone,
     Version,
 )
 from areal_lab.control.frontier import Frontier
@@ -33,35 +35,40 @@ from areal_lab.pipeline.evaluations import Evaluations
 from areal_lab.pipeline.resume.saved_run import OpenTokens
 from areal_lab.pipeline.resume.writer import CheckpointWriter
 from areal_lab.pipeline.rollout.groups import Rollout
-from areal_lab.pipeline.rollout.outcomes import outcome_metrics, outcome_of
-from areal_lab.pipeline.rollout.scored import ScoredGroup, tool_metrics
+from areal_lab.pipeline.rollout.scored import (
+    ScoredGroup,
+    outcome_metrics,
+    outcome_of,
+    tool_metrics,
+)
 from areal_lab.pipeline.rollout.turns import Unfinished
 from areal_lab.pipeline.servers.pool import ServerPool
-from areal_lab.pipeline.servers.push import Weights
-from areal_lab.pipeline.servers.server import Server
-from areal_lab.pipeline.step_report import StepReport
+from areal_lab.pipeline.servers.server import Server, Weights
 from areal_lab.runlog.activity import WAIT_WEIGHTS
 from areal_lab.runlog.file import EventLog
 from areal_lab.runlog.folder import RunFolder, SampleText
 from areal_lab.runlog.incidents import COUNTED
-from areal_lab.runlog.records import PIPELINE, TRAINER, TurnTimes, engine_process
+from areal_lab.runlog.lags import DROPPED_TOKENS
+from areal_lab.runlog.records import PIPELINE, TRAINER, engine_process
+from areal_lab.runlog.summary import TRAINER_SPEED
+from areal_lab.shell.step_report import StepReport
 from areal_lab.training.protocol import TrainBatchRequest, Trainer
 
 
 @dataclass(slots=True)
 class Tally:
-    """Counts that a display shows during the run; the summary counts from the log."""
+    """Counts for the display during the run; the summary takes its counts from the log."""
 
     generated_tokens: int = 0
     interruptions: int = 0
-    """Times that generation was interrupted for new weights."""
+    """Number of interruptions of generation for new weights."""
     filtered_groups: int = 0
     """Groups that ended and are not trained on."""
 
 
 @dataclass(slots=True, kw_only=True)
 class RunPerformer:
-    """Performs the coordinator's actions with real processes."""
+    """Executor of the coordinator's actions with real processes."""
 
     folder: RunFolder
     log: EventLog
@@ -77,42 +84,42 @@ class RunPerformer:
     on_step: Callable[[StepReport], None]
     weights: dict[Version, Weights]
     sampling: DynamicSampling | None = None
-    """Which groups are replaced."""
+    """Rule of dynamic sampling, which replaces groups; None keeps all."""
     mask_truncated: bool = False
-    """Whether responses that were cut off have no loss."""
+    """True if responses that were cut off have no loss."""
     host_losses: Callable[[], int] = lambda: 0
-    """How many hosts were lost so far."""
+    """Number of hosts lost so far."""
     tally: Tally = field(default_factory=Tally)
     began_s: float = field(default_factory=time.time)
     recovered: OpenTokens = field(default_factory=OpenTokens)
-    """Tokens of the checkpoint's open groups, which are not generated again."""
+    """Saved tokens of the checkpoint's open groups, which are not generated again."""
     counts_before: Mapping[str, int] = field(default_factory=dict)
-    """`counts` at the checkpoint that the run continues from."""
+    """`counts` at the checkpoint from which the run continues."""
     _kept: dict[GroupId, tuple[ScoredGroup, tuple[Trajectory, ...]]] = field(default_factory=dict)
     _loaded: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set while no version is on its way into the engines."""
+    """Set unless a version is being pushed to the engines."""
     _step_done_s: float = 0.0
     _saved_s: float = 0.0
-    """When a checkpoint that was written beside training was complete."""
+    """Time at which the newest asynchronous checkpoint was complete."""
     _save_wait_s: float = 0.0
-    """Time that training waited for checkpoints since the last step."""
+    """Seconds that training waited for checkpoints since the last step."""
     _interrupted: bool = False
-    """Whether engines stay paused until `resume`."""
+    """True while engines stay paused until `resume`."""
     _tokens_at_last_step: int = 0
     _filtered_at_last_step: int = 0
     _last_step_s: float = 0.0
     _span_cursor: dict[Server, int] = field(default_factory=dict)
     _logged_counts: dict[str, int] = field(default_factory=dict)
     _between: dict[GroupId, PartialSamples] = field(default_factory=dict)
-    """The samples of each running group when it came to its engine."""
+    """Samples of each running group at the time it was assigned to its engine."""
     _moves: dict[GroupId, asyncio.Queue[StartGroup]] = field(default_factory=dict)
-    """For each running group, a queue with its next engine, used if its engine is lost."""
+    """Queue of each running group with its next engine, read if its engine is lost."""
 
     def begin(self, training_s: float = 0.0) -> None:
         """Start training: step times and rates count from here.
 
         Args:
-            training_s: time since training began at the checkpoint that the run continues from.
+            training_s: seconds of training before the checkpoint from which the run continues.
         """
         self._loaded.set()
         self.began_s = time.time() - training_s
@@ -122,18 +129,18 @@ class RunPerformer:
 
     @property
     def last_checkpoint(self) -> Version | None:
-        """Version of the newest checkpoint, one that the run continued from included."""
+        """Version of the newest checkpoint, including the one from which the run continued."""
         return self.checkpoints.last
 
     async def generate_group(self, start: StartGroup) -> GroupFinished | GroupFiltered:
-        """Generate and score one group, unless it was saved; keep it if it can be trained on."""
+        """Generate and score one group, or take a saved one; keep it if it can be trained on."""
         scored = self.recovered.finished.pop(start.group, None)
         if scored is None:
             start, scored = await self._generate_and_score(start)
             self.tally.generated_tokens += scored.tokens
             self._log_group(start, scored)
         trajectories = () if scored.failure else scored.trajectories(start.group)
-        reason = scored.failure or self._useless(trajectories)
+        reason = scored.why_filtered(self.sampling, mask_truncated=self.mask_truncated)
         if reason is not None:
             self.tally.filtered_groups += 1
             return GroupFiltered(start.group, reason)
@@ -144,24 +151,18 @@ class RunPerformer:
             tail_version=max(t.tail_version for t in trajectories),
         )
 
-    def _useless(self, trajectories: Sequence[Trajectory]) -> str | None:
-        """Why dynamic sampling replaces the group; None if it does not."""
-        if self.sampling is None:
-            return None
-        samples = [one for one in trajectories if one.row == 0]
-        masked = [one.sample for one in samples if self.mask_truncated and one.truncated]
-        return self.sampling.rejects([one.reward for one in samples], masked)
-
     def move_group(self, start: StartGroup) -> None:
-        """Give the group its next engine; a group that has all its tokens never reads it."""
+        """Assign the next engine to a group; a group that has all its tokens ignores it."""
         if (moves := self._moves.get(start.group)) is not None:
             moves.put_nowait(start)
 
     async def _generate_and_score(self, start: StartGroup) -> tuple[StartGroup, ScoredGroup]:
-        """Generate the group on as many engines as it takes; returns where it ended."""
+        """Generate the group, on further engines if one is lost; returns its last placement."""
         moves = self._moves[start.group] = asyncio.Queue()
         partial = self.recovered.running.pop(start.group, NO_SAMPLES)
         self._between[start.group] = partial
+        if (ended := self.rollout.ended) is not None:
+            ended.begin(start.group)
         try:
             while True:
                 engine = await self.servers.takes_rollouts_of(start.engine)
@@ -172,16 +173,18 @@ class RunPerformer:
                     )
                 except Unfinished as unfinished:
                     self._between[start.group] = partial = unfinished.samples
-                    if engine == start.engine:  # else the coordinator's engine is not lost
+                    if engine == start.engine:  # otherwise a substitute was lost
                         start = await moves.get()
         finally:
             del self._moves[start.group], self._between[start.group]
+            if ended is not None:
+                ended.end(start.group)
 
-    async def train(self, train: Train) -> Version:
-        """One optimizer batch in the trainer's process.
+    async def train(self, train: Train) -> TrainStepDone:
+        """Train on one batch in the trainer's process.
 
-        Where engines have the same devices, this begins the trainer's turn: they give their memory
-        to it until `push_weights`.
+        If engines share the trainer's devices, this starts the trainer's turn: engines release
+        their memory until `push_weights`.
         """
         if self.servers.takes_turns:
             await self._waited(WAIT_WEIGHTS, self._loaded.wait())  # the engines' turn
@@ -195,15 +198,21 @@ class RunPerformer:
         await self._export(result.version)
         for span in result.spans:
             self.log.span(TRAINER, span.name, span.start_s, span.end_s, span.args)
+        for name in TRAINER_SPEED:
+            if name in result.metrics:
+                self.log.metric(TRAINER, name, result.metrics[name])
+        if result.profile:
+            await asyncio.to_thread(self.folder.write_profile, result.version, result.profile)
         await self.collect_engine_spans()
         groups = [scored for scored, _ in kept]
         outcomes = outcome_metrics(sample for group in groups for sample in group.samples)
         self._report(result.version, {**result.metrics, **outcomes, **tool_metrics(groups)})
         self._step_done_s = time.time()
-        return result.version
+        bounded = self.checkpoints.config.rollout.schedule == "bounded_drift"
+        return TrainStepDone(result.version, *(measured(result.metrics) if bounded else ()))
 
     async def _waited(self, cause: str, work: Awaitable[object]) -> None:
-        """Await something while the trainer is idle because of it."""
+        """Await `work` and log the time as idle time of the trainer."""
         start_s = time.time()
         await work
         self.log.span(TRAINER, cause, start_s, time.time(), cause=cause)
@@ -229,34 +238,37 @@ class RunPerformer:
         self.folder.write_trajectories(step, trajectories, texts, special=codec.special_tokens)
 
     async def _export(self, version: Version) -> None:
-        """Have the trainer write its weights, once the engines have loaded the version before.
+        """Have the trainer write its weights, once the engines have loaded the previous version.
 
-        So shared memory holds one set of weights, or two while engines finish running samples
-        before they load (a push that does not interrupt).
+        So shared memory has one set of weights, or two while engines finish running samples before
+        they load (a push without interruption).
         """
         await self._loaded.wait()
-        for superseded in sorted(self.weights)[:-1]:
-            if not self._may_be_needed(superseded):
-                await self._remove(superseded)
+        held = self.servers.weights.version
+        newest = max(self.weights, default=held)
+        # The first version is held from the start, and never pushed.
+        for old in [known for known in self.weights if known <= held or known < newest]:
+            if not self._may_be_needed(old):
+                await self._remove(old)
         exported = await self.trainer.export()
         self.weights[version] = exported.weights
         for span in exported.spans:
             self.log.span(TRAINER, span.name, span.start_s, span.end_s, span.args)
 
     def _may_be_needed(self, version: Version) -> bool:
-        """Whether an engine that was restarted or pinned may need it: the others hold it."""
+        """Return whether a restarted or pinned engine may need the version later."""
         wanted = self.servers.restarts_possible or self.servers.pinned is not None
         return wanted and version >= self.servers.weights.version
 
     async def _remove(self, version: Version) -> None:
         weights = self.weights.pop(version)
-        if isinstance(weights, WeightsFolder):  # else the trainer has it and overwrites it
+        if isinstance(weights, WeightsFolder):  # the trainer overwrites weights in its memory
             await self.trainer.remove(weights)
 
     def prepare_save(self, frontier: Frontier) -> None:
-        """Note the run's part of the checkpoint, before it changes."""
+        """Copy the run's part of the checkpoint before it changes."""
         what = self.checkpoints.config.checkpoint.open_groups
-        tokens = OpenTokens()  # of running groups only if they are saved: there may be many
+        tokens = OpenTokens()  # copies running groups only if they are saved: they may be many
         if what != "restart":
             tokens.finished.update((group, scored) for group, (scored, _) in self._kept.items())
         if what == "tokens":
@@ -277,8 +289,8 @@ class RunPerformer:
         return self.rollout.samples_so_far("train", group) or self._between[group]
 
     async def save(self, version: Version) -> Coroutine[Any, Any, None] | None:
-        """Write the checkpoint: model, trainer's state, the run's part; see `Performer.save`."""
-        # If the step ended while an earlier checkpoint was written, this one waited for it.
+        """Write the model, the trainer's state and the run's part; see `Performer.save`."""
+        # This checkpoint waited if the step ended while an earlier checkpoint was being written.
         waited = self._saved_s > self._step_done_s
         since_s = self._step_done_s if waited else time.time()
         if waited:
@@ -307,11 +319,11 @@ class RunPerformer:
         await self.servers.pause(also_pinned=by_hand)
 
     async def push_weights(self, version: Version) -> None:
-        """Load one version into all engines, then remove its folder and older ones.
+        """Load one version into all engines, then remove folders that no engine needs again.
 
-        Its own folder stays while an engine that was restarted or pinned may need it.
+        A restarted or pinned engine may still need the folder of this version.
         """
-        # The coordinator interrupts rollouts, and does not know of held-out responses.
+        # The coordinator interrupts rollouts; held-out responses are unknown to it.
         running = self.evaluations.running and not self.servers.paused
         if running:
             await self.servers.pause()
@@ -322,15 +334,15 @@ class RunPerformer:
             if not self._may_be_needed(old):
                 await self._remove(old)
         self._loaded.set()
-        self.evaluations.held(version)
+        self.evaluations.loaded(version)
 
     async def load_checkpoint(self, version: Version, checkpoint: Path) -> None:
         """Load a saved model into all engines, after training.
 
         Raises:
-            EngineError: if the engines refuse it.
+            EngineError: if the engines refuse the model.
         """
-        # Not the checksum of its tensors: the engines hold them in their own type.
+        # A checksum of its tensors would not match: engines may keep them in another type.
         weights = WeightsFolder(
             path=checkpoint, version=version, checksum=f"checkpoint:{version}", size_bytes=0
         )
@@ -342,28 +354,33 @@ class RunPerformer:
         await self.servers.resume()
 
     async def drop_group(self, group: GroupId) -> None:
-        """Forget its samples and abort those that are running; the log has the reason."""
+        """Forget the samples of a group and abort running ones; the log has the reason."""
         if self._kept.pop(group, None) is None:
+            samples = self.rollout.samples_so_far("train", group) or self._between.get(group, {})
+            if tokens := sum(len(sample.tokens) for sample in samples.values()):
+                self.log.metric(PIPELINE, DROPPED_TOKENS, tokens)
             await self.servers.abort(self.rollout.running_requests("train", group))
 
     async def collect_engine_spans(self, *, final: bool = False) -> None:
         """Copy the engines' spans since the last call into the log.
 
-        The newest span of an engine may still grow, so it is left for the next call unless this
-        is the last one.
+        The newest span of an engine may still grow, so it waits for the next call.
+
+        Args:
+            final: this is the last call; copy the newest spans too.
         """
         for engine, server in list(self.servers.alive.items()):
             try:
                 spans, cursor = await server.spans(self._span_cursor.get(server, 0))
             except EngineError:
-                continue  # it is lost, or attached and reports no spans
+                continue  # the engine is lost, or is attached and reports no spans
             self._span_cursor[server] = cursor
             for span in spans if final else spans[:-1]:
                 times_s = span["start_s"], span["end_s"]
                 self.log.span(engine_process(engine), span["name"], *times_s, span.get("counts"))
 
     def counts(self) -> dict[str, int]:
-        """Counts of losses and interruptions so far, and of the tokens they cost."""
+        """Counts of losses and interruptions so far, and of the tokens that they cost."""
         recomputed = self.rollout.recomputed
         counts = {
             **self.servers.counts,
@@ -377,7 +394,7 @@ class RunPerformer:
         return {name: counts.get(name, 0) + before.get(name, 0) for name in COUNTED}
 
     def log_counts(self) -> None:
-        """Write the counts that changed into the log; the newest line of each name counts."""
+        """Log the counts that changed; readers take the newest value of each name."""
         for name, value in self.counts().items():
             if value != self._logged_counts.get(name, 0):
                 self._logged_counts[name] = value
@@ -399,10 +416,7 @@ class RunPerformer:
                 }
                 for sample in scored.samples
             ],
-            turns=[
-                TurnTimes(turn.sample, turn.engine, turn.start_s, turn.end_s, turn.tokens)
-                for turn in scored.turns
-            ],
+            turns=scored.turns,
         )
 
     def _report(self, version: Version, metrics: Mapping[str, float]) -> None:
@@ -419,6 +433,7 @@ class RunPerformer:
             "kept_groups": len(self._kept),
             "filtered_groups": filtered,
             "save_wait_s": self._save_wait_s,
+            **self.log.ledger.metrics,
         }
         self._save_wait_s = 0.0
         report = StepReport.of(

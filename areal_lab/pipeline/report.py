@@ -1,27 +1,28 @@
-"""The report of a run, made from its folder: pictures, a trace, and a page of text.
+"""Report of a run, from the files in its folder: pictures, a trace and text.
 
     run folder --write_report--> reward.png timeline.png staleness.png trace.json
                --format_run----> text for `areal-lab trace RUN`
 
-All of it works for a run that was killed, from what it had written.
+The report of a killed run covers what the run had written.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from areal_lab.control.events import EngineJoined, EngineLost, EngineRetired
+from areal_lab.host.durable import replace_text
 from areal_lab.runlog.activity import idle_by_cause, label, training_window
-from areal_lab.runlog.by_hand import in_words, requests
 from areal_lab.runlog.chrome_trace import chrome_trace
 from areal_lab.runlog.held_out import read_held_out
-from areal_lab.runlog.incidents import incidents
+from areal_lab.runlog.incidents import in_words, incidents, requests
+from areal_lab.runlog.lags import ledger_of
 from areal_lab.runlog.read_run import RecordedRun, read_run
-from areal_lab.runlog.replay import check_replay
+from areal_lab.runlog.records import IMPORTED, Log
+from areal_lab.runlog.replay import check_replay, eta_changes, etas_in_words
 from areal_lab.runlog.summary import lag_summary, run_status
 
 _MAX_STEPS = 40
@@ -41,12 +42,19 @@ _COLUMNS = (  # title, key in metrics.jsonl, format
     ("tokens/s", "tokens_per_s", "{:.0f}"),
 )
 
+_LAGS = {
+    "before_queue": "head, before the queue",
+    "in_queue": "head, in the queue",
+    "offered": "before the queue, all offered",
+}
+"""Names of the parts of the lag in the table of lags."""
+
 
 def write_report(run_dir: Path) -> list[Path]:
     """Draw the pictures of a run and export its trace into its folder; returns the paths.
 
     Raises:
-        ValueError: if it is not a run folder, or its log is damaged other than at its end.
+        ValueError: if the folder is not a run folder, or its log is damaged before its end.
     """
     run = read_run(run_dir)
     return [*draw_all(run, run_dir), export_trace(run_dir, run_dir / "trace.json")]
@@ -55,17 +63,15 @@ def write_report(run_dir: Path) -> list[Path]:
 def export_trace(run_dir: Path, out: Path) -> Path:
     """Write the run's Chrome trace to `out`; open it at ui.perfetto.dev or chrome://tracing."""
     trace = chrome_trace(read_run(run_dir).log)
-    temporary = out.with_name(f".{out.name}.tmp")
-    temporary.write_text(json.dumps(trace, allow_nan=False, separators=(",", ":")))
-    os.replace(temporary, out)
+    replace_text(out, json.dumps(trace, allow_nan=False, separators=(",", ":")))
     return out
 
 
 def format_run(run_dir: Path) -> str:
-    """The report as text: steps, phases, idle time by cause, lags, and a check of the log.
+    """Return the report as text: steps, phases, idle time by cause, lags, check of the log.
 
     Raises:
-        ValueError: if it is not a run folder, or its log is damaged other than at its end.
+        ValueError: if the folder is not a run folder, or its log is damaged before its end.
     """
     run = read_run(run_dir)
     sections = (
@@ -73,23 +79,28 @@ def format_run(run_dir: Path) -> str:
         ("Steps", _steps(run)),
         ("Time of each process during training", _processes(run)),
         ("Lag of the trained tokens and samples, in versions", _lags(run)),
+        *([("Generated tokens", tokens)] if (tokens := _ledger(run)) else []),
         *([("Held-out problems", measured)] if (measured := _held_out(run)) else []),
-        *([("By hand", asked)] if (asked := _requests(run)) else []),
+        *([("By hand", manual)] if (manual := _requests(run)) else []),
         *([("Incidents", _incidents(run))] if any(asdict(incidents(run.log)).values()) else []),
         ("Log", _log(run)),
     )
-    return "\n\n".join("\n".join([title, *lines] if title else lines) for title, lines in sections)
+    # A name from the log may contain a line end, which would look like another line of the report.
+    single_lines = (
+        [title] * bool(title) + [" ".join(line.splitlines()) for line in lines]
+        for title, lines in sections
+    )
+    return "\n\n".join("\n".join(lines) for lines in single_lines)
 
 
 def _overview(run: RecordedRun) -> list[str]:
-    log, limits = run.log, run.log.header.limits
+    log = run.log
     start_s, end_s = training_window(log)
     lines = [
         run.title,
         f"  folder      {run.folder}",
         f"  ended       {run_status(log)}",
-        f"  schedule    {limits.get('schedule')}, eta {limits.get('eta')}, "
-        f"{limits.get('order')}, at most {limits.get('max_in_flight')} groups in flight",
+        *([] if log.header.mode == IMPORTED else [_schedule(log)]),
         f"  phases      {start_s:.1f} s before training, {end_s - start_s:.1f} s training, "
         f"{log.end_s - end_s:.1f} s after",
     ]
@@ -104,6 +115,15 @@ def _overview(run: RecordedRun) -> list[str]:
     if error := run.summary.get("error"):
         lines.append(f"  error       {error}")
     return lines
+
+
+def _schedule(log: Log) -> str:
+    limits = log.header.limits
+    etas = etas_in_words(limits.get("eta"), eta_changes(log))
+    return (
+        f"  schedule    {limits.get('schedule')}, eta {etas}, "
+        f"{limits.get('order')}, at most {limits.get('max_in_flight')} groups in flight"
+    )
 
 
 def _steps(run: RecordedRun) -> list[str]:
@@ -121,7 +141,7 @@ def _steps(run: RecordedRun) -> list[str]:
 
 
 def _held_out(run: RecordedRun) -> list[str]:
-    """Measurements on held-out problems, if there are any between the first and the last."""
+    """Lines of the held-out measurements, if some were made during training."""
     measured = read_held_out(run.folder, run.metrics)
     if len(measured) < 3:
         return []
@@ -163,9 +183,10 @@ def _processes(run: RecordedRun) -> list[str]:
 def _lags(run: RecordedRun) -> list[str]:
     batches = run.batches
     if not batches:
-        return ["  nothing was trained on"]
+        imported = run.log.header.mode == IMPORTED
+        return ["  not by token: see Steps" if imported else "  nothing was trained on"]
     rows = [
-        [name, f"{lag['mean']:.2f}", f"{lag['max']:.0f}"]
+        [_LAGS.get(name, name), f"{lag['mean']:.2f}", f"{lag['max']:.0f}"]
         for name, lag in lag_summary(batches).items()
     ]
     samples = sum(batch.samples for batch in batches)
@@ -177,13 +198,33 @@ def _lags(run: RecordedRun) -> list[str]:
     ]
 
 
+def _ledger(run: RecordedRun) -> list[str]:
+    """Lines of what became of the generated tokens; empty if none were reported."""
+    tokens = ledger_of(run.log).tokens()
+    if not tokens.generated:
+        return []
+    counts = {
+        "generated": tokens.generated,
+        "trained on": tokens.trained,
+        "waiting for training": tokens.waiting,
+        **{f"dropped: {reason}": count for reason, count in sorted(tokens.dropped.items())},
+        "generated twice": tokens.generated_twice,
+    }
+    width = max(map(len, counts))
+    return [
+        f"  {name:<{width}}  {count:>12,}  {count / tokens.generated:6.1%}"
+        for name, count in counts.items()
+        if count
+    ]
+
+
 def _requests(run: RecordedRun) -> list[str]:
-    """What was asked of the run while it continued, and when."""
+    """Lines of the requests that users sent to the run, with their times."""
     return [f"  {t_s:8.1f} s  {in_words(request)}" for t_s, request in requests(run.log)]
 
 
 def _incidents(run: RecordedRun) -> list[str]:
-    """When engines were lost and came back, and what losses and interruptions cost."""
+    """Lines of lost and joined engines, and counts of losses and interruptions."""
     lines = []
     for record in run.log.events:
         match record.event:
@@ -191,7 +232,7 @@ def _incidents(run: RecordedRun) -> list[str]:
                 after = "restarting" if returns else "for good"
                 lines.append(f"  {record.t_s:8.1f} s  engine {engine} was lost ({after})")
             case EngineRetired(engine):
-                lines.append(f"  {record.t_s:8.1f} s  engine {engine} was not needed any more")
+                lines.append(f"  {record.t_s:8.1f} s  engine {engine} was retired")
             case EngineJoined(engine=engine):
                 lines.append(f"  {record.t_s:8.1f} s  engine {engine} joined")
             case _:
@@ -202,6 +243,9 @@ def _incidents(run: RecordedRun) -> list[str]:
 
 
 def _log(run: RecordedRun) -> list[str]:
+    if run.log.header.mode == IMPORTED:
+        axis = run.summary.get("time_axis", "unknown")
+        return [f"  imported: no events, groups or samples; time axis: {axis}"]
     lines = []
     if run.log.cut:
         lines.append("  the last line is incomplete and was skipped: the run was killed")
@@ -222,7 +266,7 @@ def _log(run: RecordedRun) -> list[str]:
 
 
 def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Columns as wide as their widest cell, right-aligned."""
+    """Lines of a table with right-aligned columns, each as wide as its widest cell."""
     cells = [list(titles), *(list(row) for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(titles))]
     return [
@@ -232,10 +276,9 @@ def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def draw_all(run: RecordedRun, folder: Path) -> list[Path]:
-    """Draw every picture of a run into `folder`; returns their paths."""
+    """Draw all pictures of a run into `folder`; returns their paths."""
     # matplotlib takes half a second to import, which the text report avoids
-    from areal_lab.plots.reward import draw_reward
-    from areal_lab.plots.staleness import draw_staleness
+    from areal_lab.plots.curves import draw_reward, draw_staleness
     from areal_lab.plots.style import save_picture
     from areal_lab.plots.timeline import draw_timeline
 

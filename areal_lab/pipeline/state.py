@@ -1,4 +1,4 @@
-"""State shared with a running training: the stop signal and the live status for displays."""
+"""Live status of a running training, for displays."""
 
 from __future__ import annotations
 
@@ -9,57 +9,29 @@ from areal_lab.cluster.run_hosts import RunHosts
 from areal_lab.control.coordinator import Coordinator
 from areal_lab.host.processes import RunningProcess
 from areal_lab.pipeline.performer import RunPerformer
-from areal_lab.pipeline.rollout.attended import waits_for
-
-
-@dataclass(slots=True)
-class StopSignal:
-    """Tells a run to finish its step, save and end; `request` may be called from any thread."""
-
-    _requested: bool = False
-    _event: asyncio.Event | None = None
-    _loop: asyncio.AbstractEventLoop | None = None
-
-    def request(self) -> None:
-        """Request the stop. Idempotent."""
-        self._requested = True
-        if self._loop is not None and self._event is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._event.set)
-
-    @property
-    def requested(self) -> bool:
-        """Whether a stop was requested."""
-        return self._requested
-
-    async def wait(self) -> None:
-        """Return once a stop is requested."""
-        if self._event is None:
-            self._event, self._loop = asyncio.Event(), asyncio.get_running_loop()
-        if self._requested:
-            return
-        await self._event.wait()
+from areal_lab.pipeline.rollout.workflow import waits_for
 
 
 @dataclass(slots=True)
 class RunState:
-    """The parts of a run that a display reads; empty until they exist."""
+    """Parts of a run that a display reads; None until they exist."""
 
     coordinator: Coordinator | None = None
     performer: RunPerformer | None = None
     children: list[RunningProcess] = field(default_factory=list)
-    """The trainer and the engines."""
+    """Processes of the trainer and the engines."""
     hosts: RunHosts | None = None
-    """Where they are, unless they are on this machine."""
+    """Hosts of these processes; None if all are on this machine."""
 
     waiting_for: str = ""
-    """What the run is waiting for; empty before and after training."""
+    """Description of what the run waits for; empty before and after training."""
     counts: str = ""
-    """Versions, groups and tokens; empty before and after training."""
+    """Description of versions, groups and tokens; empty before and after training."""
 
     async def refresh_until_cancelled(self, every_s: float = 0.25) -> None:
-        """Update the two texts until cancelled.
+        """Update `waiting_for` and `counts` until cancelled.
 
-        A display runs in its own thread; the coordinator belongs to the event loop's thread.
+        Displays read these texts from another thread, which must not use the coordinator.
         """
         try:
             while self.coordinator is not None:

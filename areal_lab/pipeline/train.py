@@ -1,16 +1,16 @@
-"""Train from Python: build a configuration, call `train`, and iterate over the run or hold it.
+"""Train from Python: make a configuration, call `train`, and iterate over the run or start it.
 
     for report in train(load_config("arithmetic", ["total_train_steps=20"])):
         print(report.step, report.reward_mean)
 
-    run = train(config).start()           returns at once
-    run.snapshot(), run.reports           what it does, and what it has done
+    run = train(config).start()           returns immediately
+    run.snapshot(), run.reports           live status, finished steps
     run.pause(), run.set_eta(4), run.resume(), run.stop()
-    run.wait()                            until it has ended; raises its error
+    run.wait()                            returns at the end of the run; raises its error
 
-The run has its own thread and event loop, so it works in a notebook whose loop is already running.
-Callers that have a loop call `pipeline.run.run`. A run that nothing refers to any more is stopped,
-and one that still runs when the program ends is cancelled; `start_run` starts one that outlives it.
+The run has a separate thread and event loop, so it works in a notebook with a running loop. Callers
+that have a loop call `pipeline.run.run`. A run is stopped if its object is garbage-collected, and
+canceled if the program ends. `start_run` starts a run that continues after the end of the program.
 """
 
 from __future__ import annotations
@@ -22,26 +22,28 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from areal_lab.config.given import Overrides, Source, given_path
+from areal_lab.config.load import train_config
+from areal_lab.config.problem import refusal
 from areal_lab.config.schema import TrainConfig
-from areal_lab.data.problems import ProblemSet
 from areal_lab.live.attach import AttachedRun, attach_run
 from areal_lab.live.presence import mark_ended
 from areal_lab.live.snapshot import Snapshot
-from areal_lab.pipeline.progress import Display, Silent
-from areal_lab.pipeline.requests import make_reachable
-from areal_lab.pipeline.resume.recovery import Recovery, find_recovery
-from areal_lab.pipeline.run import RunResult, prepare, prepare_recovery, run
-from areal_lab.pipeline.state import StopSignal
-from areal_lab.pipeline.step_report import StepReport
-from areal_lab.preflight.check import notes
+from areal_lab.pipeline.resume.recovery import Recovery, find_recovery, resolve_recovery
+from areal_lab.pipeline.run import RunResult, run
+from areal_lab.resolve.resolved import Resolved, resolve
 from areal_lab.rewards.service import RewardFunction
 from areal_lab.runlog.folder import RunFolder
+from areal_lab.shell.display import Display, Silent
+from areal_lab.shell.requests import make_reachable
+from areal_lab.shell.step_report import StepReport
+from areal_lab.shell.stop import StopSignal
 
 if TYPE_CHECKING:
     from areal_lab.functional.losses.policy import (
@@ -49,21 +51,18 @@ if TYPE_CHECKING:
     )
 
 END_S: Final = 15.0
-"""Longest wait, when the program ends, for a cancelled run to stop its processes; those that are
-left then stop by themselves (`host.processes`)."""
+"""Maximum wait at the end of the program for a canceled run to stop its processes; later they stop
+by themselves (`host.processes`)."""
 _NOT_STARTED = "the run has not started: iterate over it, or call start()"
 _running: dict[threading.Thread, _Work] = {}
-"""The runs of this program that have not ended."""
+"""Runs of this program that have not ended."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Work:
-    """A run in its thread; refers to nothing that refers to its `TrainingRun`."""
+    """A run in its thread, without references to its `TrainingRun`, which may be collected."""
 
-    config: TrainConfig
-    problems: ProblemSet
-    reward_fn: RewardFunction | None
-    loss: Callable[..., HasLoss] | None
+    resolved: Resolved
     display: Display
     folder: RunFolder
     recovery: Recovery | None = None
@@ -73,7 +72,7 @@ class _Work:
     error: BaseException | None = None
     ended: bool = False
     changed: threading.Condition = field(default_factory=threading.Condition)
-    """Notified at each report and at the end."""
+    """Notified of each report and of the end."""
     _loop: asyncio.AbstractEventLoop | None = None
     _task: asyncio.Task[Any] | None = None
     _cancelled: bool = False
@@ -85,7 +84,7 @@ class _Work:
             result = asyncio.run(self._run())
         except BaseException as raised:  # kept for the caller's thread
             error = raised
-        with suppress(OSError, ValueError):  # it has, unless it was cancelled before it began
+        with suppress(OSError, ValueError):  # needed only if the run was canceled before its start
             mark_ended(self.folder.path)
         with self.changed:
             self.result, self.error, self.ended = result, error, True
@@ -93,7 +92,7 @@ class _Work:
         _running.pop(threading.current_thread(), None)
 
     def cancel(self) -> None:
-        """End at once, as the second Ctrl-C does in a terminal. From any thread."""
+        """End immediately, as after the second Ctrl-C in a terminal. Any thread may call this."""
         self._cancelled = True
         loop, task = self._loop, self._task
         if loop is not None and task is not None and not loop.is_closed():
@@ -104,10 +103,7 @@ class _Work:
         if self._cancelled:
             raise asyncio.CancelledError
         return await run(
-            self.config,
-            self.problems,
-            reward_fn=self.reward_fn,
-            loss=self.loss,
+            self.resolved,
             on_step=self._add,
             display=self.display,
             stop=self.stop,
@@ -122,51 +118,39 @@ class _Work:
 
 
 class TrainingRun:
-    """A run in this program: iterate over its steps, or start it and hold it.
+    """A run in this program: iterate over its steps, or start it in the background.
 
-    Iterating starts it; leaving that loop early saves and stops it. After `start` it continues by
-    itself, and a loop over it only follows. Methods may be called from any thread.
+    Iterating starts the run, and leaving that loop early saves and stops it. After `start`, the run
+    does not depend on loops over it. Methods may be called from any thread.
     """
 
     def __init__(
-        self,
-        config: TrainConfig,
-        problems: ProblemSet,
-        reward_fn: RewardFunction | None,
-        loss: Callable[..., HasLoss] | None,
-        display: Display,
-        *,
-        recovery: Recovery | None = None,
+        self, resolved: Resolved, display: Display, *, recovery: Recovery | None = None
     ) -> None:
-        self._inputs: dict[str, Any] = {
-            "config": config,
-            "problems": problems,
-            "reward_fn": reward_fn,
-            "loss": loss,
-            "display": display,
-            "recovery": recovery,
-        }
+        self._resolved, self._display, self._recovery = resolved, display, recovery
         self._work: _Work | None = None
         self._thread: threading.Thread | None = None
         self._attached: AttachedRun | None = None
         self._followed = False
-        """Whether iterating has started it."""
+        """True if iterating has started the run."""
 
     def start(self) -> TrainingRun:
-        """Start the run in a thread and return it at once.
+        """Start the run in a thread and return immediately.
 
         Raises:
-            RuntimeError: if it was started before.
-            OSError: if the run folder cannot be made.
+            RuntimeError: the run was started before.
+            OSError: the run folder cannot be made.
         """
         if self._work is not None:
             raise RuntimeError("a run is started once; call train(...) again for another one")
-        recovery: Recovery | None = self._inputs["recovery"]
-        folder = recovery.folder if recovery else RunFolder.create(self._inputs["config"])
+        resolved, recovery = self._resolved, self._recovery
+        folder = recovery.folder if recovery else RunFolder.create(resolved.config)
         make_reachable(folder.path)
         self._attached = attach_run(folder.path)
-        self._work = _Work(**self._inputs, folder=folder)
-        # A daemon, so that a run that hangs cannot keep the program from ending.
+        self._work = _Work(
+            resolved=resolved, display=self._display, folder=folder, recovery=recovery
+        )
+        # A daemon thread, so a hung run cannot keep the program from ending.
         self._thread = threading.Thread(target=self._work.work, name="areal_lab run", daemon=True)
         _running[self._thread] = self._work
         self._thread.start()
@@ -175,35 +159,35 @@ class TrainingRun:
 
     @property
     def folder(self) -> Path:
-        """The run folder, from `start` on.
+        """Run folder, available after `start`.
 
         Raises:
-            RuntimeError: if the run has not started.
+            RuntimeError: the run has not started.
         """
-        return self._begun().folder.path
+        return self._require_started().folder.path
 
     @property
     def reports(self) -> tuple[StepReport, ...]:
-        """The steps so far; never waits."""
+        """Reports of the steps so far; never waits."""
         return () if self._work is None else tuple(self._work.reports)
 
     @property
     def running(self) -> bool:
-        """Whether the run was started and has not ended."""
+        """True from the start of the run to its end."""
         return self._work is not None and not self._work.ended
 
     @property
     def error(self) -> BaseException | None:
-        """What ended the run early; None if nothing did, or it still runs."""
+        """Error that ended the run; None without an error or during the run."""
         return None if self._work is None else self._work.error
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The content of `summary.json`, once the run has ended.
+        """Content of `summary.json`, available after the end of the run.
 
         Raises:
-            RuntimeError: if it has not ended.
-            Exception: what ended it early.
+            RuntimeError: the run has not ended.
+            Exception: the error that ended the run.
         """
         if self.error is not None:
             raise self.error
@@ -215,10 +199,10 @@ class TrainingRun:
         return result.summary
 
     def snapshot(self) -> Snapshot:
-        """What the run does and waits for now; never waits itself.
+        """Return the live status of the run; never waits.
 
         Raises:
-            RuntimeError: if the run has not started.
+            RuntimeError: the run has not started.
         """
         return self._control().snapshot()
 
@@ -235,27 +219,30 @@ class TrainingRun:
         return self._control().set_eta(eta)
 
     def stop(self, *, at_once: bool = False) -> None:
-        """Request the end after the running step, which is saved; returns at once.
+        """Request a stop after the running step, which is saved; returns immediately.
 
         Args:
-            at_once: do not finish the step, and save nothing, as the second Ctrl-C.
+            at_once: stop immediately without saving, as after the second Ctrl-C.
         """
-        work = self._begun()
+        work = self._require_started()
         if at_once:
             work.cancel()
         else:
             work.stop.request()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until the run has ended; returns whether it has. Ctrl-C ends the wait, not the run.
+        """Wait for the end of the run; Ctrl-C ends the wait, not the run.
 
         Args:
-            timeout_s: None waits without a limit.
+            timeout_s: maximum wait; None waits without a limit.
+
+        Returns:
+            True if the run has ended.
 
         Raises:
-            Exception: what ended the run early, such as `ChildDied`.
+            Exception: the error that ended the run, such as `ChildDied`.
         """
-        work = self._begun()
+        work = self._require_started()
         with work.changed:
             work.changed.wait_for(lambda: work.ended, timeout_s)
         if work.error is not None:
@@ -263,10 +250,11 @@ class TrainingRun:
         return work.ended
 
     def __iter__(self) -> Iterator[StepReport]:
-        """Start the run if necessary, and yield a report after each step, from the first one on.
+        """Start the run if necessary, and yield the report of each step, from the first one on.
 
         Raises:
-            Exception: whatever ended the run early, such as `ChildDied`.
+            RuntimeError: the run was iterated over before.
+            Exception: the error that ended the run, such as `ChildDied`.
         """
         if self._followed:
             raise RuntimeError("a run can be iterated over once; call train(...) again")
@@ -274,7 +262,7 @@ class TrainingRun:
         if started_here:
             self._followed = True
             self.start()
-        work, thread = self._begun(), self._thread
+        work, thread = self._require_started(), self._thread
         assert thread is not None
         try:
             yield from _reports(work)
@@ -288,19 +276,19 @@ class TrainingRun:
     def __repr__(self) -> str:
         return "<run, not started>" if self._attached is None else repr(self._attached)
 
-    def _begun(self) -> _Work:
+    def _require_started(self) -> _Work:
         if self._work is None:
             raise RuntimeError(_NOT_STARTED)
         return self._work
 
     def _control(self) -> AttachedRun:
-        self._begun()
+        self._require_started()
         assert self._attached is not None, "start sets both"
         return self._attached
 
 
 def _reports(work: _Work) -> Iterator[StepReport]:
-    """The reports as they come, until the end."""
+    """Yield the reports until the end of the run."""
     given = 0
     while True:
         with work.changed:
@@ -314,7 +302,7 @@ def _reports(work: _Work) -> Iterator[StepReport]:
 
 
 def _end_with_the_program() -> None:
-    """Cancel the runs that still run when the program ends, and wait until they have ended."""
+    """Cancel the running trainings at the end of the program, and wait for their ends."""
     running = dict(_running)
     for work in running.values():
         work.cancel()
@@ -323,67 +311,103 @@ def _end_with_the_program() -> None:
         thread.join(max(0.0, until_s - time.monotonic()))
 
 
-# Before the executors stop, which a run needs to stop its processes; atexit comes after that. The
-# last to register is the first to be called, so theirs has to be there.
+# A run needs thread executors to stop its processes, and atexit runs after these have stopped. The
+# last registered function is called first, so the executors' one must be registered before.
 importlib.import_module("concurrent.futures.thread")
 getattr(threading, "_register_atexit", atexit.register)(_end_with_the_program)
 
 
 def train(
-    config: TrainConfig,
+    config: TrainConfig | Source,
     *,
-    problems: ProblemSet | None = None,
+    problems: object = None,
     reward_fn: RewardFunction | None = None,
-    loss: Callable[..., HasLoss] | None = None,
+    loss: Callable[..., HasLoss] | str | Mapping[str, Any] | None = None,
+    advantage: Callable[..., Any] | str | Mapping[str, Any] | None = None,
     display: Display | None = None,
 ) -> TrainingRun:
     """Check a configuration and return the run, which starts when it is iterated over.
 
     Args:
-        config: see `areal_lab.config.schema`; `load_config` makes one from YAML and overrides.
-        problems: train on these instead of `config.dataset`.
-        reward_fn: score with this instead of `config.reward.fn`; may be defined in a notebook.
-        loss: train with this policy loss instead of the one that `config.actor` names; it has the
-            signature of `areal_lab.functional.PolicyLoss` and may be defined in a notebook.
-        display: where to show progress; None shows nothing, and issues its notes as warnings.
+        config: settings of the run (`areal_lab.config.schema`), or an argument of `load_config`: a
+            name, a path, or settings by name.
+        problems: problems instead of `config.dataset`: a `ProblemSet`; a list or iterable of
+            problems or rows; a frame, a table or a data set of `datasets`, whose fields `dataset`
+            names; a path; or a pair of these, for training and for evaluation.
+        reward_fn: reward function instead of `config.reward.fn`; may be defined in a notebook.
+        loss: policy loss instead of `config.actor.loss`, with the signature of
+            `areal_lab.functional.PolicyLoss`; may be defined in a notebook. Or a value for
+            `actor.loss`, such as a name.
+        advantage: advantages instead of `config.actor.advantage`: a function of `(rewards [N],
+            groups [N])`, and by name of `training.objective.advantages.AdvantageFacts` but for
+            values of a critic; may be defined in a notebook. Or a value for `actor.advantage`.
+        display: shows the progress; None shows nothing and issues notes as warnings.
 
     Raises:
         ConfigError: one line per problem, before any process starts.
     """
-    checked = prepare(config, problems, loss)
-    _warn_of_notes(config, display)
-    return TrainingRun(config, checked, reward_fn, loss, display or Silent())
+    config = train_config(config)
+    if isinstance(loss, str | Mapping):
+        config, loss = config.with_settings({"actor.loss": loss}), None
+    if isinstance(advantage, str | Mapping):
+        config, advantage = config.with_settings({"actor.advantage": advantage}), None
+    _check_given(reward_fn, display)
+    resolved = resolve(config, problems, loss, reward_fn, advantage)
+    _warn_of_notes(resolved, display)
+    return TrainingRun(resolved, display or Silent())
 
 
 def resume_run(
-    folder: Path | str,
-    overrides: Sequence[str] = (),
+    folder: Path | str | TrainingRun | AttachedRun,
+    overrides: Overrides | None = (),
     *,
-    problems: ProblemSet | None = None,
+    problems: object = None,
     reward_fn: RewardFunction | None = None,
     loss: Callable[..., HasLoss] | None = None,
+    advantage: Callable[..., Any] | None = None,
     display: Display | None = None,
 ) -> TrainingRun:
-    """Check that a run can continue from its newest checkpoint, in its folder, and return it.
+    """Check that a run can continue from its newest checkpoint, and return it.
 
-    Problems and functions that were given to `train` are given again.
+    Problems and functions that were passed to `train` must be passed again.
 
     Args:
-        folder: of a run that ended or was killed.
-        overrides: changed settings, as `total_train_steps=60`; a run keeps most of them.
+        folder: folder of a run that ended or was killed.
+        overrides: changed settings, such as `total_train_steps=60`; most settings cannot change.
+        problems: as for `train`.
+        reward_fn: as for `train`.
+        loss: as for `train`.
+        advantage: as for `train`.
+        display: as for `train`.
 
     Raises:
         ConfigError: one line per problem, before anything in the folder is changed.
     """
-    recovery = find_recovery(folder, overrides)
-    checked = prepare_recovery(recovery, problems, reward_fn, loss)
-    _warn_of_notes(recovery.config, display)
-    return TrainingRun(
-        recovery.config, checked, reward_fn, loss, display or Silent(), recovery=recovery
-    )
+    _check_given(reward_fn, display)
+    recovery = find_recovery(given_path(folder, "folder"), overrides)
+    resolved = resolve_recovery(recovery, problems, reward_fn, loss, advantage)
+    _warn_of_notes(resolved, display)
+    return TrainingRun(resolved, display or Silent(), recovery=recovery)
 
 
-def _warn_of_notes(config: TrainConfig, display: Display | None) -> None:
+def _check_given(reward_fn: object, display: object) -> None:
+    """Refuse a `reward_fn` that is not a function, or a `display` without the methods of one."""
+    named = reward_fn is None or isinstance(reward_fn, str)
+    if not named and (isinstance(reward_fn, type) or not callable(reward_fn)):
+        raise refusal(
+            "reward_fn",
+            f"reward_fn is {reward_fn!r:.60}, but must be a function of (completion, example), "
+            'or the import path of one: "module:function"',
+        )
+    if display is not None and (isinstance(display, type) or not hasattr(display, "phase")):
+        raise refusal(
+            "display",
+            f"display is {display!r:.60}, but must be None, or have the methods of "
+            "areal_lab.shell.display.Display",
+        )
+
+
+def _warn_of_notes(resolved: Resolved, display: Display | None) -> None:
     if display is None:
-        for note in notes(config):
+        for note in resolved.notes:
             warnings.warn(note, stacklevel=3)

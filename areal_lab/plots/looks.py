@@ -17,6 +17,7 @@ from areal_lab.plots.style import (
 )
 from areal_lab.runlog.activity import (
     LOST,
+    NOT_IN_THE_LOG,
     NOT_JOINED,
     NOTHING_ADMITTED,
     NOTHING_LEFT,
@@ -58,13 +59,13 @@ _OTHER_BUSY: Final = ("#B15928", "#AA4499", "#661100", "#332288", "#117733")
 
 
 class IdleLook(NamedTuple):
-    """How an idle cause is drawn: by pattern, not by hue."""
+    """Look of an idle cause: by pattern, not by hue."""
 
     face: str
-    """Of a picture's patch."""
+    """Color of a picture's patch."""
     hatch: str
     cell: str
-    """Of a widget's cell: greys that light and dark pages show."""
+    """Color of a widget's cell: greys that are visible on light and dark pages."""
 
 
 _IDLE: Final[Mapping[str, IdleLook]] = {
@@ -83,13 +84,14 @@ _IDLE: Final[Mapping[str, IdleLook]] = {
     LOST: IdleLook("#FFFFFF", "||||", "#808080 |"),
     NOT_JOINED: IdleLook("#F2F2F2", "", "#80808020"),
     RETIRED: IdleLook("#F2F2F2", "||", "#80808020 |"),
+    NOT_IN_THE_LOG: IdleLook("#F2F2F2", "++", "#80808020 +"),
 }
 _OTHER_IDLE: Final = IdleLook("#FFFFFF", "++", "#80808090 +")
 _NEEDS_WHITE: Final = frozenset({BLUE, PURPLE, VERMILION, "#882255", "#6A3D9A", "#332288"})
 
 
 class Looks:
-    """The look of each state of a picture, in the order of its legend: busy ones first.
+    """Look of each state of a picture, in the order of its legend: busy ones first.
 
     Attributes:
         of: keyword arguments of a patch, by state; blank states have none.
@@ -98,12 +100,7 @@ class Looks:
     def __init__(
         self, sizes: Mapping[State, float], *, named: Callable[[str], str] = label
     ) -> None:
-        """Choose looks.
-
-        Args:
-            sizes: how much each state takes, in any unit.
-            named: the text of an activity or cause for people.
-        """
+        """Choose looks."""
         self._sizes, self._named = dict(sizes), named
         ordered = sorted(
             (state for state in sizes if not state.blank),
@@ -122,11 +119,11 @@ class Looks:
                 self.of[state] = {"facecolor": face, **edge}
 
     def text_is_white(self, state: State) -> bool:
-        """Whether text on it must be white; on black it stands in a box."""
+        """Return whether text on it must be white; on black it is in a box."""
         return self.of[state]["facecolor"] in _NEEDS_WHITE
 
     def cell_color(self, state: State) -> str:
-        """The color of a cell of `areal_lab.widgets.strip`."""
+        """Color of a cell of `areal_lab.widgets.strip`."""
         if state.blank:
             return "transparent"
         if not state.busy:
@@ -135,15 +132,11 @@ class Looks:
         return "currentColor" if color == BLACK else color
 
     def cell_label(self, state: State) -> str:
-        """What a cell is in the widget's legend; nothing for a blank one."""
+        """Label of a cell in the widget's legend; empty for a blank one."""
         return "" if state.blank else _labeled([self._named(state.name)], busy=state.busy)
 
     def legend(self, *, least: float = 0.0) -> tuple[list[Patch], list[str]]:
-        """Handles and labels; states with the same look are one entry, small ones are left out.
-
-        Args:
-            least: smallest size of an entry.
-        """
+        """Handles and labels; states with the same look are one entry, small ones are left out."""
         from matplotlib.patches import Patch
 
         alike: dict[tuple[Any, ...], list[State]] = {}

@@ -1,6 +1,6 @@
 """Shares of time by state over time, for any number of processes: an aggregated timeline.
 
-Engines are one panel, however many there are; so a picture of 24 takes as long as one of 2.
+All engines share one panel, so a picture of 24 engines takes as long as one of 2.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _LEAST_PERCENT: Final = 0.3
 """Percent of a panel's time below which a state has no entry in the legend."""
 _MOST_PUSHES: Final = 60
-"""New weights that arrive more often are not marked."""
+"""Maximum weight updates that are marked."""
 
 
 @finished
@@ -46,15 +46,7 @@ def draw_shares(
 ) -> Picture:
     """Draw how engines and trainer spend their time, as shares that change over the run.
 
-    Args:
-        log: the log of a run, real or simulated.
-        window: seconds to show; None takes those of training.
-        cells: pieces of equal length into which the time is divided.
-        width: in inches.
-        title: in place of the picture's own.
-
-    Raises:
-        ValueError: if the window is empty, or there is no cell.
+    `window` is in seconds; None takes that of training.
     """
     activities = without_idle_rows(activity(log))
     if window is None:

@@ -1,6 +1,6 @@
 """The style of all pictures: colors, sizes, the title, and saving.
 
-A function `draw_*` that users call is made like this, and its picture is finished:
+A function `draw_*` that users call is written like this, and its picture is finished:
 
     @finished
     def draw_reward(metrics, *, width: float = 8.0, title: str | None = None) -> Picture:
@@ -8,9 +8,9 @@ A function `draw_*` that users call is made like this, and its picture is finish
         ...
         return entitle(figure, title or "Reward of each training step", alt="A line that ...")
 
-`width` is in inches; a figure below `NARROW` has fewer panels. `picture.alt` says in words what is
-shown. Colors are those of Okabe and Ito, which color-blind readers can distinguish. matplotlib is
-imported when a picture is drawn, not when the command line starts.
+`width` is in inches; a figure below `NARROW` has fewer panels. `picture.alt` describes the picture
+in words. Colors are those of Okabe and Ito, which color-blind readers can distinguish. matplotlib
+is imported when a picture is drawn, not when the command line starts.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
+
+from areal_lab.host.durable import replacing
+from areal_lab.host.terminal import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,7 +38,7 @@ ORANGE, VERMILION, PURPLE, BLACK = "#E69F00", "#D55E00", "#CC79A7", "#000000"
 GREY = "#8C8C8C"
 
 COLUMN: Final = 7.0
-"""Width in inches for the column of a notebook, where it is shown with the letters of the text."""
+"""Width in inches of a notebook's column, in which letters have the size of the text."""
 NARROW: Final = 9.0
 """Pictures of less than this width, in inches, have fewer panels and columns."""
 
@@ -54,6 +57,7 @@ STYLE: dict[Any, Any] = {
     "legend.frameon": False,
     "legend.fontsize": 9,
     "hatch.linewidth": 0.5,
+    "text.parse_math": False,  # user texts may have dollars; `Picture` sets it for log axes
 }
 
 _LEAST_LETTERS: Final = 9.0
@@ -61,7 +65,7 @@ _LEAST_LETTERS: Final = 9.0
 
 
 def finished(draw: Callable[P, R]) -> Callable[P, R]:
-    """Run a function that draws in the common style, whatever the caller's settings are."""
+    """Run a drawing function in the common style, whatever the caller's settings are."""
 
     @wraps(draw)
     def styled(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -74,11 +78,7 @@ def finished(draw: Callable[P, R]) -> Callable[P, R]:
 
 
 def new_figure(width: float, height: float) -> Picture:
-    """An empty figure; sizes in inches.
-
-    Raises:
-        ValueError: if the width is not at least 3 inches, where no label has room.
-    """
+    """An empty figure; sizes in inches."""
     # Not pyplot, which keeps figures alive and needs a display.
     from areal_lab.plots.picture import Picture
 
@@ -91,6 +91,9 @@ def new_figure(width: float, height: float) -> Picture:
 
 def entitle(figure: Picture, title: str, *, alt: str) -> Picture:
     """Set the title, as large as the width permits, and the description in words."""
+    from areal_lab.plots.picture import MOST_LETTERS
+
+    title, alt = printable(title)[:MOST_LETTERS], printable(alt)
     room = 0.97 * 72 * figure.get_figwidth()  # in points
     size = max(_LEAST_LETTERS, min(10.0, room / _bold_width(title)))
     figure.suptitle(
@@ -111,7 +114,7 @@ def _bold_width(text: str) -> float:
 
 
 def _in_lines(title: str, room: float) -> str:
-    """The title in the fewest lines that fit, of about the same length: no word stands alone."""
+    """Title in the fewest lines that fit, of similar length: no word is alone in a line."""
     lines = [title]
     for count in range(math.ceil(_bold_width(title) / room), len(title.split()) + 1):
         letters = math.ceil(len(title) / count)
@@ -123,10 +126,12 @@ def _in_lines(title: str, room: float) -> str:
 
 
 def save_picture(figure: Picture, path: Path) -> Path:
-    """Write the file, and its folder; returns the path. PNG and SVG hold the description."""
+    """Write the file, and its folder; returns the path. PNG and SVG include the description."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    described = figure.alt and path.suffix in (".png", ".svg")
-    figure.savefig(path, metadata={"Description": figure.alt} if described else None)
+    kind = path.suffix.removeprefix(".").lower() or "png"
+    metadata = {"Description": figure.alt} if figure.alt and kind in ("png", "svg") else None
+    with replacing(path) as file:
+        figure.savefig(file, format=kind, metadata=metadata)
     return path
 
 
@@ -138,5 +143,5 @@ def whole_numbers(axes: Axes) -> None:
 
 
 def nothing_yet(axes: Axes, text: str) -> None:
-    """Write in the middle why the picture is empty."""
+    """Write the reason for an empty picture into its middle."""
     axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color=GREY)

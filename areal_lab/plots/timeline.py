@@ -24,7 +24,7 @@ from areal_lab.plots.style import (
     nothing_yet,
 )
 from areal_lab.runlog.activity import TRAINERS_TURN, Stretch, activity, training_window
-from areal_lab.runlog.records import GroupRecord, Log, engine_process
+from areal_lab.runlog.records import IMPORTED, GroupRecord, Log, engine_process
 from areal_lab.runlog.time_cells import State, state_seconds, without_idle_rows
 
 if TYPE_CHECKING:
@@ -36,12 +36,14 @@ _VERSION_COLORS: Final = ("#332288", "#88CCEE", "#CC6677", "#DDCC77", "#117733",
 """Tol's muted scheme, distinct from the colors of activities."""
 _MAX_SLOTS: Final = 64
 _MIN_SHARE: Final = 0.001
-"""Share of the run below which an activity is drawn without an entry in the legend."""
+"""Share of the run below which an activity has no entry in the legend."""
 _LABEL_IN: Final = 0.3
 """Smallest distance of version labels, in inches; closer ones are omitted."""
 _FEW_ROWS: Final = 10
 """Rows are lower if there are more."""
 _SAID: Final = 4
+_STEPS_ZOOMED: Final = 2
+"""Steps of an imported log in the enlarged part."""
 _LEAST_SHARE: Final = 1e-4
 """Stretches of less than this share of a panel, a tenth of a pixel, are not drawn."""
 
@@ -52,24 +54,19 @@ def draw_timeline(
 ) -> Picture:
     """Draw the activity of each process: the whole run, a part of it, and the groups in that part.
 
-    A process without anything to do or to wait for has no row. A cluster of more engines than rows
-    fit is shown by `areal_lab.plots.shares`.
-
-    Args:
-        log: the log of a run, real or simulated.
-        zoom_s: length of the part, from the middle of training.
-        width: in inches; a narrow picture leaves the groups out.
-        title: in place of the picture's own.
+    A process without any activity or wait has no row. For more engines than rows fit, use
+    `areal_lab.plots.shares`.
     """
     activities = without_idle_rows(activity(log))
     narrow = width < NARROW
     window = (0.0, max(log.end_s, 1.0))
-    zoom = _zoom_window(*training_window(log), zoom_s)
+    imported = log.header.mode == IMPORTED
+    zoom = _zoom_window(*training_window(log), _STEPS_ZOOMED * _step_s(log) if imported else zoom_s)
     slots = _slots([g for g in log.groups if g.t_s < zoom[1] and g.generated_s > zoom[0]])
     rows = 0.45 + max(1, len(activities)) * (0.5 if len(activities) <= _FEW_ROWS else 0.26)
     shown = min(len(slots), _MAX_SLOTS)
     heights = [rows, rows, max(0.9, 0.4 + (0.16 if shown <= _MAX_SLOTS / 2 else 0.09) * shown)]
-    heights = heights[: 2 if narrow else 3]
+    heights = heights[: 2 if narrow or imported else 3]
     seconds = state_seconds(activities)
     looks = Looks(seconds)
     handles, labels = looks.legend(least=_MIN_SHARE * window[1])
@@ -81,15 +78,17 @@ def draw_timeline(
     _draw_rows(whole, activities, looks, window)
     if pushes:  # an empty line without clipping breaks the layout
         whole.plot(pushes, [-0.62] * len(pushes), "v", color=BLACK, markersize=3.5, clip_on=False)
-    whole.set_title("the whole run; triangles: new weights are on the engines", pad=11)
+    weights = "" if imported else "; triangles: new weights are on the engines"
+    whole.set_title(f"the whole run{weights}", pad=11)
     _label_time_outside_training(whole, log)
     whole.axvspan(*zoom, ymin=0.01, ymax=0.99, fill=False, edgecolor=BLACK, linewidth=1.4)
     _draw_rows(part, activities, looks, zoom)
     _mark(part, [t_s for t_s in pushes if zoom[0] <= t_s <= zoom[1]])
     length_s = zoom[1] - zoom[0]
-    part.set_title(
-        f"{length_s:.0f} s of the run (framed above); dashed: new weights are on the engines"
-    )
+    weights = "dashed: new weights are on the engines"
+    if imported:
+        weights = "the log has the length of each part, and not its place in the step"
+    part.set_title(f"{length_s:.0f} s of the run (framed above); {weights}")
     for axes in below:
         _draw_groups(axes, slots, log, zoom, room_s=_LABEL_IN / width * length_s)
     for axes in (whole, part, *below):
@@ -97,6 +96,13 @@ def draw_timeline(
     if labels:
         figure.legend(handles, labels, loc="outside lower center", ncols=columns)
     return entitle(figure, title or "Activity of each process", alt=_said(activities, window[1]))
+
+
+def _step_s(log: Log) -> float:
+    """Mean seconds of the steps of an imported log, of which each has spans."""
+    steps = {span.args.get("step") for span in log.spans}
+    start_s, end_s = training_window(log)
+    return (end_s - start_s) / max(1, len(steps))
 
 
 def _said(activities: Mapping[str, Sequence[Stretch]], end_s: float) -> str:
@@ -168,7 +174,7 @@ def _pauses(log: Log) -> list[tuple[float, float]]:
 def _turns(
     log: Log, pauses: Sequence[tuple[float, float]], engines: Sequence[EngineId]
 ) -> list[tuple[float, float, float]]:
-    """When the devices of single engines train, outside of pauses of all engines, by row."""
+    """Times in which devices of single engines train, outside of pauses of all engines, by row."""
     spans = [span for span in log.spans if span.cause == TRAINERS_TURN]
     return [
         (span.t_s, span.end_s, float(row))

@@ -1,15 +1,14 @@
-"""Several reward functions as named components of one: `reward.weights` weighs them."""
+"""Several reward functions as named components of one: `reward.weights` has their factors."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from areal_lab.config.functions import load_function
 from areal_lab.host.isolation import LevelSetting
-from areal_lab.rewards.address import is_address
-from areal_lab.rewards.wire import TOLD
+from areal_lab.rewards.usable import check_reward
+from areal_lab.rewards.wire import TOLD, is_address
 from areal_lab.rewards.worker import bound, is_async, reward_of
 
 
@@ -22,11 +21,12 @@ class Combined:
         reward.weights={form: 0.2}
 
     Args:
-        parts: by name, `module:function`, or `fn` with its keyword arguments. They are not async.
-        sandbox: of parts that run code of the model; `reward.sandbox`.
+        parts: by name, `module:function`, or `fn` with its keyword arguments. Async functions are
+            not supported.
+        sandbox: containment of parts that run code of the model; `reward.sandbox`.
 
     Raises:
-        ValueError: in one line: a part has a name that means something else, or cannot be used.
+        ValueError: in one line: a part has a reserved name, or cannot be used.
     """
 
     def __init__(
@@ -38,15 +38,11 @@ class Combined:
 
     @classmethod
     def check(cls, parts: Mapping[str, str | Mapping[str, Any]], **_: object) -> None:
-        """Make it once; preflight calls this.
-
-        Raises:
-            ValueError: in one line.
-        """
+        """Create it once; `areal_lab.resolve` calls this."""
         cls(parts)
 
     def __call__(self, completion: str, example: Mapping[str, Any]) -> dict[str, float] | None:
-        """The reward of each part, and what they say of the sample; None if one has no reward."""
+        """Reward of each part, and its outcome components; None if a part has no reward."""
         rewards: dict[str, float] = {}
         for name, function in self._parts.items():
             value = function(completion, example)
@@ -71,12 +67,10 @@ def _part(name: str, setting: str | Mapping[str, Any], sandbox: LevelSetting) ->
     function = load_function(fn)
     level: Any = keywords.pop("sandbox", sandbox)
     try:
-        inspect.signature(function).bind(
-            *(() if isinstance(function, type) else ("", {})), **keywords
-        )
+        check_reward(function, keywords, level)
         made = bound(function, keywords, level)
-    except (TypeError, RuntimeError) as error:  # the second one is of a sandbox
+    except (TypeError, ValueError, RuntimeError) as error:  # the last one is of a sandbox
         raise ValueError(f"the part {name} ({fn}): {error}") from error
     if is_async(made):
-        raise ValueError(f"the part {name} ({fn}) is async; parts are called one after the other")
+        raise ValueError(f"the part {name} ({fn}) is async; parts must be sync functions")
     return made

@@ -3,8 +3,8 @@
     POST {"completion": ..., "problem": {"prompt", "answer", ...}} --> {"reward": 0.5}, or a number,
                                                                        or named components
 
-The completions of a group are sent at the same time, from a reward worker. A failure that may pass
-(no connection, no reply in time, 429, 5xx) is tried again, later each time.
+The completions of a group are sent concurrently, from a reward worker. A temporary failure (no
+connection, a timeout, 429, 5xx) is retried with increasing pauses.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from typing import Any, Final
 import httpx2
 
 from areal_lab.host.certificates import certificates_for
-from areal_lab.rewards.address import Unreachable
+from areal_lab.rewards.wire import Unreachable
 
 MOST_REPLY_BYTES: Final = 1 << 20
 _CHECK_S: Final = 5.0
 _SHOWN: Final = 200
-"""Characters of a refusal that are shown."""
+"""Characters of a refusal in messages."""
 
 
 class HttpReward:
-    """A reward function that asks a service.
+    """A reward function that calls a service.
 
     Args:
-        url: of the service, `http://` or `https://`. No proxy is used.
-        timeout_s: of one attempt. `reward.timeout_s` is that of all attempts of a completion.
+        url: address of the service, `http://` or `https://`. No proxy is used.
+        timeout_s: limit of one attempt. `reward.timeout_s` limits all attempts of a completion.
         retries: further attempts.
-        backoff_s: wait before the second attempt, twice as long before each further one. The
-            service may ask for more by `Retry-After`.
-        key_variable: environment variable with a key, sent as `Authorization: Bearer`; so it is in
-            no setting. Empty sends none.
+        backoff_s: wait before the second attempt, doubled for each further one. The service may ask
+            for more with `Retry-After`.
+        key_variable: environment variable with a key, sent as `Authorization: Bearer`, so the key
+            is in no setting. Empty sends none.
 
     Raises:
         ValueError: a number is out of its bounds, or the variable is not set.
@@ -69,12 +69,7 @@ class HttpReward:
 
     @classmethod
     def check(cls, url: str = "", **keywords: Any) -> None:
-        """Check that the service can be reached; preflight calls this. Any reply will do.
-
-        Raises:
-            Unreachable: it cannot.
-            ValueError: in one line; a keyword is out of its bounds.
-        """
+        """Check that the service replies, with any status; `areal_lab.resolve` calls this."""
         cls(url, **keywords)
         try:
             with httpx2.Client(
@@ -88,12 +83,7 @@ class HttpReward:
             ) from error
 
     async def __call__(self, completion: str, example: Mapping[str, Any]) -> Any:
-        """The reward that the service replies; None, which is no reward, for `null`.
-
-        Raises:
-            RuntimeError: it refused, or failed at every attempt.
-            ValueError: its reply is no reward.
-        """
+        """Reward from the service; None, which is no reward, for `null`."""
         body = json.dumps({"completion": completion, "problem": dict(example)}, default=str)
         wait_s, failure = self._backoff_s, ""
         async with httpx2.AsyncClient(**self._client) as client:
@@ -118,11 +108,7 @@ class HttpReward:
     async def _post(
         self, client: httpx2.AsyncClient, body: bytes
     ) -> tuple[int, httpx2.Headers, bytes]:
-        """Status, headers and content.
-
-        Raises:
-            ValueError: the content is too large.
-        """
+        """Send one request; returns status, headers and content."""
         content = bytearray()
         async with client.stream("POST", self._url, content=body, headers=self._headers) as reply:
             async for part in reply.aiter_bytes():
@@ -157,7 +143,7 @@ def _authorization(key_variable: str) -> dict[str, str]:
 
 
 def _retry_after_s(headers: httpx2.Headers) -> float:
-    """Seconds for which the service asks; 0 if it does not, or gives a date."""
+    """Seconds from `Retry-After`; 0 without it, or for a date."""
     text = headers.get("retry-after", "")
     return float(text) if text.isdecimal() else 0.0
 

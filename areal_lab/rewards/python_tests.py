@@ -1,9 +1,10 @@
 """Rewards of generated code: 1 if it passes the tests of its problem, 0 otherwise.
 
 The code and its tests run in two processes of a sandbox, which limits both, and the tests compare
-on their side (`areal_lab.rewards.verdicts`, docs/sandbox.md). Each reward has further components,
-which are 1 for one reason of a reward of 0: `unsupported` (the tests need what cannot cross between
-the two), `timed_out` and `crashed` (of the code). Set `reward.timeout_s` above the sandbox's 8 s.
+in their own process (`areal_lab.rewards.verdicts`, docs/sandbox.md). Each reward has further
+components, which are 1 for one reason of a reward of 0: `unsupported` (the tests need objects that
+cannot be sent between the two), `timed_out` and `crashed` (of the code). Set `reward.timeout_s`
+above the sandbox's 8 s.
 """
 
 from __future__ import annotations
@@ -19,22 +20,19 @@ from areal_lab.rewards.sandbox.run import Limits
 from areal_lab.rewards.verdicts.judge import judge
 
 LIMITS: Final = Limits(cpu_s=5.0, timeout_s=8.0)
-"""Of the code, and of its tests. CPU time, since training keeps the machine busy."""
+"""Limits of the code, and of its tests. CPU time, because training keeps the machine busy."""
 _FENCE: Final = re.compile(r"```[A-Za-z0-9_+-]*[ \t]*\n(.*?)(?:\n```|\Z)", re.DOTALL)
 _AFTER_A_FUNCTION: Final = ("\nclass ", "\ndef ", "\nif ", "\nprint(", "\n#")
-"""What a base model writes after the function that it was to complete: Chen et al., section 2.1."""
+"""Text that a base model writes after the function that it completes: Chen et al., section 2.1."""
 
 
 def humaneval(
     completion: str, example: Mapping[str, Any], *, sandbox: LevelSetting = "auto"
 ) -> dict[str, float]:
-    """1 if the completed function passes the problem's `check`.
+    """Return 1 if the completed function passes the problem's `check`, else 0.
 
-    The completion continues the prompt, or is a whole function, perhaps in a Markdown fence.
+    The completion continues the prompt, or is a whole function, optionally in a Markdown fence.
     Source: Chen et al. (arXiv:2107.03374), `execution.py` of their release.
-
-    Raises:
-        SandboxError: nothing was run.
     """
     prompt, entry = str(example["source"]), str(example["entry_point"])
     return _rewards(
@@ -49,16 +47,14 @@ def humaneval(
 def mbpp(
     completion: str, example: Mapping[str, Any], *, sandbox: LevelSetting = "auto"
 ) -> dict[str, float]:
-    """1 if the program, perhaps in a Markdown fence, passes all tests of the problem.
+    """Return 1 if the program, optionally in a Markdown fence, passes all tests of the problem,
+    else 0.
 
-    Under test are the functions and classes of the gold solution.
+    The functions and classes of the gold solution are tested.
     Source: Austin et al. (arXiv:2108.07732), section 2.1.
-
-    Raises:
-        SandboxError: nothing was run.
     """
     code = fenced(completion).split("[DONE]", 1)[0].replace("[BEGIN]", "")
-    # Of two problems the setup makes trees of a class that the solution defines.
+    # The setup of two problems builds trees of a class that the solution defines.
     tests = (str(example["test_setup_code"]), *map(str, example["test_list"]))
     gold = str(example.get("code", example.get("answer", "")))
     names, imports = _defined(gold)
@@ -68,7 +64,7 @@ def mbpp(
 
 
 def humaneval_code(completion: str, prompt: str, entry_point: str) -> str:
-    """The program of a completion: what continues the prompt, or a function that replaces it."""
+    """Program of a completion: a continuation of the prompt, or a function that replaces it."""
     code = fenced(completion)
     if f"def {entry_point}" in code:
         return f"{prompt}\n    pass\n\n{code}"  # the prompt has imports and helpers
@@ -77,7 +73,7 @@ def humaneval_code(completion: str, prompt: str, entry_point: str) -> str:
 
 
 def fenced(completion: str) -> str:
-    """The code of a completion: in its first Markdown fence, or all of it."""
+    """Code of a completion: in its first Markdown fence, or all of it."""
     found = _FENCE.search(completion)
     return completion if found is None else found.group(1)
 

@@ -1,11 +1,16 @@
 """Rewards of Reasoning Gym's tasks, by each task's own rule (`score_answer`), between 0 and 1.
 
+An answer that makes the rule raise gets 0 and the component `unreadable`, if the rule can score the
+gold answer. A rule that fails for the gold answer, too, gives no reward.
+
 Needs `pip install 'areal_lab[reasoning-gym]'` and `dataset.type=reasoning_gym`.
 """
 
 from __future__ import annotations
 
+import copy
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
@@ -15,11 +20,11 @@ from areal_lab.extras import MissingExtra, require
 from areal_lab.host.isolation import LevelSetting
 
 TAGS: Final = r"(?s)<answer>(.*?)</answer>"
-"""The form of answers in Reasoning Gym's own runs."""
+"""Form of answers in Reasoning Gym's own runs."""
 
-# Their `score_answer` gives the answer to `eval` or to SymPy's `parse_expr`, which is `eval`, too.
-# `composite` scores by the tasks that it is made of. The slow test of the adapters compares this
-# with the source of the installed package.
+# Their `score_answer` passes the answer to `eval` or to SymPy's `parse_expr`, which also calls
+# `eval`. `composite` scores with the tasks that it consists of. The slow test of the adapters
+# compares this with the source of the installed package.
 EVALUATES: Final = frozenset(
     {
         "binary_matrix",
@@ -34,19 +39,17 @@ EVALUATES: Final = frozenset(
         "string_insertion",
     }
 )
-"""Tasks that run what the model writes, in the reward's process."""
+"""Tasks that evaluate the model's text, in the reward's process."""
+_BOARDS: Final = frozenset({"arc_agi", "rearc"})
+"""Tasks that compare with a tuple of tuples, which JSON turns into lists."""
+_NO_NUMBER: Final = re.compile(r"(?i)[\d\s.+*/ij()-]*(?:nan|inf(?:inity)?)[\d\s.+*/ij()naft-]*")
+"""Text that Python reads as a number without a value; `complex_arithmetic` pays 1 for `nan`."""
 
 
 def refuse_evaluated(tasks: Iterable[str], sandbox: LevelSetting) -> None:
-    """Refuse tasks whose score runs the model's text, unless that was asked for.
+    """Refuse tasks whose score evaluates the model's text, unless `reward.sandbox` is `unsafe`.
 
-    Args:
-        tasks: names.
-        sandbox: value of `reward.sandbox`; only `unsafe` lets them pass, since no level contains a
-            function that is called in the reward's process.
-
-    Raises:
-        ValueError: in one line.
+    No level contains a function that is called in the reward's process.
     """
     refused = sorted(EVALUATES.intersection(tasks))
     if refused and sandbox != "unsafe":
@@ -66,11 +69,11 @@ class ReasoningGym:
         sandbox: `unsafe` allows tasks of `EVALUATES`; nothing is contained with any value.
 
     Raises:
-        ValueError: the pattern is none, or has not one group.
+        ValueError: the pattern is invalid, or does not have exactly one group.
     """
 
     runs_programs: Final = False
-    """It refuses what it would have to contain, so it needs no level that works here."""
+    """False: tasks that would need containment are refused, so no level has to work here."""
 
     def __init__(self, pattern: str = TAGS, *, sandbox: LevelSetting = "auto") -> None:
         self.check(pattern)
@@ -79,11 +82,7 @@ class ReasoningGym:
 
     @staticmethod
     def check(pattern: str = TAGS, **_: object) -> None:
-        """Check the package and the pattern; preflight calls this.
-
-        Raises:
-            ValueError: in one line.
-        """
+        """Check the package and the pattern; `areal_lab.resolve` calls this."""
         try:
             require("areal_lab.rewards.reasoning_gym", "reasoning-gym")
         except MissingExtra as error:
@@ -96,25 +95,40 @@ class ReasoningGym:
             raise ValueError(f"pattern is {pattern!r}, which has {groups} groups, but needs 1")
 
     def __call__(self, completion: str, example: Mapping[str, Any]) -> dict[str, float]:
-        """The task's score of the answer.
-
-        Raises:
-            KeyError: the problem is none of `dataset.type=reasoning_gym`.
-            ValueError: the task is one of `EVALUATES`, and the sandbox is not `unsafe`.
-        """
+        """Score of the answer by its task."""
         name = str(example["task"])
         refuse_evaluated([name], self._sandbox)
         answer = self._answer(completion)
         if answer is None:
-            return {"reward": 0.0, "no_answer": 1.0}
+            return {"reward": 0.0, "no_answer": 1.0, "unreadable": 0.0}
         task = _task(name, json.dumps(example["options"]))
-        return {"reward": float(task.score_answer(answer, example["entry"])), "no_answer": 0.0}
+        try:
+            reward = _score(task, name, answer, example["entry"])
+        except Exception:
+            # The answer is to blame if the gold answer can be scored; else there is no reward.
+            _score(task, name, example["entry"]["answer"], example["entry"])
+            return {"reward": 0.0, "no_answer": 0.0, "unreadable": 1.0}
+        return {"reward": reward, "no_answer": 0.0, "unreadable": 0.0}
 
     def _answer(self, completion: str) -> str | None:
         if self._pattern is None:
             return completion.strip()
         found = self._pattern.findall(completion)
         return found[-1].strip() if found else None
+
+
+def _score(task: Any, name: str, answer: str | None, entry: Mapping[str, Any]) -> float:
+    """Score by the task's rule, on a copy: some rules change the problem."""
+    if answer is not None and answer != entry.get("answer") and _NO_NUMBER.fullmatch(answer):
+        raise ValueError(f"{answer[:20]!r} is not a number")
+    entry = copy.deepcopy(dict(entry))
+    if name in _BOARDS:
+        board = entry["metadata"]["output"]
+        entry["metadata"]["output"] = tuple(tuple(row) for row in board)
+    score = float(task.score_answer(answer, entry))
+    if not math.isfinite(score):
+        raise ValueError(f"{name} scored {score}")
+    return score
 
 
 @lru_cache(maxsize=128)

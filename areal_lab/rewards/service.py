@@ -3,11 +3,10 @@
     score(group) --> an idle worker --(one request)--> function(completion, example) each
                                     <--(an outcome as each ends)--
 
-A completion that takes too long or crashes its worker costs that completion and a new worker, which
-scores the rest of the group; other groups are not affected. A worker that ended while it was idle
-costs nothing but a new one. Failures are counted, not scored 0:
-their reward is NaN. Workers end with this process, however it ends. Nothing that a worker sends is
-unpickled; one that sends what is no reply is ended, too.
+A timeout or a crash of a worker costs one completion and a new worker, which scores the rest of the
+group; other groups are not affected. A worker that ended while it was idle is only replaced.
+Failures are counted, not scored 0: their reward is NaN. Workers end with this process, however it
+ends. Nothing from a worker is unpickled; a worker that sends an invalid reply is also ended.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -30,11 +29,12 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from areal_lab.config.functions import pickle_function
 from areal_lab.config.schema import RewardConfig
+from areal_lab.control.liveness import Silence
 from areal_lab.data.problems import Problem
 from areal_lab.host.isolation import LevelSetting
+from areal_lab.host.owned_folders import remove_tree
 from areal_lab.host.processes import Child, start_child
-from areal_lab.rewards.address import by_name
-from areal_lab.rewards.failure_rate import FailureRate, RewardError
+from areal_lab.host.silence import starves, unless_silent
 from areal_lab.rewards.wire import (
     LENGTH,
     BadReply,
@@ -44,13 +44,14 @@ from areal_lab.rewards.wire import (
     Scored,
     ScoreRequest,
     Status,
+    by_name,
     read_reply,
     reply_size,
 )
 
 RewardFunction: TypeAlias = Callable[[str, Mapping[str, Any]], Any]
-"""`(completion, example) -> float | dict[str, float] | None`, or an awaitable of these; None is no
-reward."""
+"""`(completion, example) -> float | dict[str, float] | None`, or an awaitable of these; None is
+no reward."""
 
 START_TIMEOUT_S = 120.0
 """Longest wait until a worker has loaded the function; not part of the function's timeout."""
@@ -62,13 +63,13 @@ _SOFT_TIMEOUT_GRACE_S = 1.0  # an async function is stopped inside its worker fi
 
 @dataclass(frozen=True, slots=True)
 class RewardOutcome:
-    """The result of scoring one completion."""
+    """Result of scoring one completion."""
 
     status: Status | Literal["abandoned"]
-    """A sample that programs outside of the run make is `abandoned` if they end it without a
-    reward, which is no failure of the run."""
+    """A sample of programs outside of the run is `abandoned` if they end it without a reward,
+    which is not a failure of the run."""
     reward: float
-    """The reward to train on; NaN unless `status` is ok."""
+    """Reward to train on; NaN unless `status` is ok."""
     rewards: dict[str, float] = field(default_factory=dict)
     """Named parts, if the function returned some; `reward` is the part of that name, else their
     weighted sum."""
@@ -88,11 +89,12 @@ class _Worker:
 
     @property
     def usable(self) -> bool:
-        """Whether it waits for a request: one that has ended meanwhile, or has sent something that
-        it was not asked for, does not."""
+        """True if it waits for a request; False if it has ended, or has sent something
+        unexpected.
+        """
         if self.reader.at_eof() or self.writer.is_closing():
             return False
-        # What the event loop has not noticed yet counts, too.
+        # Includes data that the event loop has not read yet.
         poll = select.poll()
         poll.register(self.writer.get_extra_info("socket").fileno(), select.POLLIN)
         return not poll.poll(0)
@@ -100,6 +102,13 @@ class _Worker:
     async def receive(self) -> Reply:
         header = await self.reader.readexactly(LENGTH.size)
         return read_reply(await self.reader.readexactly(reply_size(header)))
+
+    async def receive_within(self, limit_s: float) -> Reply:
+        """Next reply; time in which the worker waits for a CPU does not count."""
+        silence = Silence(limit_s)
+        return await unless_silent(
+            self.receive(), silence.passed, starves(self.child.pid), limit_s=limit_s
+        )
 
     def send(self, message: object) -> None:
         data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
@@ -111,7 +120,7 @@ class _Worker:
 
 
 class RewardService:
-    """Runs one reward function in worker processes.
+    """Run one reward function in worker processes.
 
     >>> async with RewardService("my_rewards:score", timeout_s=10, workers=2) as rewards:
     ...     outcomes = await rewards.score(completions, problem)
@@ -119,13 +128,13 @@ class RewardService:
     Args:
         function: a callable, which may be defined in a notebook or script; `module:function`; or
             the address of a service (`rewards.http`).
-        timeout_s: for one completion. A sync function scores the completions of a group one after
-            the other, an async one all concurrently.
-        workers: groups scored at the same time.
-        weights: factors of the named numbers that the function returns; those without one count
-            once, and the sum is the reward.
-        kwargs: keyword arguments of a function that is given by name; a class is made with them.
-        sandbox: how a function that has a parameter of this name contains model code.
+        timeout_s: time limit of one completion. A sync function scores the completions of a group
+            in order, an async one all concurrently.
+        workers: groups scored concurrently.
+        weights: factors of the named numbers that the function returns (1 if missing); the sum is
+            the reward.
+        kwargs: keyword arguments of a function that is given by name, or of a class.
+        sandbox: containment of model code, for a function with a parameter of this name.
         max_error_rate: share of failed and timed-out calls among the last 100 above which `score`
             raises. Missing calls count as successful.
         log_folder: for the function's output; None uses a temporary folder.
@@ -174,13 +183,8 @@ class RewardService:
         log_folder: Path,
         max_error_rate: float | None = None,
     ) -> RewardService:
-        """The service of a configuration.
-
-        Args:
-            config: of rewards.
-            function: instead of `config.fn`; empty takes that.
-            log_folder: for its output.
-            max_error_rate: instead of `config.max_error_rate`.
+        """Create the service of a configuration; a `function` replaces `config.fn` unless it is
+        empty.
         """
         return cls(
             function or config.fn,
@@ -195,18 +199,16 @@ class RewardService:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Number of calls by status: `ok`, `timeout` (took too long), `error` (failed), `refused`
-        (returned None)."""
+        """Number of calls by status: `ok`, `timeout` (took too long), `error` (failed),
+        `refused` (returned None).
+        """
         return {status: self._counts[status] for status in get_args(Status)}
 
     async def __aenter__(self) -> RewardService:
-        """Start the workers.
-
-        Raises:
-            RewardError: if a worker cannot load the function.
-        """
+        """Start the workers."""
         if self._log_folder is None:
-            folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="areal-reward-"))
+            folder = tempfile.mkdtemp(prefix="areal-reward-")
+            self._stack.callback(remove_tree, folder)
             self._log_folder = Path(folder)
             self._worker_arguments = [folder]
         self._stack.push_async_callback(self._stop_all)
@@ -235,11 +237,7 @@ class RewardService:
     async def score(
         self, completions: Sequence[str], example: Problem | Mapping[str, Any]
     ) -> list[RewardOutcome]:
-        """Score the completions of one problem; returns the outcomes in the same order.
-
-        Raises:
-            RewardError: if too many of the last calls failed; includes the first traceback.
-        """
+        """Score the completions of one problem; returns the outcomes in the same order."""
         if isinstance(example, Problem):
             example = example.as_example()
         worker = await self._idle.get()
@@ -299,8 +297,7 @@ class RewardService:
         started_s = time.monotonic()
         for _ in left:
             try:
-                async with asyncio.timeout(allowance_s):
-                    scored = await worker.receive()
+                scored = await worker.receive_within(allowance_s)
                 index = _index(scored, request, left, outcomes)
             except TimeoutError:
                 waited_s = time.monotonic() - started_s
@@ -329,7 +326,7 @@ class RewardService:
         with theirs:
             fds = [theirs.fileno()]
             arguments = [str(fds[0]), *self._worker_arguments]
-            # First: nobody would end a process that starts before a cancellation here.
+            # First: nothing would end a process that starts before a cancellation here.
             reader, writer = await asyncio.open_unix_connection(sock=ours)
             try:
                 child = await start_child(
@@ -341,10 +338,9 @@ class RewardService:
         worker = _Worker(child, reader, writer)
         self._alive.append(worker)
         try:
-            async with asyncio.timeout(START_TIMEOUT_S):
-                settings = (self._kwargs, self._weights, self._sandbox)
-                worker.send((sys.path, *self._portable_function(), *settings))
-                reply = await worker.receive()
+            settings = (self._kwargs, self._weights, self._sandbox)
+            worker.send((sys.path, *self._portable_function(), *settings))
+            reply = await worker.receive_within(START_TIMEOUT_S)
         except TimeoutError:
             await self._discard(worker)
             raise RewardError(
@@ -370,7 +366,7 @@ class RewardService:
         return worker
 
     def _portable_function(self) -> tuple[bool, str | bytes]:
-        """Whether the function is sent by name, and its name or pickle."""
+        """Return whether the function is sent by name, and its name or pickle."""
         if isinstance(self._function, str):
             return True, self._function
         return False, pickle_function(self._function)
@@ -393,11 +389,7 @@ class RewardService:
 def _index(
     reply: Reply, request: ScoreRequest, left: Sequence[int], outcomes: Mapping[int, RewardOutcome]
 ) -> int:
-    """Of the group, which completion a reply is about.
-
-    Raises:
-        BadReply: about none of this request, or about one again.
-    """
+    """Index in the group of the completion that a reply is about."""
     if not isinstance(reply, Scored) or reply.request != request.number:
         raise BadReply("a reply to something else")
     if not 0 <= reply.index < len(left) or left[reply.index] in outcomes:
@@ -406,9 +398,50 @@ def _index(
 
 
 async def _exit_reason(worker: _Worker) -> str:
-    """How the worker's process ended, after its socket closed."""
+    """Exit of the worker's process, after its socket closed."""
     try:
         async with asyncio.timeout(_EXIT_GRACE_S):
             return str(await worker.child.died())
     except TimeoutError:
         return f"{worker.child.name} (process {worker.child.pid}) closed its connection"
+
+
+WINDOW = 100
+"""Number of recent calls over which the share is computed."""
+
+
+class RewardError(RuntimeError):
+    """A reward function or workflow failed too often, or could not be loaded; has a traceback."""
+
+
+@dataclass(slots=True)
+class FailureRate:
+    """Count failures among the last 100 calls; missing calls count as successful."""
+
+    what: str = "the workflow"
+    """Subject of the error's message."""
+    largest: float = 0.1
+    """Share above which `add` raises."""
+    failed: int = 0
+    """Failures since the start."""
+    first: str = ""
+    """Detail of the first failure."""
+    _recent: deque[bool] = field(default_factory=lambda: deque(maxlen=WINDOW))
+
+    def add(self, failure: str) -> None:
+        """Count a call; `failure` is its reason, or empty.
+
+        Raises RewardError, with the first failure, if too many of the last calls failed.
+        """
+        self._recent.append(bool(failure))
+        if failure:
+            self.failed += 1
+            self.first = self.first or failure
+        failed = sum(self._recent)
+        if failed > self.largest * WINDOW:
+            raise RewardError(
+                f"{self.what} failed or timed out in {failed} of the last "
+                f"{len(self._recent)} calls (max_error_rate {self.largest:g} allows "
+                f"{self.largest * WINDOW:g} of {WINDOW}); "
+                f"first failure: {self.first}"
+            )

@@ -1,10 +1,10 @@
-"""Rewards of programs that read standard input and write standard output: 1 if all are as expected.
+"""Rewards of programs that read standard input and write standard output: 1 if all outputs match.
 
 Problems are lines of a JSONL file (`dataset.type=jsonl`) with two lists of texts of equal length:
 
     {"question": "Add the numbers.", "answer": "", "inputs": ["3 4\\n"], "outputs": ["7\\n"]}
 
-What is expected never enters the sandbox. `reward.timeout_s` is for all runs of a completion.
+The expected output never enters the sandbox. `reward.timeout_s` is for all runs of a completion.
 """
 
 from __future__ import annotations
@@ -27,19 +27,14 @@ def stdio_tests(
     sandbox: LevelSetting = "auto",
     test_timeout_s: float = 5.0,
 ) -> float:
-    """1 if the program, perhaps in a Markdown fence, writes the expected output for every input.
+    """Return 1 if the program, optionally in a Markdown fence, writes every expected output, else
+    0.
 
-    Spaces at the ends of lines, and empty lines at the end, do not count. A program that fails on
-    its way (exit code, limits) gets 0 even if the output is right.
+    Spaces at the ends of lines, and empty lines at the end, are ignored. A program that fails later
+    (exit code, limits) gets 0 even if the output is right.
 
     Args:
-        example: its `inputs` and `outputs`.
-        sandbox: level, as `reward.sandbox`.
         test_timeout_s: CPU time for each input, rounded up to seconds; wall time is twice as much.
-
-    Raises:
-        ValueError: the example has no such lists.
-        SandboxError: nothing was run.
     """
     inputs, outputs = _texts(example, "inputs"), _texts(example, "outputs")
     if not inputs or len(inputs) != len(outputs):

@@ -1,7 +1,7 @@
 """Rewards of an answer's form and words: choices, patterns, overlap with the gold answer, JSON.
 
-Where a function finds no answer at all, it has a component `no_answer` of 1 beside `reward`, so
-that samples without one are counted apart from wrong ones (docs/rewards.md).
+If a function finds no answer at all, its component `no_answer` is 1, to count samples without an
+answer separately from wrong ones (docs/rewards.md).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FENCE: Final = re.compile(r"```(?:json)?[ \t]*\n(.*?)```", re.DOTALL)
 def choice(
     completion: str, example: Mapping[str, Any], *, choices: str = "ABCD"
 ) -> dict[str, float]:
-    """1 if the last choice that stands alone is the gold answer.
+    """Return 1 if the last standalone choice is the gold answer, else 0.
 
     >>> choice("A is wrong, so it is (B).", {"answer": "B"})
     {'reward': 1.0, 'no_answer': 0.0}
@@ -32,7 +32,7 @@ def choice(
         choices: single characters; upper and lower case differ.
 
     Raises:
-        ValueError: the gold answer is no choice, so that no completion could be right.
+        ValueError: the gold answer is not a choice, so no completion could be right.
     """
     gold = str(example["answer"]).strip()
     if not gold or len(gold) > 1 or gold not in choices:
@@ -44,7 +44,8 @@ def choice(
 def pattern(
     completion: str, example: Mapping[str, Any], *, pattern: str = r"(?im)^answer:(.*)$"
 ) -> dict[str, float]:
-    r"""1 if what the last match of a pattern captures is the gold answer, ignoring spaces.
+    r"""Return 1 if the capture of the last match of a pattern is the gold answer (ignoring spaces),
+    else 0.
 
     >>> pattern("Answer: 17\nNo.\nAnswer: 18\n", {"answer": "18"})
     {'reward': 1.0, 'no_answer': 0.0}
@@ -60,14 +61,14 @@ def pattern(
 
 
 def form(completion: str, example: Mapping[str, Any], *, pattern: str) -> float:
-    r"""1 if the whole completion, without spaces around it, matches a pattern.
+    r"""Return 1 if the whole completion, without spaces around it, matches a pattern, else 0.
 
     >>> form("<think>so</think> 7", {}, pattern=r"(?s)<think>.*</think>\s*\d+")
     1.0
 
     Args:
         completion: to score.
-        example: not used.
+        example: ignored.
         pattern: a regular expression.
     """
     del example
@@ -75,9 +76,10 @@ def form(completion: str, example: Mapping[str, Any], *, pattern: str) -> float:
 
 
 def contains(completion: str, example: Mapping[str, Any]) -> float:
-    """1 if the words of the gold answer are in the completion, in their order and side by side.
+    """Return 1 if the completion contains the words of the gold answer in order and adjacent, else
+    0.
 
-    Not for numbers: punctuation does not count, so 3.5 and 35 are equal.
+    Not for numbers: punctuation is ignored, so 3.5 and 35 are equal.
 
     >>> contains("It is the Eiffel Tower.", {"answer": "eiffel tower"})
     1.0
@@ -89,7 +91,8 @@ def contains(completion: str, example: Mapping[str, Any]) -> float:
 
 
 def exact_match(completion: str, example: Mapping[str, Any]) -> float:
-    """1 if the words are those of the gold answer, without case, punctuation and articles.
+    """Return 1 if the words are those of the gold answer, without case, punctuation and articles,
+    else 0.
 
     Not for numbers: 3.5 and 35 are equal; `areal_lab.rewards.exact:last_number` compares these.
     Source: Rajpurkar et al. (arXiv:1606.05250), `evaluate-v1.1.py` of their release.
@@ -120,15 +123,15 @@ def word_f1(completion: str, example: Mapping[str, Any]) -> float:
 
 
 class JsonSchema:
-    """1 if the completion is JSON that a schema accepts, alone or in a Markdown fence.
+    """Score 1 if the completion is JSON that a schema accepts, alone or in a Markdown fence.
 
     Needs `pip install 'areal_lab[json]'`. A reference to another file or an address is an error.
 
     Args:
-        schema: of every problem; None takes the field `schema` of each problem.
+        schema: schema of every problem; None takes the field `schema` of each problem.
 
     Raises:
-        ValueError: it is no JSON schema.
+        ValueError: it is not a valid JSON schema.
     """
 
     def __init__(self, schema: Mapping[str, Any] | bool | None = None) -> None:
@@ -137,7 +140,7 @@ class JsonSchema:
 
     @staticmethod
     def check(schema: Mapping[str, Any] | bool | None = None) -> None:
-        """Check the schema and the package; preflight calls this.
+        """Check the schema and the package; `areal_lab.resolve` calls this.
 
         Raises:
             ValueError: in one line.
@@ -152,11 +155,7 @@ class JsonSchema:
             _validator(json.dumps(schema))
 
     def __call__(self, completion: str, example: Mapping[str, Any]) -> dict[str, float]:
-        """The reward, and whether there was no JSON.
-
-        Raises:
-            ValueError: the problem has no schema, one that is none, or one that refers to another.
-        """
+        """The reward, and whether there was no JSON."""
         import referencing.exceptions
 
         schema = example.get("schema") if self._schema is None else self._schema
@@ -170,7 +169,7 @@ class JsonSchema:
         valid = _validator(schema if isinstance(schema, str) else json.dumps(schema))
         try:
             return {"reward": float(valid.is_valid(value)), "no_answer": 0.0}
-        except RecursionError:  # values that are nested deeper than any answer has to be
+        except RecursionError:  # values that are nested too deeply for any answer
             return {"reward": 0.0, "no_answer": 0.0}
         except referencing.exceptions.Unresolvable as error:
             raise ValueError(
@@ -199,9 +198,9 @@ def _compiled(pattern: str, *, groups: int) -> re.Pattern[str]:
     try:
         compiled = re.compile(pattern)
     except re.error as error:
-        raise ValueError(f"pattern is {pattern!r}, which is no regular expression: {error}") from (
-            error
-        )
+        raise ValueError(
+            f"pattern is {pattern!r}, which is not a regular expression: {error}"
+        ) from (error)
     if groups and compiled.groups != groups:
         raise ValueError(
             f"pattern is {pattern!r}, which has {compiled.groups} groups, but needs {groups}"

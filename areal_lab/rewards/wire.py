@@ -1,11 +1,4 @@
-"""The messages between the reward service and its workers, each after its length.
-
-    service --(function)-----> worker --(Ready | Failed)--> service
-    service --(ScoreRequest)-> worker --(Scored, one per completion, as each ends)--> service
-
-To a worker they are pickles. What a worker sends is JSON, and checked field by field on arrival: it
-runs functions over text that a model wrote, and must not be able to run something here.
-"""
+"""Messages between the reward service and its workers, and addresses in `reward.fn`."""
 
 from __future__ import annotations
 
@@ -17,19 +10,19 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal, NoReturn, TypeAlias, get_args
 
 Status: TypeAlias = Literal["ok", "timeout", "error", "refused"]
-"""The result of one call of the reward function; `refused` if it returned None."""
+"""Result of one call of the reward function; `refused` if it returned None."""
 
 Told: TypeAlias = Literal["timed_out", "crashed", "refused", "no_answer"]
 TOLD: Final[tuple[Told, ...]] = get_args(Told)
-"""Named numbers by which a reward function says what became of a sample that it scored, if they are
-not 0; the reward does not contain them."""
+"""Named numbers with which a reward function reports the outcome of a scored sample, if they are
+not 0; they are not part of the reward."""
 
 LENGTH = struct.Struct("<Q")
-"""Size in bytes of the message that follows."""
+"""Size in bytes of the following message."""
 
 MOST_REPLY_BYTES: Final = 4 << 20
 MOST_TEXT: Final = 20_000
-"""Characters of a traceback; of a longer one its end is sent."""
+"""Maximum characters of a traceback; of a longer one the end is sent."""
 MOST_PARTS: Final = 1000
 _MOST_NAME: Final = 200
 
@@ -53,11 +46,11 @@ class ScoreRequest:
     """Completions of one problem to score."""
 
     number: int
-    """Of the request, in the replies to it."""
+    """Number of the request, repeated in the replies."""
     completions: tuple[str, ...]
     example: Mapping[str, Any]
     together: bool
-    """Whether an async function scores all of them concurrently, or one after the other."""
+    """True if an async function scores all of them concurrently, False if in order."""
     timeout_s: float
 
 
@@ -80,15 +73,11 @@ Reply: TypeAlias = Ready | Failed | Scored
 
 
 class BadReply(ValueError):
-    """A worker sent what is no reply; nothing of it was used."""
+    """A worker sent an invalid reply, which is discarded."""
 
 
 def pack_reply(reply: Reply) -> bytes:
-    """A reply as bytes, with its length; its texts are cut.
-
-    Raises:
-        BadReply: it has more than 1,000 components, or longer names than 200 characters.
-    """
+    """Encode a reply with its length; its texts are cut."""
     if isinstance(reply, Scored):
         _check_names(reply.rewards)
     fields = asdict(reply)
@@ -103,11 +92,7 @@ def pack_reply(reply: Reply) -> bytes:
 
 
 def reply_size(header: bytes) -> int:
-    """Size of the reply that follows.
-
-    Raises:
-        BadReply: it is above 4 MiB.
-    """
+    """Size of the following reply; raises BadReply above 4 MiB."""
     size: int = LENGTH.unpack(header)[0]
     if size > MOST_REPLY_BYTES:
         raise BadReply(f"a reply of {size} bytes, but at most {MOST_REPLY_BYTES} are read")
@@ -115,11 +100,7 @@ def reply_size(header: bytes) -> int:
 
 
 def read_reply(data: bytes) -> Reply:
-    """The reply of a worker, which may send anything.
-
-    Raises:
-        BadReply: it is not what `pack_reply` makes.
-    """
+    """Decode the reply of a worker, which may send anything; raises BadReply for other content."""
     try:
         fields = json.loads(data, parse_constant=_refuse)
     except (ValueError, RecursionError):
@@ -147,7 +128,7 @@ def read_reply(data: bytes) -> Reply:
 
 
 def _refuse(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a number of JSON")
 
 
 def _check_names(rewards: Mapping[str, Any]) -> None:
@@ -166,9 +147,27 @@ def _number(value: object) -> float:
             number = math.inf
         if math.isfinite(number):
             return number
-    raise BadReply(f"a reward that is no finite number: {value!r:.40}")
+    raise BadReply(f"a reward that is not a finite number: {value!r:.40}")
 
 
 def _text(text: str) -> str:
-    """At most as much as is sent, and what can be written to a file."""
+    """Text up to the maximum size, without characters that cannot be written to a file."""
     return text[-MOST_TEXT:].encode("utf-8", "replace").decode()
+
+
+FUNCTION: Final = "areal_lab.rewards.http:HttpReward"
+_SCHEMES: Final = ("http://", "https://")
+
+
+class Unreachable(ValueError):
+    """No service at the address; in one line."""
+
+
+def is_address(fn: str) -> bool:
+    """Return whether a reward function is a service over HTTP."""
+    return fn.startswith(_SCHEMES)
+
+
+def by_name(fn: str, kwargs: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Reward function as `module:function`, and its keyword arguments."""
+    return (FUNCTION, {"url": fn, **kwargs}) if is_address(fn) else (fn, dict(kwargs))

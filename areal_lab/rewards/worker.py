@@ -12,7 +12,6 @@ import inspect
 import math
 import os
 import pickle
-import shutil
 import socket
 import sys
 import traceback
@@ -22,6 +21,7 @@ from typing import Any, Final
 
 from areal_lab.config.functions import load_function
 from areal_lab.host.isolation import LevelSetting
+from areal_lab.host.owned_folders import remove_tree
 from areal_lab.host.processes import on_parent_death, watch_parent
 from areal_lab.rewards.sandbox.levels import choose, runs_programs, takes_sandbox
 from areal_lab.rewards.wire import (
@@ -37,7 +37,7 @@ from areal_lab.rewards.wire import (
     pack_reply,
 )
 
-REFUSED: Final = "the reward function returned None, which is no reward"
+REFUSED: Final = "the reward function returned None, which is not a reward"
 _NO_WEIGHTS: Final[Mapping[str, float]] = MappingProxyType({})
 
 
@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> int:
     """
     descriptor, *folders = arguments
     for folder in folders:
-        on_parent_death(functools.partial(shutil.rmtree, folder, ignore_errors=True))
+        on_parent_death(functools.partial(_remove, folder))
     watcher = watch_parent(guarded=True)
     os.set_inheritable(int(descriptor), False)  # the function's child processes must not keep it
     with socket.socket(fileno=int(descriptor)) as connection:
@@ -72,21 +72,17 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
+def _remove(folder: str) -> None:
+    remove_tree(folder)
+
+
 def reward_of(
     value: Any, weights: Mapping[str, float] = _NO_WEIGHTS
 ) -> tuple[float, dict[str, float]]:
-    """The reward to train on and its named parts.
+    """Reward to train on and its named parts.
 
-    Of named numbers, the one named `reward` is trained on, else the sum of those that do not say
-    what became of the sample (`wire.TOLD`).
-
-    Args:
-        value: what a reward function returned.
-        weights: factors of named numbers; those without one count once.
-
-    Raises:
-        TypeError: if the value is neither a number nor named numbers.
-        ValueError: if a number is not finite, or the weights do not fit the names.
+    Of named numbers, the one named `reward` is trained on, else the sum of those that do not report
+    the outcome of the sample (`wire.TOLD`).
     """
     if isinstance(value, Mapping):
         if not value:
@@ -141,13 +137,9 @@ def _function(message: bytes) -> tuple[Callable[..., Any], Mapping[str, float]]:
 def bound(
     function: Callable[..., Any], kwargs: Mapping[str, Any], sandbox: LevelSetting
 ) -> Callable[..., Any]:
-    """The function with its keyword arguments; of a class, an instance, which is then called.
+    """Function with its keyword arguments; for a class, an instance, which is then called.
 
-    Args:
-        sandbox: value of the function's parameter of this name, if it has one.
-
-    Raises:
-        NoSandbox: it has one, and model code cannot be contained like that here.
+    `sandbox` is the value of the parameter of this name, if there is one.
     """
     if takes_sandbox(function):
         kwargs = {"sandbox": sandbox, **kwargs}
@@ -160,7 +152,7 @@ def bound(
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """Whether a function, or what makes an object callable, has to be awaited."""
+    """Return whether a function, or the method that makes an object callable, has to be awaited."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
         getattr(function, "__call__", None)  # noqa: B004 -- not whether it can be called, but how
     )

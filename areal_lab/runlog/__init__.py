@@ -1,4 +1,5 @@
 """The log of a run, real or simulated: written, read back, and analyzed.
 
-May import control, config, data and host; imported by `plots`, `pipeline`, `cli` and `simulator`.
+May import control, metrics, config, data and host; imported by `plots`, `pipeline`, `cli` and
+`simulator`.
 """

@@ -1,9 +1,9 @@
-"""The activity of each process over time: what it did, and why it was idle.
+"""Activity of each process over time, and the causes of idle time.
 
 Spans are busy time (the innermost one where they nest). Time without a span is idle, and its cause
-follows from the events and actions around it; a span with a `cause` overrides it. An engine that
-says that it is paused does not say why: between `PauseRequested` and `ResumeRequested` (or
-`StopRequested`) it is paused by hand.
+follows from the events and actions around it; a span with a `cause` overrides it. A paused engine
+does not report why: between `PauseRequested` and `ResumeRequested` (or `StopRequested`) the pause
+is manual (`paused by hand`).
 
     process   idle cause                           while it has no span, and
     trainer   waiting for weights                  PushWeights .. WeightsPushed
@@ -31,8 +31,8 @@ says that it is paused does not say why: between `PauseRequested` and `ResumeReq
 A process without any span is busy according to its actions: an engine generates while one of its
 groups is not yet generated, the trainer trains from Train to TrainPartDone or TrainStepDone and
 saves from Save to CheckpointCopied or CheckpointDone, rewards are computed ("judge") while a group
-is generated and has not ended. Names of activities and causes are keys in summary.json; `label` is
-what people see.
+is generated and has not ended. Names of activities and causes are keys in summary.json; `label`
+returns the displayed text.
 """
 
 from __future__ import annotations
@@ -42,35 +42,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 
-from areal_lab.control.events import (
-    Action,
-    CheckpointCopied,
-    CheckpointDone,
-    Drop,
-    EngineJoined,
-    EngineLost,
-    EngineRetired,
-    Event,
-    Finish,
-    GroupFiltered,
-    GroupFinished,
-    GroupId,
-    Interrupt,
-    PauseRequested,
-    PushWeights,
-    Resume,
-    ResumeRequested,
-    RunStarted,
-    Save,
-    StartGroup,
-    StopRequested,
-    Train,
-    TrainPartDone,
-    TrainStepDone,
-    WeightsPushed,
-)
-from areal_lab.runlog.by_hand import pauses
+from areal_lab.control import events as ev
+from areal_lab.runlog.incidents import pauses
 from areal_lab.runlog.records import (
+    IMPORTED,
     PIPELINE,
     REWARDS,
     TRAINER,
@@ -100,6 +75,7 @@ RETIRED = "retired"
 NOTHING_TO_SCORE = "nothing to judge"
 WAIT_EVENTS = "waiting for events"
 BEFORE = "before training"
+NOT_IN_THE_LOG = "not in the log"
 AFTER = "after training"
 
 
@@ -112,24 +88,24 @@ _LABELS = {
 
 
 def label(name: str) -> str:
-    """The name of an activity or idle cause as people see it."""
+    """Displayed name of an activity or idle cause."""
     return _LABELS.get(name, name)
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """A period in which a process does one thing, or is idle for one cause."""
+    """A period of one activity, or of one cause of idleness, of a process."""
 
     start_s: float
     end_s: float
     name: str
-    """The activity, or the cause of idleness."""
+    """Activity, or cause of idleness."""
     busy: bool
 
 
 @dataclass(slots=True)
 class ProcessUse:
-    """The time of one process, by activity and by cause of idleness."""
+    """Time of one process, by activity and by cause of idleness."""
 
     total_s: float = 0.0
     busy_s: dict[str, float] = field(default_factory=dict)
@@ -156,11 +132,16 @@ class ProcessUse:
 
 
 def training_window(log: Log) -> tuple[float, float]:
-    """From the first event (`RunStarted`) to `Finish`, or to the end of a log that was cut."""
-    starts = [record.t_s for record in log.events if isinstance(record.event, RunStarted)]
+    """Time from the first event (`RunStarted`) to `Finish`, or to the end of a truncated log.
+
+    Of an imported log: from its first span to its end.
+    """
+    if log.header.mode == IMPORTED:
+        return (min((span.t_s for span in log.spans), default=0.0), log.end_s)
+    starts = [record.t_s for record in log.events if isinstance(record.event, ev.RunStarted)]
     if not starts:
         return (log.end_s, log.end_s)
-    ends = [record.t_s for record in log.actions if isinstance(record.action, Finish)]
+    ends = [record.t_s for record in log.actions if isinstance(record.action, ev.Finish)]
     return (starts[0], ends[-1] if ends else log.end_s)
 
 
@@ -189,7 +170,9 @@ def activity(log: Log) -> dict[str, list[Stretch]]:
     spans: dict[str, list[SpanRecord]] = defaultdict(list)
     requested = pauses(log)
     for span in log.spans:
-        spans[span.process].extend(_by_hand(span, requested) if span.cause == PAUSED else [span])
+        spans[span.process].extend(
+            _manual_pauses(span, requested) if span.cause == PAUSED else [span]
+        )
     end_s = log.end_s  # looks at every record
     background = _Background(log, end_s, recorded=frozenset(spans))
     return {
@@ -201,8 +184,10 @@ def activity(log: Log) -> dict[str, list[Stretch]]:
 # --- spans over background -----------------------------------------------------------------------
 
 
-def _by_hand(span: SpanRecord, requested: Iterable[tuple[float, float]]) -> Iterator[SpanRecord]:
-    """The parts of an engine's pause within and between the pauses that were requested."""
+def _manual_pauses(
+    span: SpanRecord, requested: Iterable[tuple[float, float]]
+) -> Iterator[SpanRecord]:
+    """Parts of an engine's pause inside and outside of the requested pauses."""
     at_s = span.t_s
     for since_s, until_s in requested:
         start_s, end_s = max(since_s, at_s), min(until_s, span.end_s)
@@ -214,7 +199,7 @@ def _by_hand(span: SpanRecord, requested: Iterable[tuple[float, float]]) -> Iter
 
 
 def _innermost(spans: Sequence[SpanRecord]) -> Iterator[Stretch]:
-    """The innermost span at each moment: busy ones before waits, then the latest to start."""
+    """Innermost span at each moment: busy ones before waits, then the latest to start."""
     starting = sorted((s for s in spans if s.end_s > s.t_s), key=lambda span: span.t_s)
     moments = sorted({moment for span in starting for moment in (span.t_s, span.end_s)})
     active: list[tuple[bool, float, float, int]] = []
@@ -234,7 +219,7 @@ def _innermost(spans: Sequence[SpanRecord]) -> Iterator[Stretch]:
 def _overlay(
     spans: Iterable[Stretch], background: Sequence[Stretch], end_s: float
 ) -> list[Stretch]:
-    """Spans, and the background where there are none; equal adjacent stretches are merged."""
+    """Spans, and the background between them; equal adjacent stretches are merged."""
     joined: list[Stretch] = []
 
     def add(start_s: float, end_s: float, like: Stretch) -> None:
@@ -270,30 +255,31 @@ def _overlay(
 
 
 class _Background:
-    """The activity of each process as it follows from events and actions."""
+    """Activity of each process, derived from events and actions."""
 
     def __init__(self, log: Log, end_s: float, recorded: frozenset[str]) -> None:
         self._recorded = recorded
         self._end_s = end_s
         self._changes: dict[str, list[tuple[float, str, bool]]] = {}
-        self._generating: dict[int, set[GroupId]] = {}
-        self._scoring: dict[int, set[GroupId]] = {}
+        self._generating: dict[int, set[ev.GroupId]] = {}
+        self._scoring: dict[int, set[ev.GroupId]] = {}
         self._scored_now = 0
         self._gone: dict[int, str] = {}  # engines, with the cause
-        self._engine_of: dict[GroupId, int] = {}
+        self._engine_of: dict[ev.GroupId, int] = {}
         self._paused = self._training = self._saving = self._pushing = self._behind = False
         self._held = False
         self._last_start_s, self._last_train_s = self._last_work(log)
+        at_first = NOT_IN_THE_LOG if log.header.mode == IMPORTED else BEFORE
         for process in log.header.processes:
-            self._changes[process] = [(0.0, BEFORE, False)]
+            self._changes[process] = [(0.0, at_first, False)]
         self._follow(log)
 
     def __iter__(self) -> Iterator[str]:
-        """The processes: those of the header, and engines that joined."""
+        """Processes of the header, and engines that joined."""
         return iter(self._changes)
 
     def of(self, process: str) -> list[Stretch]:
-        """The process from 0 s to the end of the log."""
+        """Activity of the process from 0 s to the end of the log."""
         changes = self._changes.get(process, [(0.0, WAIT_EVENTS, False)])
         ends = [*(change[0] for change in changes[1:]), self._end_s]
         return [
@@ -303,12 +289,12 @@ class _Background:
         ]
 
     def _last_work(self, log: Log) -> tuple[float, float]:
-        """When the last group and the last step started; infinity if the log has no end."""
+        """Start of the last group and of the last step; infinity if the log has no end."""
         actions = list(log.actions)
-        if not any(isinstance(record.action, Finish) for record in actions):
+        if not any(isinstance(record.action, ev.Finish) for record in actions):
             return (float("inf"), float("inf"))
-        starts = [r.t_s for r in actions if isinstance(r.action, StartGroup)]
-        trains = [r.t_s for r in actions if isinstance(r.action, Train)]
+        starts = [r.t_s for r in actions if isinstance(r.action, ev.StartGroup)]
+        trains = [r.t_s for r in actions if isinstance(r.action, ev.Train)]
         return (max(starts, default=0.0), max(trains, default=0.0))
 
     def _follow(self, log: Log) -> None:
@@ -321,7 +307,7 @@ class _Background:
                     touched = self._event(record.event)
                 case ActionRecord():
                     touched = self._action(record.action)
-                    if isinstance(record.action, Finish):
+                    if isinstance(record.action, ev.Finish):
                         for process in self._changes:
                             self._change(process, t_s, AFTER, False)
                         return
@@ -329,30 +315,30 @@ class _Background:
                     touched = self._group_generated(record.group)
             self._note(t_s, self._generating if t_s >= self._last_start_s else touched)
 
-    def _event(self, event: Event) -> Iterable[int]:
+    def _event(self, event: ev.Event) -> Iterable[int]:
         """Process an event; returns the engines whose state it may have changed."""
         match event:
-            case RunStarted():
+            case ev.RunStarted():
                 self._begin(event)
-            case GroupFinished() | GroupFiltered():
+            case ev.GroupFinished() | ev.GroupFiltered():
                 return self._forget(event.group)
-            case TrainPartDone():
+            case ev.TrainPartDone():
                 self._training = False
-            case TrainStepDone():
+            case ev.TrainStepDone():
                 self._training, self._behind = False, True
-            case WeightsPushed():
+            case ev.WeightsPushed():
                 self._pushing = self._behind = False
-            case CheckpointCopied() | CheckpointDone():
+            case ev.CheckpointCopied() | ev.CheckpointDone():
                 self._saving = False
-            case PauseRequested():
+            case ev.PauseRequested():
                 self._held = True
-            case ResumeRequested() | StopRequested():
+            case ev.ResumeRequested() | ev.StopRequested():
                 self._held = False
-            case EngineLost() | EngineRetired():
+            case ev.EngineLost() | ev.EngineRetired():
                 for group in [g for g, at in self._engine_of.items() if at == event.engine]:
                     self._forget(group)
-                self._gone[event.engine] = LOST if isinstance(event, EngineLost) else RETIRED
-            case EngineJoined():
+                self._gone[event.engine] = LOST if isinstance(event, ev.EngineLost) else RETIRED
+            case ev.EngineJoined():
                 self._gone.pop(event.engine, None)
                 self._generating.setdefault(event.engine, set())
                 self._scoring.setdefault(event.engine, set())
@@ -360,8 +346,8 @@ class _Background:
                 pass
         return self._generating
 
-    def _begin(self, event: RunStarted) -> None:
-        """The run begins, or continues after a kill: nothing that ran then runs any more."""
+    def _begin(self, event: ev.RunStarted) -> None:
+        """Start of the run, or its continuation after a kill: nothing runs any more."""
         self._engine_of.clear()
         self._scored_now = 0
         self._paused = self._training = self._saving = self._pushing = self._behind = False
@@ -370,31 +356,32 @@ class _Background:
         for engine in {*self._generating, *event.engines}:
             self._generating[engine], self._scoring[engine] = set(), set()
 
-    def _action(self, action: Action) -> Iterable[int]:
+    def _action(self, action: ev.Action) -> Iterable[int]:
         match action:
-            case StartGroup():
+            case ev.StartGroup():
                 self._engine_of[action.group] = action.engine
-                self._generating[action.engine].add(action.group)
+                self._generating.setdefault(action.engine, set()).add(action.group)
+                self._scoring.setdefault(action.engine, set())
                 return (action.engine,)
-            case Drop():
+            case ev.Drop():
                 return self._forget(action.group)
-            case Interrupt():
+            case ev.Interrupt():
                 self._paused = True
-            case Resume():
+            case ev.Resume():
                 self._paused = False
-            case PushWeights():
+            case ev.PushWeights():
                 self._pushing = True
-            case Train():
+            case ev.Train():
                 self._training = True
                 return ()
-            case Save():
+            case ev.Save():
                 self._saving = True
                 return ()
             case _:
                 pass
         return self._generating
 
-    def _group_generated(self, group: GroupId) -> Iterable[int]:
+    def _group_generated(self, group: ev.GroupId) -> Iterable[int]:
         engine = self._engine_of.get(group)
         if engine is None or group not in self._generating[engine]:
             return ()
@@ -403,7 +390,7 @@ class _Background:
         self._scored_now += 1
         return (engine,)
 
-    def _forget(self, group: GroupId) -> Iterable[int]:
+    def _forget(self, group: ev.GroupId) -> Iterable[int]:
         engine = self._engine_of.pop(group, None)
         if engine is None:
             return ()

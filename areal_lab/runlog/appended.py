@@ -1,4 +1,4 @@
-"""Files of JSON lines that may still grow: read on from where the last reading ended.
+"""Files of JSON lines that may still grow: continue reading where the last reading ended.
 
     |--- read before ---|--- new lines ---|{"kind":"sp      <- being written, or cut by a kill
                         start             end
@@ -9,42 +9,30 @@ An incomplete last line is left for the next reading. Positions are in bytes. A 
 
 from __future__ import annotations
 
-import gzip
 import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from areal_lab.host.foreign import FILE_BYTES, parse_json, read_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """What a reading found."""
+    """Result of a reading."""
 
     lines: tuple[str, ...]
-    """Complete lines, without their ends."""
+    """Complete lines, without line ends."""
     end: int
-    """Where the next reading starts."""
+    """Start of the next reading."""
     cut: bool = False
-    """Whether an incomplete line follows."""
+    """True if an incomplete line follows."""
 
 
 def read_appended(path: Path, start: int = 0) -> Appended:
-    """Read the lines of a file from position `start` on.
-
-    Raises:
-        ValueError: if the file is shorter than `start`: it is another one than before.
-        OSError, EOFError: if it cannot be read.
-    """
-    if path.suffix == ".gz":
-        return Appended((), start) if start else _split(gzip.decompress(path.read_bytes()), 0)
-    with path.open("rb") as file:
-        size = file.seek(0, 2)
-        if size < start:
-            raise ValueError(
-                f"{path} has {size} bytes, but {start} were read before: it was replaced; "
-                "read the run again with read_run"
-            )
-        file.seek(start)
-        data = file.read()
+    """Read the lines of a file from position `start` on."""
+    if path.suffix == ".gz" and start:
+        return Appended((), start)
+    data = read_bytes(path, start=start, limit_bytes=FILE_BYTES)
     if start and data.startswith(b"\n"):
         # The line before was complete except for its end, and was already read.
         start, data = start + 1, data[1:]
@@ -64,7 +52,9 @@ def _split(data: bytes, start: int) -> Appended:
 
 def _is_json(line: bytes) -> bool:
     try:
-        json.loads(line.decode(errors="replace"))
-    except ValueError:
+        parse_json(line.decode(errors="replace"))
+    except json.JSONDecodeError:
         return False
+    except ValueError:
+        return True  # complete, and refused by the readers
     return True

@@ -3,7 +3,8 @@
     process row   threads                      slices               instants       counters
     run           activity                     -                    push, resume   groups, versions,
                                                                     drop, finish   lag of a batch,
-                                                                    by hand        eta
+                                                                    by hand        eta, speed and
+                                                                                   GPU memory
     trainer       activity, measured           activity, idle       -              -
     engine i      activity, slot 0, slot 1 ..  groups, scoring      interrupt      -
     samples       slot 0, slot 1 ..            samples, turns       -              -
@@ -24,33 +25,23 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any, TypeAlias
 
-from areal_lab.control.events import (
-    Drop,
-    Finish,
-    GroupFiltered,
-    GroupFinished,
-    GroupId,
-    Interrupt,
-    PushWeights,
-    Resume,
-    RunStarted,
-    StartGroup,
-    Train,
-    TrainStepDone,
-    WeightsPushed,
-)
+from areal_lab.control import events as ev
+from areal_lab.control.ledger import mean_lag
 from areal_lab.runlog.activity import activity, label
-from areal_lab.runlog.by_hand import eta_changes, in_words, requests
-from areal_lab.runlog.lags import mean_lag, trained_batches
+from areal_lab.runlog.incidents import in_words, requests
+from areal_lab.runlog.lags import trained_batches
 from areal_lab.runlog.records import (
     ActionRecord,
     EventRecord,
     GroupRecord,
     Log,
+    MetricRecord,
     SpanRecord,
     TurnTimes,
     engine_process,
 )
+from areal_lab.runlog.replay import eta_changes
+from areal_lab.runlog.summary import TRAINER_SPEED
 
 TraceEvent: TypeAlias = dict[str, Any]
 
@@ -62,7 +53,9 @@ _SPANS_TID = 2
 
 
 def chrome_trace(log: Log) -> dict[str, Any]:
-    """The JSON object format of the Trace Event Format; write it with `json.dump`."""
+    """Convert a log to the JSON object format of the Trace Event Format; write it with
+    `json.dump`.
+    """
     activities = activity(log)
     groups = list(log.groups)
     names = list(activities)
@@ -93,6 +86,7 @@ def chrome_trace(log: Log) -> dict[str, Any]:
         events.extend(_sample_slices(of_turns, pid))
     events.extend(_instants(log, pids))
     events.extend((*_group_counters(log), *_version_counters(log), *_lag_counters(log)))
+    events.extend(_speed_counters(log))
     return {
         "traceEvents": events,
         "displayTimeUnit": "ms",
@@ -121,11 +115,11 @@ class _Slots:
 
     free: list[int] = field(default_factory=list)
     busy: list[tuple[float, int]] = field(default_factory=list)
-    """With the time until which."""
+    """Busy slots, with the time of their end."""
     count: int = 0
 
     def take(self, start_s: float, end_s: float) -> tuple[int, bool]:
-        """The lowest free slot, and whether it is new; starts must not decrease."""
+        """Lowest free slot, and whether it is new; starts must not decrease."""
         while self.busy and self.busy[0][0] <= start_s:
             heappush(self.free, heappop(self.busy)[1])
         new = not self.free
@@ -136,7 +130,7 @@ class _Slots:
 
 
 def _sample_slices(groups: Iterable[GroupRecord], pid: int) -> Iterator[TraceEvent]:
-    """Samples of several turns, and within them the turns."""
+    """Slices of samples of several turns, and within them the turns."""
     samples: list[tuple[float, float, GroupRecord, int, list[TurnTimes]]] = []
     for group in groups:
         by_sample: dict[int, list[TurnTimes]] = {}
@@ -208,39 +202,39 @@ def _instants(log: Log, pids: dict[str, int]) -> Iterator[TraceEvent]:
         yield _instant(f"by hand: {in_words(request)}", "g", t_s, _RUN_PID)
     for record in log.actions:
         match record.action:
-            case Interrupt():
+            case ev.Interrupt():
                 for pid in engines:
                     yield _instant("interrupt", "p", record.t_s, pid)
-            case Resume():
+            case ev.Resume():
                 yield _instant("resume", "g", record.t_s, _RUN_PID)
-            case PushWeights(version=version):
+            case ev.PushWeights(version=version):
                 yield _instant(f"push version {version}", "g", record.t_s, _RUN_PID)
-            case Drop(group=group, reason=reason):
+            case ev.Drop(group=group, reason=reason):
                 yield _instant(f"drop group {group}: {reason}", "p", record.t_s, _RUN_PID)
-            case Finish(reason=reason):
+            case ev.Finish(reason=reason):
                 yield _instant(f"finish: {reason}", "g", record.t_s, _RUN_PID)
             case _:
                 pass
 
 
 def _group_counters(log: Log) -> Iterator[TraceEvent]:
-    running: set[GroupId] = set()
-    finished: set[GroupId] = set()
+    running: set[ev.GroupId] = set()
+    finished: set[ev.GroupId] = set()
     for record in log.records:
         if not isinstance(record, EventRecord | ActionRecord):
             continue
         match record.event if isinstance(record, EventRecord) else record.action:
-            case RunStarted():
+            case ev.RunStarted():
                 running, finished = set(), set()
-            case StartGroup(group=group):
+            case ev.StartGroup(group=group):
                 running.add(group)
-            case GroupFinished(group=group) if group in running:
+            case ev.GroupFinished(group=group) if group in running:
                 running.remove(group)
                 finished.add(group)
-            case GroupFiltered(group=group) | Drop(group=group):
+            case ev.GroupFiltered(group=group) | ev.Drop(group=group):
                 running.discard(group)
                 finished.discard(group)
-            case Train(groups=groups):
+            case ev.Train(groups=groups):
                 finished.difference_update(groups)
             case _:
                 continue
@@ -251,12 +245,12 @@ def _group_counters(log: Log) -> Iterator[TraceEvent]:
 def _version_counters(log: Log) -> Iterator[TraceEvent]:
     for record in log.events:
         match record.event:
-            case RunStarted(version=version):
+            case ev.RunStarted(version=version):
                 yield _counter("version of the trainer", record.t_s, version)
                 yield _counter("version on the engines", record.t_s, version)
-            case TrainStepDone(version=version):
+            case ev.TrainStepDone(version=version):
                 yield _counter("version of the trainer", record.t_s, version)
-            case WeightsPushed(version=version):
+            case ev.WeightsPushed(version=version):
                 yield _counter("version on the engines", record.t_s, version)
             case _:
                 pass
@@ -272,6 +266,15 @@ def _lag_counters(log: Log) -> Iterator[TraceEvent]:
         if batch.tokens:
             yield _counter("token lag, mean", batch.done_s, mean_lag(batch.token_lags))
             yield _counter("token lag, largest", batch.done_s, max(batch.token_lags))
+            means = batch.parts.means
+            yield _counter("lag before the queue, mean", batch.done_s, means["before_queue"])
+            yield _counter("lag in the queue, mean", batch.done_s, means["in_queue"])
+
+
+def _speed_counters(log: Log) -> Iterator[TraceEvent]:
+    for record in log.records:
+        if isinstance(record, MetricRecord) and record.name in TRAINER_SPEED:
+            yield _counter(record.name, record.t_s, record.value)
 
 
 # --- the events of the format --------------------------------------------------------------------
@@ -304,7 +307,7 @@ def _slice(
         "name": name,
         "cat": category,
         "ts": start,
-        # From rounded ends, so that adjacent slices do not overlap by a rounding error.
+        # From rounded ends, so adjacent slices do not overlap by a rounding error.
         "dur": round(_microseconds(times_s[1]) - start, 3),
         "pid": where[0],
         "tid": where[1],

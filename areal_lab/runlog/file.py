@@ -1,4 +1,4 @@
-"""The writer and reader of events.jsonl; every line is written before the run continues.
+"""Writer and reader of events.jsonl; every line is written before the run continues.
 
     with EventLog(path, header, clock=time.time) as log: log.event(e); log.action(a); ...
 
@@ -9,15 +9,18 @@ which `read_log_file` skips and reports.
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import Any, Self
 
 from areal_lab.control.events import Action, EngineId, Event, GroupId
 from areal_lab.host.claim import Claim
+from areal_lab.host.durable import Lines
 from areal_lab.runlog.activity import PAUSED, TRAINERS_TURN
+from areal_lab.runlog.appended import read_appended
+from areal_lab.runlog.lags import LoggedLedger
 from areal_lab.runlog.records import (
     ActionRecord,
     EventRecord,
@@ -33,15 +36,15 @@ from areal_lab.runlog.records import (
 )
 
 SPAN_CAUSES = {"paused": PAUSED, "released": TRAINERS_TURN}
-"""Names of spans that are idle time, with the cause that they stand for."""
+"""Names of spans that are idle time, with their causes."""
 UNEXPLAINED = "idle"
 """Spans of this name are not written: the cause of idleness follows from events and actions."""
 
 
 class EventLog:
-    """Appends records to one file; closes it at the end of a `with` block.
+    """Append records to one file; closes it at the end of a `with` block.
 
-    Everything that writes raises `RunTaken` once the run is another process's.
+    Every write raises `RunTaken` once another process has the run.
     """
 
     def __init__(
@@ -52,37 +55,32 @@ class EventLog:
         clock: Callable[[], float],
         claim: Claim | None = None,
     ) -> None:
-        """Create the file and write its header.
-
-        Args:
-            clock: seconds since the epoch; called for events and actions.
-            claim: of this process to the run's folder.
-
-        Raises:
-            FileExistsError: if there is a log already; one file holds one run.
-        """
+        """Create the file and write its header."""
         self._started_at = header.started_at
         self._clock, self._claim = clock, claim
         self._last_s = 0.0
-        self._file: BinaryIO = path.open("xb", buffering=0)
+        self.ledger = LoggedLedger()
+        """What became of the tokens so far, and the lags of the newest batch."""
+        self._file = Lines(path, new=True)
         self._write(header)
 
     @classmethod
     def continued(
         cls, path: Path, *, clock: Callable[[], float], claim: Claim | None = None
     ) -> EventLog:
-        """Append to the log of a run that continues.
+        """Append to the log of a continued run; an incomplete last line is removed.
 
-        Its time continues where the log ends, so that it has no gap in which nothing ran.
-
-        Raises:
-            OSError, ValueError: if the log cannot be read.
+        Its time continues where the log ends, so the log has no gap in which nothing ran.
         """
         log = object.__new__(cls)
-        log._last_s = read_log_file(path).end_s
+        before = read_log_file(path)
+        log._last_s = before.end_s
+        log.ledger = LoggedLedger()
+        for record in before.records:
+            log.ledger.add(record)
         log._started_at = clock() - log._last_s
         log._clock, log._claim = clock, claim
-        log._file = path.open("ab", buffering=0)
+        log._file = Lines(path)
         return log
 
     def event(self, event: Event) -> None:
@@ -105,9 +103,7 @@ class EventLog:
     ) -> None:
         """Record an activity of a process from `start_s` to `end_s`, in seconds since the epoch.
 
-        Args:
-            name: of the activity; `load_weights` is written as `load weights`.
-            cause: why the process was idle in this time; None takes it from `SPAN_CAUSES`.
+        `cause` is the reason of idle time; None takes it from `SPAN_CAUSES`.
         """
         if name == UNEXPLAINED:
             return
@@ -136,15 +132,8 @@ class EventLog:
     ) -> None:
         """Record a group that ended, trained on or not; times are seconds since the epoch.
 
-        Args:
-            group: its number.
-            engine: on which it started.
-            start_s: when it started.
-            generated_s: when its last sample ended on an engine.
-            end_s: when it was scored.
-            samples: one mapping per sample with `segments` ([version, tokens] pairs), `reward` and
-                `finish_reason`, and perhaps its `outcome`.
-            turns: of samples with several.
+        `samples` has one mapping per sample with `segments` ([version, tokens] pairs), `reward`,
+        `finish_reason`, and optionally `outcome`.
         """
         begin_s = self._since_start(start_s)
         done_s = max(begin_s, self._since_start(generated_s))
@@ -194,8 +183,8 @@ class EventLog:
     def _write(self, record: Record) -> None:
         if self._claim is not None:
             self._claim.check()
-        # One write call per line, so that readers never see parts of two lines mixed.
-        self._file.write(encode(record).encode() + b"\n")
+        self._file.append(encode(record).encode() + b"\n")
+        self.ledger.add(record)
 
     def _now_s(self) -> float:
         # The wall clock may be set back; times in the log must not decrease.
@@ -208,11 +197,6 @@ class EventLog:
 
 
 def read_log_file(path: Path) -> Log:
-    """Read a log, also one that is still being written or whose writer was killed.
-
-    Raises:
-        ValueError: naming the line that cannot be read.
-    """
-    opened = gzip.open if path.suffix == ".gz" else open
-    with opened(path, "rt", encoding="utf-8", errors="replace") as file:
-        return read_log(file)
+    """Read a log, also one that is still being written or whose writer was killed."""
+    found = read_appended(path)
+    return replace(read_log(found.lines, last_is_whole=True), cut=found.cut)

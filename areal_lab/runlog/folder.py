@@ -1,7 +1,7 @@
-"""The run folder: the files of a run, readable at any moment, also after a kill.
+"""The run folder: the files of a run, readable at any moment, even after a kill.
 
 config.yaml env.json metrics.jsonl events.jsonl trajectories/ checkpoints/ logs/ summary.json
-images/ of prompts, named by the SHA-256 of each file
+images/ of prompts, named by the SHA-256 of each file; profiles/ of training steps
 process.json requests.jsonl replies.jsonl (`areal_lab.live`)
 model -> the last checkpoint, a Hugging Face folder; best -> the one with the best held-out reward
 """
@@ -19,151 +19,59 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from omegaconf import OmegaConf
 
 from areal_lab.config.offline import RunConfig
 from areal_lab.control.events import Version
-from areal_lab.data.images import EncodedImage, PlacedImage
-from areal_lab.data.trajectory import Observation, Segment, Trajectory
+from areal_lab.data.images import EncodedImage
+from areal_lab.data.trajectory import Segment, Trajectory, Turn
 from areal_lab.host.claim import Claim
-from areal_lab.host.cpu import processor_name
-from areal_lab.host.home import expanded
+from areal_lab.host.durable import append_lines, expanded, replace_link, replace_text, replacing
+from areal_lab.host.machine import processor_name
 
 _REPORTED_PACKAGES = ("areal_lab", "torch", "transformers", "safetensors", "httpx2", "uvicorn")
 
 
-class SampleTurn(Protocol):
-    """What one turn of a sample did."""
-
-    @property
-    def tokens(self) -> int:
-        """That the model chose."""
-        ...
-
-    @property
-    def tool(self) -> str:
-        """Called in this turn; empty if none was."""
-        ...
-
-    @property
-    def outcome(self) -> str:
-        """Of the call."""
-        ...
-
-    @property
-    def reward(self) -> float | None:
-        """Of this turn alone."""
-        ...
-
-    @property
-    def fork(self) -> str:
-        """Why its prompt does not continue the turn before it; empty if it does."""
-        ...
-
-
-class WrittenRow(Protocol):
-    """A row of a sample, as it is written: a `Trajectory`, or one without a reward."""
-
-    @property
-    def group(self) -> int:
-        """Number of its group."""
-        ...
-
-    @property
-    def sample(self) -> int:
-        """Index of the sample inside its group."""
-        ...
-
-    @property
-    def row(self) -> int:
-        """Index of the row inside its sample."""
-        ...
-
-    @property
-    def prompt_tokens(self) -> tuple[int, ...]:
-        """Before the first part."""
-        ...
-
-    @property
-    def parts(self) -> tuple[Segment | Observation, ...]:
-        """Generated and observed tokens."""
-        ...
-
-    @property
-    def finish_reason(self) -> str:
-        """Why it ended."""
-        ...
-
-    @property
-    def reward(self) -> float | None:
-        """Of the sample; None if it has none."""
-        ...
-
-    @property
-    def rewards(self) -> Mapping[str, float]:
-        """Named components."""
-        ...
-
-    @property
-    def turn_returns(self) -> Sequence[float | None]:
-        """Return of each turn of this row, if turns are compared; None if none reaches it."""
-        ...
-
-    @property
-    def response_tokens(self) -> tuple[int, ...]:
-        """Tokens of all parts."""
-        ...
-
-    @property
-    def images(self) -> tuple[PlacedImage, ...]:
-        """Of its prompt."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class SampleText:
-    """The texts of one row of a sample."""
+    """Texts of one row of a sample."""
 
     prompt: str
     completion: str
     characters: tuple[int, ...] | None
     """How many characters of the completion each response token adds; None if that is not known."""
-    turns: tuple[SampleTurn, ...] = ()
+    turns: tuple[Turn, ...] = ()
     """Of the sample; empty with one turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """Paths inside one run's folder, and the files a run appends to.
+    """Paths inside one run's folder, and the files that a run appends to.
 
-    Everything that writes raises `RunTaken` once the folder is another process's.
+    Every write raises `RunTaken` once another process has the folder.
     """
 
     path: Path
     claim: Claim | None = field(default=None, compare=False, repr=False)
-    """Of the process that writes; None for one that reads, or while nobody else may know of it."""
+    """Claim of the writing process; None for a reader, or before the folder is known to others."""
 
     @classmethod
     def create(cls, config: RunConfig) -> RunFolder:
-        """Make `run_dir/experiment-YYYYmmdd-HHMMSS`, with the configuration and environment."""
+        """Create `run_dir/experiment-YYYYmmdd-HHMMSS`, with the configuration and environment."""
         stem = f"{config.experiment_name}-{time.strftime('%Y%m%d-%H%M%S')}"
         parent = expanded(config.run_dir, "run_dir")
         parent.mkdir(parents=True, exist_ok=True)
         folder = cls(_fresh_folder(parent, stem).resolve())
         for name in ("trajectories", "checkpoints", "logs"):
             (folder.path / name).mkdir()
-        (folder.path / "config.yaml").write_text(OmegaConf.to_yaml(config.model_dump()))
+        folder.write_config(config)
         folder.write_json("env.json", environment())
         return folder
 
     def check_claim(self) -> None:
-        """Return if this process may write here.
-
-        Raises:
-            RunTaken: it may not any more.
-        """
+        """Check that this process may write here."""
         if self.claim is not None:
             self.claim.check()
 
@@ -181,17 +89,19 @@ class RunFolder:
         return self.path / "checkpoints" / f"step-{step:05d}"
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
-        """Write a small JSON file and rename it into place, so that readers see all or nothing."""
+        """Write a small JSON file and rename it into place, so readers see all or nothing."""
         self.check_claim()
-        temporary = self.path / f".{name}.tmp"
-        temporary.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n")
-        os.replace(temporary, self.path / name)
+        replace_text(self.path / name, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+    def write_config(self, config: RunConfig) -> None:
+        """Write config.yaml."""
+        text = OmegaConf.to_yaml(config.model_dump())
+        replace_text(self.path / "config.yaml", text, flush=True)
 
     def append_metrics(self, metrics: Mapping[str, float]) -> None:
         """Append a line to metrics.jsonl."""
         self.check_claim()
-        with (self.path / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps(dict(metrics)) + "\n")
+        append_lines(self.path / "metrics.jsonl", json.dumps(dict(metrics)) + "\n")
 
     def write_trajectories(
         self,
@@ -201,28 +111,33 @@ class RunFolder:
         *,
         special: Mapping[int, str],
     ) -> None:
-        """Write the samples of one training step, a line per group; `tokens.files` reads them.
+        """Write the samples of one training step, a line per group; `token_files` reads them.
 
         The file appears complete or not at all, and after the images of its prompts, each of which
         is written once per run.
-
-        Args:
-            step: number of the step, from 1.
-            trajectories: in the order of training.
-            texts: of each trajectory.
-            special: names of special tokens by id; those that occur are written.
         """
         self.check_claim()
         path = self.path / "trajectories" / f"step-{step:05d}.jsonl"
-        temporary = path.with_name(f".{path.name}.tmp")
         self._write_images(one.image for t in trajectories for one in t.images)
         samples = zip(trajectories, texts, strict=True)
-        with temporary.open("w", encoding="utf-8") as file:
+        with replacing(path) as file:
             for _, members in itertools.groupby(samples, key=lambda sample: sample[0].group):
                 line = group_line(step, list(members), special)
-                file.write(json.dumps(line, separators=(",", ":")) + "\n")
+                file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
+            self.check_claim()
+
+    def profile(self, step: Version) -> Path:
+        """The trace of a training step by torch's profiler (`actor.profile_steps`)."""
+        return self.path / "profiles" / f"trainer-step-{step:05d}.json.gz"
+
+    def write_profile(self, step: Version, content: bytes) -> None:
+        """Write the trace of a training step, which appears complete or not at all."""
         self.check_claim()
-        os.replace(temporary, path)
+        path = self.profile(step)
+        path.parent.mkdir(exist_ok=True)
+        with replacing(path) as file:
+            file.write(content)
+            self.check_claim()
 
     def image(self, digest: str) -> Path:
         """The file of an image."""
@@ -234,18 +149,13 @@ class RunFolder:
             if path.exists():
                 continue
             path.parent.mkdir(exist_ok=True)
-            temporary = path.with_name(f".{path.name}.tmp")
-            temporary.write_bytes(image.png)
-            os.replace(temporary, path)
+            with replacing(path) as file:
+                file.write(image.png)
 
     def point(self, name: str, checkpoint: Path) -> None:
-        """Make the link `name` point to this checkpoint, in one step."""
+        """Set the link `name` to this checkpoint, atomically."""
         self.check_claim()
-        link = self.path / name
-        temporary = self.path / f".{name}.tmp"
-        temporary.unlink(missing_ok=True)
-        temporary.symlink_to(checkpoint.relative_to(self.path), target_is_directory=True)
-        os.replace(temporary, link)
+        replace_link(self.path / name, str(checkpoint.relative_to(self.path)))
 
 
 def _fresh_folder(parent: Path, stem: str) -> Path:
@@ -261,15 +171,9 @@ def _fresh_folder(parent: Path, stem: str) -> Path:
 
 
 def group_line(
-    step: Version, samples: Sequence[tuple[WrittenRow, SampleText]], special: Mapping[int, str]
+    step: Version, samples: Sequence[tuple[Trajectory, SampleText]], special: Mapping[int, str]
 ) -> dict[str, object]:
-    """The line of a group, for `trajectories/`.
-
-    Args:
-        step: number of the training step; 0 if it was not trained on.
-        samples: its rows with their texts, at least one.
-        special: names of special tokens by id; those that occur are written.
-    """
+    """Line of a group, for `trajectories/`; `step` is 0 if it was not trained on."""
     first, text = samples[0]
     occurring = {token for trajectory, _ in samples for token in trajectory.response_tokens}
     return {
@@ -289,7 +193,7 @@ def group_line(
     }
 
 
-def _prompt_value(trajectory: WrittenRow, text: SampleText, first: WrittenRow) -> dict[str, object]:
+def _prompt_value(trajectory: Trajectory, text: SampleText, first: Trajectory) -> dict[str, object]:
     """The prompt of a row that does not begin as the group does."""
     if trajectory.prompt_tokens == first.prompt_tokens:
         return {}
@@ -300,7 +204,7 @@ def _prompt_value(trajectory: WrittenRow, text: SampleText, first: WrittenRow) -
     }
 
 
-def _images_value(trajectory: WrittenRow) -> dict[str, object]:
+def _images_value(trajectory: Trajectory) -> dict[str, object]:
     """The images of a prompt, whose files are named by their digests; nothing without any."""
     if not trajectory.images:
         return {}
@@ -311,7 +215,7 @@ def _images_value(trajectory: WrittenRow) -> dict[str, object]:
     return {"images": images}
 
 
-def _sample_value(trajectory: WrittenRow, text: SampleText) -> dict[str, object]:
+def _sample_value(trajectory: Trajectory, text: SampleText) -> dict[str, object]:
     known: dict[str, object] = {}
     if text.characters is not None:
         known["characters"] = text.characters
@@ -332,7 +236,7 @@ def _sample_value(trajectory: WrittenRow, text: SampleText) -> dict[str, object]
             {
                 "version": part.version,
                 "tokens": part.tokens,
-                # Nine digits are every float32 exactly, which is what training takes.
+                # Nine digits represent every float32 exactly, the type of training.
                 "logprobs": [float(f"{value:.9g}") for value in part.logprobs],
             }
             if isinstance(part, Segment)
@@ -342,7 +246,7 @@ def _sample_value(trajectory: WrittenRow, text: SampleText) -> dict[str, object]
     }
 
 
-def _turn_value(turn: SampleTurn) -> dict[str, object]:
+def _turn_value(turn: Turn) -> dict[str, object]:
     value: dict[str, object] = {"tokens": turn.tokens}
     if turn.tool or turn.outcome:
         value |= {"tool": turn.tool, "outcome": turn.outcome}
@@ -354,7 +258,7 @@ def _turn_value(turn: SampleTurn) -> dict[str, object]:
 
 
 def environment() -> dict[str, object]:
-    """The environment of a run: machine, interpreter, and packages that affect its results."""
+    """Environment of a run: machine, interpreter, and packages that affect its results."""
     packages = {}
     for name in _REPORTED_PACKAGES:
         try:

@@ -14,18 +14,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from areal_lab.control.events import (
-    STARTS_OVER,
-    Drop,
-    GroupFiltered,
-    GroupId,
-    RunStarted,
-    StartGroup,
-    Train,
-    TrainPartDone,
-    TrainStepDone,
-)
-from areal_lab.runlog.lags import mean_lag, trained_batches
+from areal_lab.control import events as ev
+from areal_lab.control.ledger import LagCounts, mean_lag
+from areal_lab.runlog.lags import trained_batches
 from areal_lab.runlog.records import (
     ActionRecord,
     EventRecord,
@@ -34,7 +25,7 @@ from areal_lab.runlog.records import (
     Segments,
     SpanRecord,
 )
-from areal_lab.runlog.tokens.files import Samples
+from areal_lab.runlog.token_files import Samples
 
 
 def steps_frame(log: Log, metrics: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
@@ -51,21 +42,26 @@ def steps_frame(log: Log, metrics: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
             **_lag_columns("head", batch.head_lags),
             **_lag_columns("tail", batch.tail_lags),
             **_lag_columns("token", batch.token_lags),
+            **{f"lag_{part}_mean": mean for part, mean in batch.parts.means.items()},
         }
     for line in metrics:
         if "step" in line:
             rows[int(line["step"])] = {**line, **rows.get(int(line["step"]), {})}
-    index = pd.Index(sorted(rows), name="step", dtype="int64")
-    found = dict.fromkeys([*_LOG_COLUMNS, *(name for row in rows.values() for name in row)])
-    found.pop("step", None)
-    return pd.DataFrame([rows[step] for step in index], index=index, columns=list(found))
+    steps = sorted(rows)
+    found = dict.fromkeys(["step", *_LOG_COLUMNS, *(name for row in rows.values() for name in row)])
+    return pd.DataFrame(
+        [{**rows[step], "step": step} for step in steps],
+        index=pd.Index(steps, dtype="int64"),  # without a name, which the column has
+        columns=list(found),
+    )
 
 
 _LOG_COLUMNS = (
     *("begun_s", "done_s", "groups", "samples", "tokens", "multi_version_samples"),
     *(f"lag_{what}_{how}" for what in ("head", "tail", "token") for how in ("mean", "max")),
+    *(f"lag_{part}_mean" for part in LagCounts().means),
 )
-"""Columns of `steps` that every log gives."""
+"""Columns of `steps` that every log has."""
 
 
 def _lag_columns(name: str, lags: Counter[int]) -> dict[str, float]:
@@ -73,26 +69,26 @@ def _lag_columns(name: str, lags: Counter[int]) -> dict[str, float]:
 
 
 def groups_frame(log: Log) -> pd.DataFrame:
-    """One row per started group: times, rewards, versions and what became of it."""
-    rows: dict[GroupId, dict[str, Any]] = {}
-    running: tuple[GroupId, ...] = ()
+    """One row per started group: times, rewards, versions and its outcome."""
+    rows: dict[ev.GroupId, dict[str, Any]] = {}
+    running: tuple[ev.GroupId, ...] = ()
     for record in log.records:
         match record:
-            case EventRecord(_, RunStarted() as event):
+            case EventRecord(_, ev.RunStarted() as event):
                 _forget_restarted(rows, event)
-            case ActionRecord(t_s, StartGroup(group=group, engine=engine)):
+            case ActionRecord(t_s, ev.StartGroup(group=group, engine=engine)):
                 row = rows.setdefault(group, {"started_s": t_s, "outcome": "running"})
                 row["engine"] = engine  # the last one, if the first was lost
             case GroupRecord():
                 rows.setdefault(record.group, {}).update(_group_columns(record))
-            case EventRecord(_, GroupFiltered(group=group, reason=reason)):
-                rows[group] |= {"outcome": "filtered", "reason": reason}
-            case ActionRecord(_, Drop(group=group, reason=reason)):
-                rows[group] |= {"outcome": "dropped", "reason": reason}
-            case ActionRecord(_, Train(version=version, groups=running)):
+            case EventRecord(_, ev.GroupFiltered(group=group, reason=reason)):
+                rows.setdefault(group, {}).update({"outcome": "filtered", "reason": reason})
+            case ActionRecord(_, ev.Drop(group=group, reason=reason)):
+                rows.setdefault(group, {}).update({"outcome": "dropped", "reason": reason})
+            case ActionRecord(_, ev.Train(version=version, groups=running)):
                 for group in running:
-                    rows[group] |= {"outcome": "training", "step": version + 1}
-            case EventRecord(_, TrainStepDone() | TrainPartDone()):
+                    rows.setdefault(group, {}).update({"outcome": "training", "step": version + 1})
+            case EventRecord(_, ev.TrainStepDone() | ev.TrainPartDone()):
                 for group in running:
                     rows[group]["outcome"] = "trained"
             case _:
@@ -102,10 +98,10 @@ def groups_frame(log: Log) -> pd.DataFrame:
     return frame.astype({name: kind for name, kind in _GROUP_COLUMNS.items() if kind})
 
 
-def _forget_restarted(rows: dict[GroupId, dict[str, Any]], event: RunStarted) -> None:
-    """Of the groups that start over after a recovery, nothing from before it counts."""
+def _forget_restarted(rows: dict[ev.GroupId, dict[str, Any]], event: ev.RunStarted) -> None:
+    """Discard the earlier values of groups that start over after a recovery."""
     for group, version in zip(event.open_groups, event.open_versions, strict=True):
-        if version == STARTS_OVER:
+        if version == ev.STARTS_OVER:
             rows.pop(group, None)
 
 
@@ -124,7 +120,7 @@ _GROUP_COLUMNS = {
     "head_version": "Int64",
     "tail_version": "Int64",
 }
-"""Columns of `groups` and their types; "" is text. Groups that run have no value in many."""
+"""Columns of `groups` and their types; "" is text. Running groups lack many values."""
 
 
 def _group_columns(record: GroupRecord) -> dict[str, Any]:
@@ -145,7 +141,7 @@ def _group_columns(record: GroupRecord) -> dict[str, Any]:
 
 
 def spans_frame(log: Log) -> pd.DataFrame:
-    """One row per span, in the order in which they ended; each argument has a column."""
+    """One row per span, in the order of their ends; each argument has a column."""
     spans: list[SpanRecord] = list(log.spans)
     frame = pd.DataFrame(
         {
@@ -183,8 +179,8 @@ def _from_trajectories(samples: Samples) -> pd.DataFrame:
             },
             "tokens": [row.tokens for row in rows],
             "prompt_tokens": [len(row.prompt_tokens) for row in rows],
-            "head_version": [int(own[0]) for own in versions],
-            "tail_version": [int(own[-1]) for own in versions],
+            "head_version": [int(own[0]) if len(own) else ev.PROMPT_VERSION for own in versions],
+            "tail_version": [int(own[-1]) if len(own) else ev.PROMPT_VERSION for own in versions],
             "versions": [len(np.unique(own)) for own in versions],
             "lag_mean": tokens.mean("lag"),
             "advantage": samples.advantages,
@@ -226,7 +222,7 @@ _SAMPLE_COLUMNS = {
     "lag_mean": "float64",
     "finish_reason": "str",
 }
-"""Columns of `samples` that every log gives, and their types."""
+"""Columns of `samples` that every log has, and their types."""
 
 
 def _mean_lag(segments: Segments, trainer: int) -> float:

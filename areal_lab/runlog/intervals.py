@@ -19,7 +19,7 @@ class MeanInterval:
 
     mean: float
     n: int
-    """Number of problems, or runs, that are averaged."""
+    """Number of averaged problems, or runs."""
     ci95: float | None
     """Half width of a 95 % interval; None for a single one."""
 
@@ -32,12 +32,6 @@ def mean_interval(problem_means: Sequence[float]) -> MeanInterval:
     Samples of one problem are correlated, so they are averaged first and n counts problems. Near a
     mean of 1 (or 0) all problem means agree and s is uninformative: the interval is then as wide as
     one problem with the opposite reward would make it, close to Wilson's. For rewards in [0, 1].
-
-    Args:
-        problem_means: mean reward over the samples of each problem, at least one.
-
-    Raises:
-        ValueError: if there is no problem.
     """
     n = len(problem_means)
     if n == 0:
@@ -55,9 +49,6 @@ def interval_of_runs(values: Sequence[float]) -> MeanInterval:
     $$ h = t_{0.975, n-1}\, s / \sqrt{n} $$
 
     Two runs give a width of 9 s, three of 2.5 s, five of 1.2 s.
-
-    Raises:
-        ValueError: if there is no run.
     """
     n = len(values)
     if n == 0:
@@ -70,10 +61,11 @@ def interval_of_runs(values: Sequence[float]) -> MeanInterval:
 def paired_interval(
     values: Mapping[_Pair, float], baseline: Mapping[_Pair, float]
 ) -> MeanInterval | None:
-    """Mean difference of runs that belong together, such as those with one seed, with its interval.
+    """Mean difference of paired runs, such as those with the same seed, with its interval.
 
-    Runs with one seed see the same problems in the same order, so their difference says more than
-    the difference of two means. Runs without a partner are left out; None if there is no pair.
+    Runs with the same seed see the same problems in the same order, so their difference is more
+    precise than the difference of two means. Runs without a partner are left out; None without any
+    pair.
     """
     pairs = [value - baseline[one] for one, value in values.items() if one in baseline]
     return interval_of_runs(pairs) if pairs else None
@@ -90,9 +82,6 @@ def student_t(degrees: int, share: float = CONFIDENCE) -> float:
 
     Bisection on the distribution function, which has a closed form for whole degrees of freedom:
     Abramowitz and Stegun, Handbook of Mathematical Functions (1964), 26.7.3 and 26.7.4.
-
-    Raises:
-        ValueError: if `degrees` is below 1, or `share` not between 0 and 1.
     """
     if degrees < 1:
         raise ValueError(f"degrees is {degrees}, but must be >= 1")

@@ -1,4 +1,4 @@
-"""Read a recorded run: its log, metrics, settings and samples, also of a run that still runs.
+"""Read a recorded or running run: its log, metrics, settings and samples.
 
     RUN/events.jsonl                      --> log --> steps, groups, spans
     RUN/metrics.jsonl, summary.json, config.yaml  --> those that exist
@@ -7,7 +7,7 @@
     run = read_run(folder)
     run.steps                             a pandas frame; also groups, spans, samples
     run.tokens["versions"]                a numpy array, one value per response token
-    run = run.refresh()                   reads only what was appended
+    run = run.refresh()                   reads only appended lines
 
 Only the log is needed. Files of lines may be compressed (.gz), as recorded runs keep them. Seconds
 are since the start of the run.
@@ -15,44 +15,50 @@ are since the start of the run.
 
 from __future__ import annotations
 
-import importlib
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from json import JSONDecodeError
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from pydantic import ConfigDict
+from typing_extensions import TypedDict
+
+from areal_lab.config.given import given_path
 from areal_lab.control.events import RunStarted
 from areal_lab.extras import require
+from areal_lab.host.foreign import Parsed, parse_json, parse_yaml, read_json, read_text, unreadable
 from areal_lab.runlog.appended import Appended, read_appended
 from areal_lab.runlog.file import read_log_file
 from areal_lab.runlog.lags import TrainedBatch, trained_batches
-from areal_lab.runlog.records import Log, read_log
+from areal_lab.runlog.records import IMPORTED, MOST, Count, Log, Number, Scalar, read_log
 from areal_lab.runlog.summary import run_status
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from areal_lab.runlog.tokens.columns import Tokens
-    from areal_lab.runlog.tokens.files import Samples
+    from areal_lab.runlog.token_columns import Tokens
+    from areal_lab.runlog.token_files import Samples
 
 EVENTS: Final = ("events.jsonl", "events.jsonl.gz")
 METRICS: Final = "metrics.jsonl"
+_CONFIG_BYTES: Final = 1024**2
+"""Maximum size of config.yaml: a parser of YAML takes seconds per megabyte."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadTo:
-    """Bytes of the growing files that were read."""
+    """Bytes read so far from the growing files."""
 
     events: int = 0
     metrics: int = 0
     inode: int = 0
-    """Of the log: a run that continued has put another file into its place."""
+    """Inode of the log: a continued run has replaced the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """The content of a recorded run."""
+    """Content of a recorded run."""
 
     source: Path
     """The run folder, or the file of its log."""
@@ -62,11 +68,18 @@ class RecordedRun:
     summary: Mapping[str, Any] = field(default_factory=dict)
     """Empty if the run was killed before it wrote one."""
     config: Mapping[str, Any] = field(default_factory=dict)
-    """Content of config.yaml, from any version; empty if there is none."""
+    """Content of config.yaml, from any version; empty without one."""
     read_to: ReadTo = field(default_factory=ReadTo, compare=False)
-    """Where the next reading starts."""
+    """Start of the next reading."""
     _made: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
-    """Frames and samples, made at their first use."""
+    """Cached frames and samples."""
+
+    def __repr__(self) -> str:
+        """Two lines: the title, and where to look."""
+        return (
+            f"{self.title}\n"
+            f"{self.source}: .steps, .groups, .samples, .spans (frames); .tokens (columns)"
+        )
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -80,12 +93,12 @@ class RecordedRun:
 
     @property
     def batches(self) -> list[TrainedBatch]:
-        """The finished training steps, in order."""
+        """Finished training steps, in order."""
         return list(trained_batches(self.log))
 
     @property
     def began_s(self) -> float:
-        """When training started, possibly after a held-out evaluation."""
+        """Start of training, possibly after a held-out evaluation."""
         return next((r.t_s for r in self.log.events if isinstance(r.event, RunStarted)), 0.0)
 
     @property
@@ -97,10 +110,14 @@ class RecordedRun:
 
     @property
     def title(self) -> str:
-        """The run in one line."""
+        """Title of the run in one line."""
         limits = self.log.header.limits
+        if self.log.header.mode == IMPORTED:
+            return self._imported_title(limits)
         eta = limits.get("eta")
         eta_text = f"{eta:g}" if isinstance(eta, int | float) else str(eta)
+        if "max_eta" in limits:  # the schedule sets it by itself
+            eta_text += f" to {limits['max_eta']:g}"
         parts = [
             self.folder.name,
             f"{limits.get('schedule')}, eta {eta_text}",
@@ -113,23 +130,31 @@ class RecordedRun:
             parts.append(status)
         return "  |  ".join(parts)
 
+    def _imported_title(self, limits: Mapping[str, Scalar]) -> str:
+        made_by = " ".join(str(limits[name]) for name in ("framework", "version") if limits[name])
+        parts = [
+            self.folder.name,
+            f"imported from {made_by}",
+            str(limits["schedule"]),
+            f"{len(self.metrics)} steps",
+            f"{self.log.end_s:.0f} s",
+        ]
+        return "  |  ".join(parts)
+
     def refresh(self) -> RecordedRun:
-        """The run as it is now: reads what was appended since; this one stays as it is.
+        """Return the run as it is now: reads only appended lines; this object stays unchanged.
 
         If the run was continued from a checkpoint meanwhile, all of it is read again.
 
         Returns:
             This object if nothing was appended.
-
-        Raises:
-            ValueError: in one line: a file cannot be read, or was cut.
         """
         events = events_file(self.source)
         if events.stat().st_ino != self.read_to.inode:
             return read_run(self.source)
         log, events_end = _log(events, self.log, self.read_to.events)
         metrics, metrics_end = _metrics(self.folder / METRICS, self.metrics, self.read_to.metrics)
-        summary = _json_object(self.folder / "summary.json")
+        summary = read_summary(self.folder)
         samples = self._made.get("samples")
         made = {} if samples is None else {"samples": _read_samples(self.folder, samples)}
         read_to = ReadTo(events_end, metrics_end, self.read_to.inode)
@@ -140,7 +165,8 @@ class RecordedRun:
 
     @property
     def steps(self) -> pd.DataFrame:
-        """One row per training step (index `step`, from 1): lags from the log, and its metrics.
+        """One row per training step, from 1 (the index and the column `step`): lags from the log,
+        and its metrics.
 
         `begun_s` and `done_s` are seconds since the start of the run; `time_s`, a metric, since the
         start of training.
@@ -149,10 +175,10 @@ class RecordedRun:
 
     @property
     def groups(self) -> pd.DataFrame:
-        """One row per group that was started (index `group`).
+        """One row per started group (index `group`).
 
         `outcome` is trained, training, dropped or filtered, the latter two with their `reason`; or
-        finished, or running, for groups that wait or run at the end of the log.
+        finished or running, for groups that wait or run at the end of the log.
         """
         return self._frame("groups")
 
@@ -165,17 +191,13 @@ class RecordedRun:
     def samples(self) -> pd.DataFrame:
         """One row per sample of every step that began, in the order of `tokens`.
 
-        A run without trajectories has what its log says: no texts, no tokens.
+        Without trajectories the rows come from the log, without texts and tokens.
         """
         return self._frame("samples")
 
     @property
     def tokens(self) -> Tokens:
-        """Every response token, as columns; empty for a run without trajectories.
-
-        Raises:
-            ValueError: naming the file and line that cannot be read.
-        """
+        """Every response token, as columns; empty for a run without trajectories."""
         return self._samples().tokens
 
     def _samples(self) -> Samples:
@@ -208,24 +230,24 @@ def read_run(path: Path | str) -> RecordedRun:
     Raises:
         ValueError: in one line: there is no log, or a file cannot be read.
     """
-    path = Path(path)
+    path = given_path(path, "path")
     folder = _folder(path)
     events = events_file(path)
-    inode = events.stat().st_ino  # before the reading, so that a cut meanwhile is noticed
+    inode = events.stat().st_ino  # before the reading, to detect a cut meanwhile
     log, events_end = _log(events)
     metrics, metrics_end = _metrics(folder / METRICS)
     return RecordedRun(
         path,
         log,
         metrics,
-        _json_object(folder / "summary.json"),
+        read_summary(folder),
         _config(folder / "config.yaml"),
         ReadTo(events_end, metrics_end, inode),
     )
 
 
 def find_runs(folder: Path | str) -> list[Path]:
-    """The run folders in a folder, the last one that was written to first; none if there is none.
+    """Return the run folders in a folder, the most recently written first; empty if it has none.
 
     A run folder has an event log; other folders are skipped.
     """
@@ -236,24 +258,16 @@ def find_runs(folder: Path | str) -> list[Path]:
 
 
 def read_events(path: Path) -> Log:
-    """The log of a run folder, or of a file.
-
-    Raises:
-        ValueError: in one line: there is none, or it cannot be read.
-    """
+    """The log of a run folder, or of a file."""
     file = events_file(path)
     try:
         return read_log_file(file)
-    except (OSError, EOFError, ValueError) as error:
-        raise _unreadable(file, error) from error
+    except (OSError, ValueError) as error:
+        raise unreadable(file, error) from error
 
 
 def events_file(path: Path) -> Path:
-    """The file of a run folder's log; a file is returned as it is.
-
-    Raises:
-        ValueError: in one line: there is none.
-    """
+    """File of a run folder's log; a file is returned unchanged."""
     if path.is_file():
         return path
     if not path.exists():
@@ -268,20 +282,16 @@ def _folder(path: Path) -> Path:
     return path if path.is_dir() else path.parent
 
 
-def _unreadable(path: Path, error: Exception) -> ValueError:
-    reason = str(error).split("\n", 1)[0]
-    return ValueError(f"{path} cannot be read: {reason}")
-
-
 def _log(path: Path, before: Log | None = None, start: int = 0) -> tuple[Log, int]:
-    """The log, continued from `before`, and where its next reading starts."""
+    """The log, continued from `before`, and the start of the next reading."""
     try:
         found = read_appended(path, start)
         if before is not None and found == Appended((), start, before.cut):
             return before, start
-        return replace(read_log(found.lines, after=before), cut=found.cut), found.end
-    except (OSError, EOFError, ValueError) as error:
-        raise _unreadable(path, error) from error
+        log = read_log(found.lines, after=before, last_is_whole=True)
+        return replace(log, cut=found.cut), found.end
+    except (OSError, ValueError) as error:
+        raise unreadable(path, error) from error
 
 
 def _metrics(
@@ -291,36 +301,84 @@ def _metrics(
         path = path.with_name(f"{path.name}.gz")
         if not path.is_file():
             return before, start
-    found = read_appended(path, start)
-    values = []
-    for number, line in enumerate(found.lines, start=1 + len(before)):
-        try:
-            values.append(json.loads(line))
-        except json.JSONDecodeError as error:
-            raise ValueError(f"line {number} of {path} is not JSON: {error}") from error
+    try:
+        found = read_appended(path, start)
+    except (OSError, ValueError) as error:
+        raise unreadable(path, error) from error
+    values = metrics_of(found.lines, path, first=1 + len(before))
     return (*before, *values), found.end
 
 
+def metrics_of(lines: Iterable[str], path: Path, *, first: int = 1) -> list[dict[str, Any]]:
+    """Parse lines of metrics.jsonl."""
+    values = []
+    for number, line in enumerate(lines, start=first):
+        try:
+            value = _NUMBERS(parse_json(line))
+            if not 0 <= value.get("step", 0) <= MOST:
+                raise ValueError(f"step is {value['step']}")
+        except ValueError as error:
+            what = "is not JSON" if isinstance(error, JSONDecodeError) else "cannot be read"
+            raise ValueError(f"line {number} of {path} {what}: {error}") from error
+        values.append(value)
+    return values
+
+
 def _read_samples(folder: Path, before: Samples | None = None) -> Samples:
-    from areal_lab.runlog.tokens.files import read_samples  # loads numpy
+    from areal_lab.runlog.token_files import read_samples  # imports numpy
 
     return read_samples(folder, before)
 
 
-def _json_object(path: Path) -> dict[str, Any]:
-    return dict(json.loads(path.read_text())) if path.is_file() else {}
+class _Interval(TypedDict):
+    mean: Number
+    ci95: Number | None
+    n: Count
+
+
+class _Best(TypedDict):
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]  # as below
+    version: Count
+
+
+class _Evaluations(TypedDict, total=False):
+    missed: list[Count]
+
+
+class _Summary(TypedDict, total=False):
+    """Fields of summary.json that are used here; it has more."""
+
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]  # as pydantic asks for it
+    status: str
+    error: str | None
+    reward_before: _Interval | None
+    reward_after: _Interval | None
+    best: _Best | None
+    evaluations: _Evaluations | None
+
+
+_SUMMARY: Final = Parsed[dict[str, Any]](_Summary)
+_NUMBERS: Final = Parsed[dict[str, Any]](dict[str, int | float])
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """Content of summary.json; empty without one."""
+    path = folder / "summary.json"
+    try:
+        return _SUMMARY(read_json(path))
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise unreadable(path, error) from error
 
 
 def _config(path: Path) -> dict[str, Any]:
-    # Imported here, because a replay of a log does not need it.
-    yaml: Any = importlib.import_module("yaml")  # by name, because it has no types
-
-    if not path.is_file():
-        return {}
     try:
-        read = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise _unreadable(path, error) from error
+        read = parse_yaml(read_text(path, limit_bytes=_CONFIG_BYTES))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise unreadable(path, error) from error
     return read if isinstance(read, dict) else {}
 
 

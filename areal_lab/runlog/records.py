@@ -22,9 +22,13 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import partial
-from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
+from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, TypeAlias, get_args
 
-from areal_lab.control.events import Action, EngineId, Event, GroupId, Train, Version
+from pydantic import BeforeValidator, ConfigDict, Field
+
+from areal_lab.control.drift import NOT_MEASURED, Measured
+from areal_lab.control.events import Action, EngineId, Event, Train, TrainStepDone, Version
+from areal_lab.host.foreign import Parsed, parse_json
 
 SCHEMA: Final = 1
 """Incremented when older readers would misread a line."""
@@ -33,12 +37,36 @@ TRAINER: Final = "trainer"
 REWARDS: Final = "rewards"
 PIPELINE: Final = "pipeline"
 
-Mode: TypeAlias = Literal["train", "cosim", "simulate"]
+Mode: TypeAlias = Literal["train", "cosim", "simulate", "imported"]
+IMPORTED: Final = "imported"
+"""Mode of a log of another framework: spans and metrics, and no events or actions."""
 Scalar: TypeAlias = bool | int | float | str | None
 Segments: TypeAlias = tuple[tuple[Version, int], ...]
 """(version, tokens) of each segment of one sample, in order."""
 
 _NOT_FINITE: Final = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
+MOST: Final = 2**53
+"""Largest group, version, engine or count in a log."""
+
+
+def _number(value: Any) -> Any:
+    return _NOT_FINITE.get(value, value) if isinstance(value, str) else value
+
+
+def _scalars(values: Any) -> Any:
+    return {k: _number(v) for k, v in values.items()} if isinstance(values, dict) else values
+
+
+Number: TypeAlias = Annotated[float, BeforeValidator(_number), Field(strict=True)]
+"""A float in a line, which may be "inf", "-inf" or "nan"."""
+Seconds: TypeAlias = Annotated[
+    float, BeforeValidator(_number), Field(strict=True, ge=0, le=1e11, allow_inf_nan=False)
+]
+"""A time in a line; the largest ones are seconds since the epoch."""
+Count: TypeAlias = Annotated[int, Field(strict=True, ge=-1, le=MOST)]
+"""A group, version, engine or count in a line; -1 has a meaning for versions."""
+_Scalars: TypeAlias = Annotated[Mapping[str, Scalar], BeforeValidator(_scalars)]
+_NO_OTHERS: Final = ConfigDict(extra="forbid")
 
 
 def engine_process(engine: EngineId) -> str:
@@ -48,15 +76,16 @@ def engine_process(engine: EngineId) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunHeader:
-    """The first line: what kind of run the log is of."""
+    """First line of a log, with the kind of run."""
 
+    __pydantic_config__: ClassVar[ConfigDict] = _NO_OTHERS
     mode: Mode
-    started_at: float
+    started_at: Seconds
     """Seconds since the epoch (simulate: 0) at `t_s` 0."""
-    limits: Mapping[str, Scalar]
+    limits: _Scalars
     """The coordinator's constants, from `replay.limits_to_fields`; the log replays with them."""
     processes: tuple[str, ...]
-    """The processes that spans may name, in the order in which pictures show them."""
+    """Processes that spans may name, in the order of pictures."""
     schema: int = SCHEMA
 
     def __post_init__(self) -> None:
@@ -87,50 +116,51 @@ class ActionRecord:
 class SpanRecord:
     """An activity of one process. Spans of a process may nest; the innermost one counts."""
 
+    __pydantic_config__: ClassVar[ConfigDict] = _NO_OTHERS
     process: str
     name: str
     """`"forward/backward"`, `"decode"`, `"load weights"`, ...; `"wait"` for waiting."""
-    t_s: float
-    end_s: float
+    t_s: Seconds
+    end_s: Seconds
     cause: str = ""
     """Cause of idleness; a span with a cause is idle time, one without is busy time."""
-    args: Mapping[str, float] = field(default_factory=dict)
+    args: Mapping[str, Number] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _check_order(self.t_s, self.end_s, f"span {self.name!r} of {self.process}")
 
 
 class TurnTimes(NamedTuple):
-    """When and where one turn of a sample was generated."""
+    """Time and engine of one turn of a sample."""
 
-    sample: int
+    sample: Count
     """Index inside the group."""
-    engine: EngineId
-    start_s: float
-    end_s: float
-    tokens: int
+    engine: Count
+    start_s: Seconds
+    end_s: Seconds
+    tokens: Count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRecord:
     """One group from its start on an engine until its samples were scored."""
 
-    group: GroupId
-    engine: EngineId
-    t_s: float
-    generated_s: float
-    """When the last sample ended on the engine; scoring takes from here to `end_s`."""
-    end_s: float
-    rewards: tuple[float, ...]
+    __pydantic_config__: ClassVar[ConfigDict] = _NO_OTHERS
+    group: Count
+    engine: Count
+    t_s: Seconds
+    generated_s: Seconds
+    """End of the last sample on the engine; scoring takes from here to `end_s`."""
+    end_s: Seconds
+    rewards: tuple[Number, ...]
     """One per sample; nan where scoring failed."""
-    segments: tuple[Segments, ...]
+    segments: tuple[tuple[tuple[Count, Count], ...], ...]
     """One per sample. Lags follow from these and the version that trains on the group."""
     finish_reasons: tuple[str, ...]
     turns: tuple[TurnTimes, ...] = ()
-    """Of samples with several turns, each of which may run on an engine of its own; by their end.
-    """
+    """Turns of multi-turn samples, each of which may run on a different engine; by their end."""
     outcomes: tuple[str, ...] = ()
-    """One per sample (`pipeline.rollout.outcomes`); empty in simulations and older logs."""
+    """One per sample (`pipeline.rollout.scored.OUTCOMES`); empty in simulations and older logs."""
 
     def __post_init__(self) -> None:
         _check_order(self.t_s, self.generated_s, f"group {self.group}")
@@ -140,16 +170,24 @@ class GroupRecord:
                 f"group {self.group} has {len(self.rewards)} rewards, {len(self.segments)} samples "
                 f"and {len(self.finish_reasons)} finish reasons, but needs one of each per sample"
             )
+        for turn in self.turns:
+            if not 0 <= turn.sample < len(self.rewards):
+                raise ValueError(
+                    f"group {self.group} has a turn of sample {turn.sample}, but "
+                    f"{len(self.rewards)} samples"
+                )
+            _check_order(turn.start_s, turn.end_s, f"a turn of group {self.group}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricRecord:
     """One number at one time, such as `peak_rss_bytes` of a process."""
 
+    __pydantic_config__: ClassVar[ConfigDict] = _NO_OTHERS
     process: str
     name: str
-    t_s: float
-    value: float
+    t_s: Seconds
+    value: Number
 
 
 Record: TypeAlias = RunHeader | EventRecord | ActionRecord | SpanRecord | GroupRecord | MetricRecord
@@ -159,7 +197,7 @@ Record: TypeAlias = RunHeader | EventRecord | ActionRecord | SpanRecord | GroupR
 
 
 def encode(record: Record) -> str:
-    """One line of the log, without the newline; `decode` gives the record back exactly."""
+    """Encode a record as one line, without the newline; `decode` restores it exactly."""
     match record:
         case EventRecord():
             value = _encode_typed("event", record.t_s, record.event)
@@ -181,13 +219,8 @@ def encode(record: Record) -> str:
 
 
 def decode(line: str) -> Record:
-    """The record of one line.
-
-    Raises:
-        ValueError: if the line is not a JSON object, its kind or type is unknown, a field is
-            missing, unknown or of the wrong type, or it is the header of another schema.
-    """
-    value = json.loads(line)
+    """Parse one line."""
+    value = parse_json(line)
     if not isinstance(value, dict):
         raise ValueError(f"a line of the log must be one JSON object, but is {line[:60]!r}")
     kind = value.pop("kind", None)
@@ -196,17 +229,22 @@ def decode(line: str) -> Record:
             f"the log has schema {schema!r}, but this version of areal_lab reads schema {SCHEMA}; "
             "read it with the version that wrote it"
         )
-    reader = _READERS.get(kind)
+    reader = _READERS.get(kind) if isinstance(kind, str) else None
     if reader is None:
         raise ValueError(f"unknown kind {kind!r}; known are {', '.join(map(str, _READERS))}")
     try:
         return reader(value)
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"malformed {kind} record: {error}") from error
 
 
+def whole(value: float) -> int:
+    """Value of a metric that is a count; 0 if it is not finite."""
+    return int(value) if math.isfinite(value) else 0
+
+
 def finite_json(value: Any) -> Any:
-    """`value` for valid JSON: floats that are not finite become "inf", "-inf" or "nan"."""
+    """Convert to valid JSON: floats that are not finite become "inf", "-inf" or "nan"."""
     if isinstance(value, float) and not math.isfinite(value):
         return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
     if isinstance(value, Mapping):
@@ -227,9 +265,9 @@ class Log:
     records: tuple[Record, ...]
     """Everything after the header."""
     cut: bool = False
-    """Whether the last line was incomplete and skipped: the writing process was killed."""
+    """True if the last line was incomplete and skipped: the writing process was killed."""
     lasts_s: float = 0.0
-    """Time that has passed, in seconds since the start, though nothing was written."""
+    """Seconds since the start that have passed, even without records."""
 
     @property
     def events(self) -> Iterator[EventRecord]:
@@ -243,12 +281,12 @@ class Log:
 
     @property
     def spans(self) -> Iterator[SpanRecord]:
-        """The spans, in the order they ended."""
+        """The spans, in order of their ends."""
         return (record for record in self.records if isinstance(record, SpanRecord))
 
     @property
     def groups(self) -> Iterator[GroupRecord]:
-        """The groups, in the order they ended."""
+        """The groups, in order of their ends."""
         return (record for record in self.records if isinstance(record, GroupRecord))
 
     @property
@@ -257,21 +295,19 @@ class Log:
         return max(self.lasts_s, max((end_of(record) for record in self.records), default=0.0))
 
     def until(self, t_s: float) -> Log:
-        """The log as it was at a time, in seconds since the start: what had ended by then."""
+        """The log as it was at a time, in seconds since the start: records that had ended by
+        then.
+        """
         ended = tuple(record for record in self.records if end_of(record) <= t_s)
         return Log(self.header, ended, lasts_s=min(t_s, self.end_s))
 
     def lasting(self, t_s: float) -> Log:
-        """The same log, of a run that has gone on until `t_s` without writing anything."""
+        """The same log of a run that has continued until `t_s` without writing anything."""
         return replace(self, lasts_s=max(t_s, self.lasts_s))
 
 
 def log_of(records: Sequence[Record]) -> Log:
-    """The log of records in memory, of which the first must be the header.
-
-    Raises:
-        ValueError: if it is not.
-    """
+    """Log of records in memory, of which the first must be the header."""
     if not records or not isinstance(records[0], RunHeader):
         raise ValueError("the first record of a log must be its run header")
     return Log(records[0], tuple(records[1:]))
@@ -288,15 +324,11 @@ def end_of(record: Record) -> float:
             return record.t_s
 
 
-def read_log(lines: Iterable[str], *, after: Log | None = None) -> Log:
-    """Read a log; an incomplete last line, as a killed writer leaves it, is skipped and reported.
+def read_log(lines: Iterable[str], *, after: Log | None = None, last_is_whole: bool = False) -> Log:
+    """Parse a log; an incomplete last line of a killed writer is skipped and reported.
 
-    Args:
-        lines: of the log, from its header on, or those that follow `after`.
-        after: the log so far.
-
-    Raises:
-        ValueError: naming the line, if it cannot be read, or if the first is not a header.
+    With `last_is_whole` a last line that is not JSON is an error, because an incomplete one was
+    left out before.
     """
     header = None if after is None else after.header
     records: list[Record] = [] if after is None else list(after.records)
@@ -308,6 +340,8 @@ def read_log(lines: Iterable[str], *, after: Log | None = None) -> Log:
         try:
             record = decode(line)
         except json.JSONDecodeError as error:
+            if last_is_whole:
+                raise ValueError(f"line {number} of the log is not JSON: {error}") from error
             broken = number, error  # the end of the log, if no line follows
             continue
         except ValueError as error:
@@ -367,58 +401,16 @@ def _encode_typed(kind: str, t_s: float, value: Event | Action) -> dict[str, Any
         line[name] = getattr(value, name)
     if isinstance(value, Train) and not value.rest:
         del line["rest"]  # only of batches in parts
+    if isinstance(value, TrainStepDone):
+        for name in Measured._fields:
+            if line[name] == NOT_MEASURED:
+                del line[name]  # only of schedules that read it
     return line
-
-
-def _float(value: float | str) -> float:
-    if isinstance(value, str):
-        return _NOT_FINITE[value]
-    return float(value)
-
-
-def _scalars(values: dict[str, Scalar]) -> dict[str, Scalar]:
-    return {k: _NOT_FINITE.get(v, v) if isinstance(v, str) else v for k, v in values.items()}
-
-
-def _floats(values: dict[str, float | str]) -> dict[str, float]:
-    return {name: _float(value) for name, value in values.items()}
-
-
-def _rewards(values: list[float | str]) -> tuple[float, ...]:
-    return tuple(_float(value) for value in values)
-
-
-def _segments(samples: list[list[tuple[int, int]]]) -> tuple[Segments, ...]:
-    return tuple(tuple((version, tokens) for version, tokens in one) for one in samples)
-
-
-def _turns(turns: list[tuple[int, int, float, float, int]]) -> tuple[TurnTimes, ...]:
-    return tuple(TurnTimes(*turn) for turn in turns)
-
-
-_CONVERTED: Final[dict[type[Any], dict[str, Callable[[Any], Any]]]] = {
-    RunHeader: {"started_at": _float, "limits": _scalars, "processes": tuple},
-    SpanRecord: {"t_s": _float, "end_s": _float, "args": _floats},
-    GroupRecord: {
-        **dict.fromkeys(("t_s", "generated_s", "end_s"), _float),
-        **{"rewards": _rewards, "segments": _segments, "finish_reasons": tuple, "turns": _turns},
-        "outcomes": tuple,
-    },
-    MetricRecord: {"t_s": _float, "value": _float},
-}
-"""The fields that JSON has in another form."""
-
-
-def _read(cls: type[Any], value: dict[str, Any]) -> Any:
-    for name, convert in _CONVERTED[cls].items():
-        if name in value:  # a field that older logs do not have, or one that the class misses
-            value[name] = convert(value[name])
-    return cls(**value)
 
 
 def _read_typed(value: dict[str, Any], *, event: bool) -> Any:
     name = value.pop("type")
-    cls = _TYPES.get(name)
+    cls = _TYPES.get(name) if isinstance(name, str) else None
     if cls is None or (name in _EVENT_NAMES) is not event:
         raise ValueError(f"unknown {'event' if event else 'action'} type {name!r}")
     for field_name, json_type in _JSON_TYPE[cls].items():
@@ -426,16 +418,25 @@ def _read_typed(value: dict[str, Any], *, event: bool) -> Any:
             continue
         inner = value[field_name]
         if json_type is float and type(inner) in (int, float, str):
-            value[field_name] = inner = _float(inner)
+            value[field_name] = inner = _NUMBER(inner)
         if type(inner) is not json_type:
             raise TypeError(f"{name}.{field_name} is {inner!r}, not a {json_type.__name__}")
         if json_type is list:
-            value[field_name] = tuple(value[field_name])
+            value[field_name] = tuple(inner)
+        for one in inner if json_type is list else (inner,):  # lists are of ids and counts
+            if json_type in (list, int) and not (type(one) is int and -1 <= one <= MOST):
+                raise ValueError(f"{name}.{field_name} has {one!r}, not a number up to {MOST:,}")
     return cls(**value)
 
 
-_READERS: Final[dict[str | None, Callable[[dict[str, Any]], Record]]] = {
-    "event": lambda value: EventRecord(_float(value.pop("t_s")), _read_typed(value, event=True)),
-    "action": lambda value: ActionRecord(_float(value.pop("t_s")), _read_typed(value, event=False)),
-    **{kind: partial(_read, cls) for cls, kind in _KIND_OF.items()},
+def _read_timed(cls: type[Any], value: dict[str, Any], *, event: bool) -> Any:
+    return cls(_SECONDS(value.pop("t_s")), _read_typed(value, event=event))
+
+
+_NUMBER: Final = Parsed[float](Number)
+_SECONDS: Final = Parsed[float](Seconds)
+_READERS: Final[dict[str, Callable[[dict[str, Any]], Record]]] = {
+    "event": partial(_read_timed, EventRecord, event=True),
+    "action": partial(_read_timed, ActionRecord, event=False),
+    **{kind: Parsed[Any](cls) for cls, kind in _KIND_OF.items()},
 }

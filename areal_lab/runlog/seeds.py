@@ -10,13 +10,15 @@ An interval is of Student's t over the seeds: three seeds give honest, wide ones
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
+from areal_lab.config.given import given_path
+from areal_lab.host.durable import replace_text
+from areal_lab.host.foreign import Parsed, read_json
 from areal_lab.runlog.intervals import MeanInterval, interval_of_runs, paired_interval, running_mean
 
 if TYPE_CHECKING:
@@ -39,10 +41,10 @@ class SeedRun:
     held_out_before: float | None = None
     held_out_after: float | None = None
     lag_mean: float | None = None
-    """Versions between the weights that generated a trained token and those that it trained."""
+    """Mean lag of trained tokens: versions between generation and training."""
     wall_s: float = 0.0
     folder: str = ""
-    """The run folder; empty if there is none."""
+    """The run folder; empty without one."""
     error: str = ""
     """Why it failed."""
 
@@ -64,7 +66,7 @@ class SeedResults:
 
     runs: tuple[SeedRun, ...]
     about: Mapping[str, Any] = field(default_factory=dict)
-    """How and where they were made: command, versions, machine."""
+    """Provenance: command, versions, machine."""
 
     @property
     def losses(self) -> list[str]:
@@ -73,14 +75,14 @@ class SeedResults:
 
     @property
     def wall_s(self) -> float:
-        """Seconds that the runs took, one after the other."""
+        """Total seconds of the runs."""
         return sum(run.wall_s for run in self.runs)
 
     def of(self, *losses: str) -> SeedResults:
-        """The runs of these losses only.
+        """Only the runs of these losses.
 
         Raises:
-            KeyError: if a loss has no run.
+            KeyError: a loss has no run.
         """
         for name in losses:
             if name not in self.losses:
@@ -158,9 +160,7 @@ class SeedResults:
             {**asdict(run), "rewards": [round(reward, 4) for reward in run.rewards], "folder": ""}
             for run in self.runs
         ]
-        temporary = path.with_name(f".{path.name}.tmp")
-        temporary.write_text(_readable({**self.about, "runs": runs}), encoding="utf-8")
-        os.replace(temporary, path)
+        replace_text(path, _readable({**self.about, "runs": runs}))
 
     def _complete(self) -> dict[str, list[SeedRun]]:
         complete: dict[str, list[SeedRun]] = {}
@@ -171,20 +171,24 @@ class SeedResults:
 
 
 def load_seed_results(path: str | Path = RECORDED) -> SeedResults:
-    """Read what `SeedResults.save` wrote; without a path, the results that travel with the package.
+    """Read a file of `SeedResults.save`; without a path, the results in the package.
 
     Raises:
-        ValueError: if the file is not of this kind.
-        OSError: if it cannot be read.
+        ValueError: the file is not of this kind.
+        OSError: it cannot be read.
     """
+    path = given_path(path, "path")
     try:
-        about = json.loads(Path(path).read_text(encoding="utf-8"))
-        runs = about.pop("runs")
-        return SeedResults(
-            tuple(SeedRun(**{**run, "rewards": tuple(run["rewards"])}) for run in runs), about
-        )
-    except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+        about = _ABOUT(read_json(path))
+        return SeedResults(_RUNS(about.pop("runs", None)), about)
+    except FileNotFoundError:
+        raise
+    except ValueError as error:
         raise ValueError(f"{path} has no results of seeds: {error}") from error
+
+
+_ABOUT: Final = Parsed[dict[str, Any]](dict[str, Any])
+_RUNS: Final = Parsed[tuple[SeedRun, ...]](tuple[SeedRun, ...])
 
 
 def _after(runs: Iterable[SeedRun]) -> list[float]:
@@ -196,7 +200,7 @@ def _after(runs: Iterable[SeedRun]) -> list[float]:
 
 
 def _readable(value: Mapping[str, Any]) -> str:
-    """JSON with a line for each run, so that a change of one shows as one."""
+    """JSON with a line for each run, so diffs are small."""
     runs = value["runs"]
     head = json.dumps({name: one for name, one in value.items() if name != "runs"}, indent=1)
     lines = ",\n".join(f"  {json.dumps(run)}" for run in runs)

@@ -1,7 +1,7 @@
 """summary.json: the settings and results of a run in one object, for scripts.
 
 Everything except the held-out rewards, the wall time and the memory is counted from the event log,
-so that the summary, the pictures and `areal-lab trace` agree. Infinity, as in `eta`, is the string
+so the summary, the pictures and `areal-lab trace` agree. Infinity, as in `eta`, is the string
 "inf"; values that were not measured are null.
 """
 
@@ -10,31 +10,40 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from statistics import median
 from typing import Any
 
-from areal_lab.control.events import (
-    STARTS_OVER,
-    CheckpointCopied,
-    CheckpointDone,
-    Drop,
-    Finish,
-    GroupFiltered,
-    Interrupt,
-    RunStarted,
-    Save,
-    Train,
-    TrainStepDone,
-)
+from areal_lab.control import events as ev
+from areal_lab.control.ledger import LagCounts, Ledger, mean_lag
 from areal_lab.runlog.activity import ProcessUse, idle_by_cause, training_window
-from areal_lab.runlog.by_hand import eta_changes, pauses
-from areal_lab.runlog.incidents import incidents
+from areal_lab.runlog.incidents import incidents, pauses
 from areal_lab.runlog.intervals import mean_interval
-from areal_lab.runlog.lags import TrainedBatch, mean_lag, total, trained_batches
-from areal_lab.runlog.records import ActionRecord, EventRecord, Log, MetricRecord, finite_json
+from areal_lab.runlog.lags import TrainedBatch, ledger_of, total, trained_batches
+from areal_lab.runlog.records import (
+    IMPORTED,
+    TRAINER,
+    ActionRecord,
+    EventRecord,
+    Log,
+    MetricRecord,
+    finite_json,
+    whole,
+)
+from areal_lab.runlog.replay import eta_changes
 
 PEAK_MEMORY = "peak_rss_bytes"
-"""Name of the metric for the largest resident memory of a process and its descendants, an upper
-bound of their memory at one time (`host.memory.group_peak_rss_bytes`)."""
+"""Metric of the largest resident memory of a process and its descendants, an upper bound of
+their memory at one time (`host.memory.group_peak_rss_bytes`)."""
+
+
+TRAINER_SPEED = (
+    "trainer_tokens_per_s",
+    "trainer_tflop_per_s",
+    "mfu",
+    "gpu_peak_allocated_bytes",
+    "gpu_peak_reserved_bytes",
+)
+"""Metrics of the trainer that the log has for each step, where they are known."""
 
 
 def build_summary(
@@ -47,15 +56,10 @@ def build_summary(
     peak_bytes: Mapping[str, int] | None = None,
     more: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The object of summary.json.
+    """Build the object of summary.json.
 
-    Args:
-        log: of the whole run, from `read_log_file`.
-        reward_before: mean reward of each held-out problem before training; None if not measured.
-        reward_after: the same after training.
-        wall_s: from the start of the command to the end.
-        peak_bytes: largest memory by process, in addition to those in the log.
-        more: fields to add, such as seed and model.
+    `reward_before` has the mean reward of each held-out problem before training; None if not
+    measured. `peak_bytes` has the largest memory by process, in addition to those in the log.
     """
     limits = log.header.limits
     counts = counted(log)
@@ -77,7 +81,7 @@ def build_summary(
 
 
 def counted(log: Log) -> dict[str, Any]:
-    """The fields that are counted from the records of the log."""
+    """Fields that are counted from the records of the log."""
     batches = list(trained_batches(log))
     start_s, end_s = training_window(log)
     training_s = end_s - start_s
@@ -86,9 +90,9 @@ def counted(log: Log) -> dict[str, Any]:
     generated_tokens = sum(
         tokens for group in log.groups for sample in group.segments for _, tokens in sample
     )
-    dropped = Counter(r.action.reason for r in log.actions if isinstance(r.action, Drop))
+    dropped = Counter(r.action.reason for r in log.actions if isinstance(r.action, ev.Drop))
     paused = pauses(log)
-    filtered = Counter(r.event.reason for r in log.events if isinstance(r.event, GroupFiltered))
+    filtered = Counter(r.event.reason for r in log.events if isinstance(r.event, ev.GroupFiltered))
     return {
         "training_s": training_s,
         "steps": len(batches),
@@ -98,8 +102,9 @@ def counted(log: Log) -> dict[str, Any]:
         "tokens_per_s": trained_tokens / training_s if training_s > 0 else 0.0,
         "generated_tokens_per_s": generated_tokens / training_s if training_s > 0 else 0.0,
         "lag": lag_summary(batches),
+        "ledger": ledger_summary(ledger_of(log)),
         "interruptions": sum(
-            isinstance(r.action, Interrupt) and not r.action.by_hand for r in log.actions
+            isinstance(r.action, ev.Interrupt) and not r.action.by_hand for r in log.actions
         ),
         "pauses": len(paused),
         "paused_s": sum(end_s - begin_s for begin_s, end_s in paused),
@@ -122,71 +127,92 @@ def counted(log: Log) -> dict[str, Any]:
         "filtered_by_reason": dict(filtered),
         "smaller_batches": _smaller_batches(log),
         "processes": {name: _use(use) for name, use in idle_by_cause(log).items()},
+        "trainer_speed": _trainer_speed(log),
         "peak_bytes": _logged_peaks(log),
     }
 
 
 def _smaller_batches(log: Log) -> int:
-    """Training steps with fewer groups than a batch has, since dynamic sampling found no more."""
+    """Training steps with incomplete batches, because dynamic sampling found no more groups."""
     size = log.header.limits.get("batch_groups")
     if log.header.limits.get("batch_parts", 1) != 1:
-        return 0  # parts are all of the same size (`control.limits`)
-    trains = [r.action for r in log.actions if isinstance(r.action, Train)]
+        return 0  # all parts have the same size (`control.limits`)
+    trains = [r.action for r in log.actions if isinstance(r.action, ev.Train)]
     return sum(isinstance(size, int) and len(train.groups) < size for train in trains)
 
 
 def recoveries(log: Log) -> dict[str, int]:
-    """How often the run continued after its end or a kill, and how many groups then started over,
-    without their tokens."""
-    again = [r.event for r in log.events if isinstance(r.event, RunStarted)][1:]
-    over = sum(version == STARTS_OVER for event in again for version in event.open_versions)
+    """Number of continuations after the run's end or a kill, and of groups that then started
+    over without their tokens.
+    """
+    again = [r.event for r in log.events if isinstance(r.event, ev.RunStarted)][1:]
+    over = sum(version == ev.STARTS_OVER for event in again for version in event.open_versions)
     return {"recoveries": len(again), "restarted_groups": over}
 
 
 def save_waits(log: Log) -> Iterator[float]:
-    """Seconds of each checkpoint in which no step could begin, in order.
+    """Seconds for which each checkpoint delayed the next step, in order.
 
         TrainStepDone  (CheckpointDone of an earlier one)  Save  ..  CheckpointCopied or Done
               |<------------- if it is there ----------------|<----------->|
 
-    One that was written beside training costs the time to copy its state, and what was left of the
-    checkpoint before it.
+    A checkpoint written during training delays by the time to copy its state, and by the rest of
+    the checkpoint before it.
     """
     step_done_s, earlier_done, since_s = 0.0, False, None
     for record in log.records:
         match record:
-            case EventRecord(t_s=t_s, event=TrainStepDone()):
+            case EventRecord(t_s=t_s, event=ev.TrainStepDone()):
                 step_done_s, earlier_done = t_s, False
-            case ActionRecord(t_s=t_s, action=Save()):
+            case ActionRecord(t_s=t_s, action=ev.Save()):
                 since_s = step_done_s if earlier_done else t_s
-            case EventRecord(t_s=t_s, event=CheckpointCopied() | CheckpointDone() as event):
-                earlier_done = isinstance(event, CheckpointDone)
+            case EventRecord(t_s=t_s, event=ev.CheckpointCopied() | ev.CheckpointDone() as event):
+                earlier_done = isinstance(event, ev.CheckpointDone)
                 if since_s is not None:
                     yield t_s - since_s
                     since_s = None
-            case EventRecord(event=RunStarted()):
-                since_s = None  # of a run that was killed while it saved
+            case EventRecord(event=ev.RunStarted()):
+                since_s = None  # the run was killed during a save
             case _:
                 pass
 
 
 def run_status(log: Log) -> str:
-    """Why the run ended, from `Finish`; "incomplete" if the log has none."""
-    reasons = [r.action.reason for r in log.actions if isinstance(r.action, Finish)]
+    """Reason of the run's end, from `Finish`; "incomplete" if the log has none, or "imported"."""
+    if log.header.mode == IMPORTED:
+        return IMPORTED
+    reasons = [r.action.reason for r in log.actions if isinstance(r.action, ev.Finish)]
     return reasons[-1] if reasons else "incomplete"
 
 
 def lag_summary(batches: Sequence[TrainedBatch]) -> dict[str, dict[str, float]]:
-    """Mean and largest lag: head and tail over trained samples, token over trained tokens."""
+    """Mean and largest lag: head and tail over trained samples, token over trained tokens.
+
+    The head lag is the sum of `before_queue` and `in_queue`. `offered` is the lag before the queue
+    of all samples that entered it, trained on or not (`control.ledger`).
+    """
     counters = {
         "head": total(batch.head_lags for batch in batches),
         "tail": total(batch.tail_lags for batch in batches),
         "token": total(batch.token_lags for batch in batches),
     }
+    parts = LagCounts()
+    for batch in batches:
+        parts.add(batch.parts)
+    counters |= {
+        "before_queue": parts.before_queue,
+        "in_queue": parts.in_queue,
+        "offered": parts.offered,
+    }
     return {
         name: {"mean": mean_lag(lags), "max": max(lags, default=0)}
         for name, lags in counters.items()
     }
+
+
+def ledger_summary(ledger: Ledger) -> dict[str, Any]:
+    """What became of the tokens: `generated` is the sum of the others (`TokenCounts`)."""
+    return asdict(ledger.tokens())
 
 
 def _interval(problem_means: Sequence[float] | None) -> dict[str, float | int | None] | None:
@@ -202,9 +228,22 @@ def _use(use: ProcessUse) -> dict[str, Any]:
     }
 
 
+def _trainer_speed(log: Log) -> dict[str, float]:
+    """Median of the steps by metric, which omits the slow first ones; of memory the largest."""
+    values: dict[str, list[float]] = {}
+    for record in log.records:
+        if isinstance(record, MetricRecord) and record.process == TRAINER:
+            values.setdefault(record.name, []).append(record.value)
+    return {
+        name: max(values[name]) if name.endswith("_bytes") else median(values[name])
+        for name in TRAINER_SPEED
+        if name in values
+    }
+
+
 def _logged_peaks(log: Log) -> dict[str, int]:
     peaks: dict[str, int] = {}
     for record in log.records:
         if isinstance(record, MetricRecord) and record.name == PEAK_MEMORY:
-            peaks[record.process] = max(peaks.get(record.process, 0), int(record.value))
+            peaks[record.process] = max(peaks.get(record.process, 0), whole(record.value))
     return peaks

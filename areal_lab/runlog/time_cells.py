@@ -1,7 +1,7 @@
-"""The activity of processes in equal pieces of time, for any number of processes.
+"""Activity of processes in equal cells of time, for any number of processes.
 
-    activity(log) --states_by_cell--> rows of cells: what a process does for most of each piece
-                  --shares_by_cell--> shares of each state in each piece, over many processes
+    activity(log) --states_by_cell--> rows of cells: main state of a process in each cell
+                  --shares_by_cell--> shares of each state in each cell, over many processes
 
 Work grows with the number of stretches plus that of cells, not with their product.
 """
@@ -24,15 +24,15 @@ _MOST_STATES = 256
 
 
 class State(NamedTuple):  # not a dataclass: hashed for every stretch
-    """What a process does, or why it is idle."""
+    """Activity of a process, or its cause of idleness."""
 
     name: str
-    """The activity, or the cause of idleness; `activity.label` is what people see."""
+    """Activity or cause of idleness; `activity.label` returns the displayed text."""
     busy: bool
 
     @property
     def blank(self) -> bool:
-        """Whether it is idle time that pictures leave blank."""
+        """True if it is idle time that pictures leave blank."""
         return not self.busy and self.name in BLANK
 
 
@@ -51,11 +51,7 @@ class Cells:
 
 
 def cells_of(window: tuple[float, float], count: int) -> Cells:
-    """Divide a window, in seconds, into `count` cells.
-
-    Raises:
-        ValueError: if the window is empty, or there is no cell.
-    """
+    """Divide a window, in seconds, into `count` cells."""
     start_s, end_s = window
     if not (math.isfinite(start_s) and math.isfinite(end_s) and start_s < end_s):
         raise ValueError(f"the window is {start_s} to {end_s} s, but must end after it starts")
@@ -78,7 +74,7 @@ def state_seconds(activities: Mapping[str, Sequence[Stretch]]) -> dict[State, fl
 def without_idle_rows(
     activities: Mapping[str, Sequence[Stretch]],
 ) -> dict[str, Sequence[Stretch]]:
-    """Only the processes that do or wait for something: no row of a picture stays empty."""
+    """Only the processes with any activity or wait: no row of a picture stays empty."""
     return {
         process: stretches
         for process, stretches in activities.items()
@@ -91,16 +87,8 @@ def states_by_cell(
 ) -> dict[str, NDArray[np.uint8]]:
     """For each process the number of the state that takes most of each cell.
 
-    Args:
-        activities: as `activity` gives them.
-        states: the states to tell apart, at most 256; the first takes what is none of them.
-        cells: the pieces of time.
-
-    Returns:
-        An array of `cells.count` numbers of `states` per process; of two equal ones the first.
-
-    Raises:
-        ValueError: if there are no states, or more than 256.
+    `states`, at most 256, are the distinguished ones; the first one also counts all others. Returns
+    an array of `cells.count` numbers per process; of two equal states the first.
     """
     if not 1 <= len(states) <= _MOST_STATES:
         raise ValueError(f"got {len(states)} states, but needs 1 to {_MOST_STATES}")
@@ -121,16 +109,9 @@ def states_by_cell(
 def shares_by_cell(
     activities: Mapping[str, Sequence[Stretch]], states: Sequence[State], cells: Cells
 ) -> NDArray[np.float64]:
-    """Share of the processes' time that each state takes in each cell.
+    """Share of the processes' time that each state takes in each cell, of shape (states, cells).
 
-    Args:
-        activities: as `activity` gives them, of the processes to be added up.
-        states: the states to tell apart.
-        cells: the pieces of time.
-
-    Returns:
-        Shares of shape (states, cells). With all states a column sums to 1 where every process has
-        a log.
+    With all states a column sums to 1 where every process has a log.
     """
     shares = np.zeros((len(states), cells.count))
     by_state: dict[tuple[str, bool], list[Stretch]] = {}
@@ -149,7 +130,7 @@ def _is(stretch: Stretch, state: State) -> bool:
 
 
 def _seconds(stretches: Sequence[Stretch], cells: Cells) -> NDArray[np.float64] | None:
-    r"""Seconds of each cell that stretches cover together; None if there is no stretch.
+    r"""Seconds of each cell that stretches cover together; None without stretches.
 
     Up to a time t they cover $$ \sum_i \min(t, e_i) - \min(t, s_i), $$ which is looked up in sorted
     starts and ends at every edge.
@@ -163,7 +144,7 @@ def _seconds(stretches: Sequence[Stretch], cells: Cells) -> NDArray[np.float64] 
 
 
 def _clipped_sum(times_s: Sequence[float], edges_s: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The sum of min(time, edge) over all times, for every edge."""
+    """Sum of min(time, edge) over all times, for every edge."""
     ordered = np.sort(np.asarray(times_s, dtype=float))
     before = np.concatenate(([0.0], np.cumsum(ordered)))
     count = np.searchsorted(ordered, edges_s)

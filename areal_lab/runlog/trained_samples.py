@@ -1,4 +1,4 @@
-"""Every trained sample with the age of its tokens, and what happened while it was generated.
+"""Every trained sample with the age of its tokens, and the events during its generation.
 
     started --tokens of version v--> new weights --tokens of v + 1--> ended --> trained at version t
 
@@ -19,25 +19,26 @@ from areal_lab.control.events import EngineId, GroupId, Train, Version
 from areal_lab.runlog.records import ActionRecord, GroupRecord, Log, Segments
 
 _MOST: Final = 255
-"""Largest lag that a byte holds; older tokens are given as this old."""
+"""Largest lag in a byte; older tokens get this value."""
+_MOST_TOKENS: Final = 2**31
 _AT_ONCE_S: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedSample:
-    """One response that was trained on."""
+    """One trained response."""
 
     group: GroupId
     sample: int
-    """Number within its group."""
+    """Index within its group."""
     engine: EngineId
     started_s: float
     generated_s: float
-    """When the last response of its group ended."""
+    """End of the last response of its group."""
     trained_s: float
-    """When the step that trains on it began."""
+    """Start of the step that trains on it."""
     trained_version: Version
-    """Of the trainer before that step."""
+    """Version of the trainer before that step."""
     segments: Segments
     """(version, tokens), in order."""
     overtaken_by: int
@@ -68,11 +69,7 @@ class TrainedSample:
 
 
 def trained_samples(log: Log) -> list[TrainedSample]:
-    """The samples of all batches that were given to the trainer, in order.
-
-    Args:
-        log: the log of a run, real or simulated.
-    """
+    """Samples of all batches of the trainer, in order."""
     groups: dict[GroupId, GroupRecord] = {record.group: record for record in log.groups}
     batches = [
         (record.t_s, record.action)
@@ -103,11 +100,17 @@ def trained_samples(log: Log) -> list[TrainedSample]:
             )
         for group in train.groups:
             insort(trained, group)
+    if (tokens := sum(one.tokens for one in found)) > _MOST_TOKENS:
+        raise ValueError(
+            f"the log has {tokens:,} trained tokens, but at most {_MOST_TOKENS:,} can be shown"
+        )
     return found
 
 
 def oldest_first(samples: Iterable[TrainedSample]) -> list[TrainedSample]:
-    """Samples by the lag of their oldest token, then by how many tokens have it, largest first."""
+    """Samples by the lag of their oldest token, then by the number of tokens with it, largest
+    first.
+    """
     return sorted(
         samples,
         key=lambda one: (-one.oldest, -(one.segments[0][1] if one.segments else 0), one.group),
@@ -115,7 +118,7 @@ def oldest_first(samples: Iterable[TrainedSample]) -> list[TrainedSample]:
 
 
 def story(one: TrainedSample) -> str:
-    """What happened to a sample, in sentences."""
+    """History of a sample, in sentences."""
     versions = [version for version, tokens in one.segments if tokens]
     changes = len(dict.fromkeys(versions)) - 1
     said = (

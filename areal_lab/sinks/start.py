@@ -1,4 +1,4 @@
-"""Sinks of a run, from the run's side: check, start, tell their first failure, close.
+"""Sinks of a run, from the run's side: check, start, report the first failure, close.
 
     start --> a process for each sink <--reads-- run folder
     close --> the end of their input --> wait, at most `stats_logger.close_timeout_s` --> reports
@@ -23,18 +23,19 @@ from typing import IO, Any, Final
 
 from areal_lab.config.offline import RunConfig
 from areal_lab.config.problem import Kind, Problem
-from areal_lab.config.watching import SinkName
+from areal_lab.config.sections import SinkName
 from areal_lab.extras import MissingExtra, require
+from areal_lab.host.durable import replace_text
 from areal_lab.host.processes import inherited_environment
-from areal_lab.sinks.points import Points
+from areal_lab.sinks.protocol import Points
 from areal_lab.sinks.worker import Status
 
 AT_ONCE_S: Final = 5.0
-"""Longest wait for the sinks of a run that is stopped at once."""
+"""Longest wait for the sinks of a run that is stopped immediately."""
 
 
 def check_sinks(config: RunConfig) -> Iterator[Problem]:
-    """The sinks whose packages are not installed, and the ones that are named twice."""
+    """Problems: sinks without their packages, and sinks that are named twice."""
     for sink in dict.fromkeys(config.sinks):
         if config.sinks.count(sink) > 1:
             yield Problem(Kind.SETTINGS, "sinks", f"sinks names {sink!r} twice; name it once")
@@ -55,10 +56,7 @@ class _Process:
 class Sinks:
     """The sinks of one run.
 
-    Args:
-        config: of the run, which is also in its folder.
-        folder: of the run.
-        note: tells the user where a sink is, and its first failure; called from other threads.
+    `note` reports to the user where a sink is, and its first failure; called from other threads.
     """
 
     def __init__(self, config: RunConfig, folder: Path, note: Callable[[str], None]) -> None:
@@ -76,9 +74,9 @@ class Sinks:
                 note(f"{sink} gets nothing: {error}; the run continues")
 
     def close(self, *, at_once: bool = False) -> dict[str, dict[str, Any]]:
-        """Let the sinks send the rest and end them; returns the report of each. Idempotent.
+        """Let the sinks send the rest and stop them; returns the report of each. Idempotent.
 
-        Waits `stats_logger.close_timeout_s` at most, or 5 s if `at_once`, for all together.
+        Waits at most `stats_logger.close_timeout_s`, or 5 s if `at_once`, for all together.
         """
         if self._closed is not None:
             return self._closed
@@ -140,22 +138,16 @@ class Sinks:
 
 
 def add_to_summary(folder: Path, reports: dict[str, dict[str, Any]]) -> None:
-    """Add the reports of sinks to summary.json, if there is one.
-
-    Raises:
-        OSError: if it cannot be written.
-    """
+    """Add the reports of sinks to summary.json, if it exists."""
     file = folder / "summary.json"
     if not reports or not file.is_file():
         return
     summary = json.loads(file.read_text())
-    temporary = folder / ".summary.json.tmp"
-    temporary.write_text(json.dumps({**summary, "sinks": reports}, indent=2) + "\n")
-    os.replace(temporary, file)
+    replace_text(file, json.dumps({**summary, "sinks": reports}, indent=2) + "\n")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the process group of a sink: the tool may have started processes."""
+    """Kill the process group of a sink: the tool may have started processes."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -8,8 +8,7 @@ from typing import Any
 
 import swanlab
 
-from areal_lab.sinks.points import Point
-from areal_lab.sinks.protocol import RunFacts
+from areal_lab.sinks.protocol import Point, RunFacts
 
 
 class SwanLabSink:

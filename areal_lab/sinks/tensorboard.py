@@ -14,8 +14,7 @@ from tensorboard.compat.proto.tensor_pb2 import TensorProto
 from tensorboard.compat.proto.types_pb2 import DT_STRING
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from areal_lab.sinks.points import Point
-from areal_lab.sinks.protocol import RunFacts
+from areal_lab.sinks.protocol import Point, RunFacts
 
 
 class TensorBoardSink:
@@ -54,7 +53,7 @@ class TensorBoardSink:
 
 
 def _text(tag: str, values: Mapping[str, Any]) -> Summary:
-    """An object as text that TensorBoard shows with its line breaks."""
+    """An object as text whose line breaks TensorBoard keeps."""
     written = "    " + json.dumps(values, indent=2).replace("\n", "\n    ")
     tensor = TensorProto(dtype=DT_STRING, string_val=[written.encode()])
     metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))

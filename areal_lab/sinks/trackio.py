@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from areal_lab.sinks.points import Point
-from areal_lab.sinks.protocol import RunFacts
+from areal_lab.sinks.protocol import Point, RunFacts
 
 
 class TrackioSink:

@@ -7,19 +7,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-# Before the import, which reads them: no output, no measurements of this process.
+# Before the import, which reads these variables: no output, no measurements of this process.
 os.environ |= {"WANDB_SILENT": "true", "WANDB_CONSOLE": "off", "WANDB_X_DISABLE_STATS": "true"}
 
 import wandb
 
-from areal_lab.sinks.points import HELD_OUT, Point
-from areal_lab.sinks.protocol import RunFacts
+from areal_lab.sinks.protocol import HELD_OUT, Point, RunFacts
 
 _OWN_STEP: Final = "held_out_step"
 
 
 class WandbSink:
-    """A run whose id is the folder's name, so that a run that is resumed continues it."""
+    """A run whose id is the folder's name, so a resumed run continues it."""
 
     def __init__(self, run: RunFacts) -> None:
         mode = run.options["mode"]
@@ -36,7 +35,7 @@ class WandbSink:
             config=dict(run.config),
         )
         # W&B ignores values of an earlier step than the last one. Those of held-out problems come
-        # late, and have a step of their own.
+        # late, and have a separate step.
         self._run.define_metric(f"{HELD_OUT}*", step_metric=_OWN_STEP)
         self._last_step = 0
         files = Path(self._run.dir).parent

@@ -2,10 +2,10 @@
 
     python -m areal_lab.sinks.worker RUN wandb 20
 
-Standard input is the run: its end, by `close` or by the death of the run's process, is the run's.
-From then on the process has the given seconds to send the rest; then it ends itself, with all
-processes that the tool has started. It reports on standard output, one JSON object a line; what
-the tool prints goes to standard error, which is a log file.
+The end of standard input, by `close` or by the death of the run's process, is the end of the run.
+The process then has the given seconds to send the rest; then it ends itself, with all processes
+that the tool has started. It reports on standard output, one JSON object a line; the tool's output
+goes to standard error, which is a log file.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from areal_lab.config.watching import SinkName
+from areal_lab.config.sections import SinkName
 from areal_lab.host.claim import claim_of
-from areal_lab.sinks.points import PICTURES, Points
-from areal_lab.sinks.protocol import RunFacts, Sink
+from areal_lab.sinks.protocol import PICTURES, Points, RunFacts, Sink
 
 _LOOK_S: Final = 0.5
 _NICE: Final = 10
@@ -40,25 +39,22 @@ CLASSES: Final[Mapping[SinkName, str]] = {
 
 @dataclass(slots=True)
 class Status:
-    """What a worker reports."""
+    """Report of a worker."""
 
     where: str = ""
     points: int = 0
-    """Points that the tool took."""
+    """Points that the tool accepted."""
     failures: int = 0
-    """Calls of the tool that failed."""
+    """Failed calls of the tool."""
     error: str = ""
-    """Of the first failure."""
+    """First error."""
     closed: bool = False
 
 
 class Following:
-    """Gives a run to a sink; failures are counted, and never stop it.
+    """Pass a run to a sink; failures are counted, and never stop it.
 
-    Args:
-        points: of the run.
-        open_sink: makes the sink.
-        report: takes each status.
+    `open_sink` creates the sink; `report` receives each status.
     """
 
     def __init__(
@@ -77,7 +73,7 @@ class Following:
         self.status.where = self._sink.where
 
     def send(self) -> None:
-        """Send what is new."""
+        """Send new points."""
         sink = self._sink
         if sink is None:
             return
@@ -173,7 +169,7 @@ def main(folder: Path, sink: SinkName, close_s: float) -> None:
     while not run_ended.wait(_LOOK_S) and not claim.taken:
         following.send()
     run_ended.wait()
-    if not claim.taken:  # else the sink of the process that has continued the run sends the rest
+    if not claim.taken:  # else the sink of the process that continued the run sends the rest
         following.end(folder)
 
 

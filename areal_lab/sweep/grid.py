@@ -1,6 +1,6 @@
-"""From a study to its cells: every combination of the grid, with all settings of its run.
+"""The cells of a study: every combination of the grid, with all settings of its run.
 
-study, command --names, values, what must fit together--> cells, or every problem at once
+study, command --names, values, compatibility--> cells, or every problem at once
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class Cell:
     choice: Mapping[str, Value]
     """Its value on each axis."""
     record: Record
-    """Its settings, as the command takes them."""
+    """Settings in the form of the command."""
     settings: Mapping[str, Any]
-    """All of them by dotted name, as in JSON, but for those that name and place the run."""
+    """All settings by dotted name, as in JSON, except those of the run's name and folder."""
 
     @property
     def label(self) -> str:
-        """The cell in a few words."""
+        """Short name of the cell."""
         return label_of(self.choice)
 
 
@@ -43,11 +43,7 @@ def label_of(choice: Mapping[str, Value]) -> str:
 
 
 def expand(study: Study, command: Command) -> list[Cell]:
-    """The cells in the order of the grid, the last axis changing first.
-
-    Raises:
-        ConfigError: one line per problem of any cell, before anything runs.
-    """
+    """Cells in the order of the grid, the last axis changing first."""
     found = [*study.problems, *_names(study, command), *_overlaps(study, command)]
     unknown = {problem.setting for problem in found}
 
@@ -76,7 +72,7 @@ def expand(study: Study, command: Command) -> list[Cell]:
             with wrong.of(choice):
                 _check_seeds(study, command, record)
             if found:
-                continue  # what is left of the settings need not fit together
+                continue  # the remaining settings need not be compatible
             cell = Cell(choice=choice, record=record, settings=resolved(record, command))
             cells.append(cell)
             command.check(record.with_settings(command.placed(study.folder)))
@@ -101,7 +97,7 @@ def resolved(record: Record, command: Command) -> dict[str, Any]:
 
 
 class _Wrong:
-    """Problems of cells; one that many of them have is told once."""
+    """Problems of cells; a common problem is reported once."""
 
     def __init__(self, study: Study) -> None:
         self._cells = 1
@@ -138,7 +134,7 @@ class _Wrong:
 
 
 def _names(study: Study, command: Command) -> Iterator[Problem]:
-    """Names of `settings` and `grid` that are no settings of the command."""
+    """Names in `settings` and `grid` that are not settings of the command."""
 
     def wrong(names: Sequence[str], source: str) -> Iterator[Problem]:
         yield from wrong_names(command.settings, command.aliases, names, source)
@@ -167,14 +163,14 @@ def _overlaps(study: Study, command: Command) -> Iterator[Problem]:
 
 
 def _check_seeds(study: Study, command: Command, record: Record) -> None:
-    """Refuse repetitions that share seeds: they would be no independent runs."""
+    """Reject repetitions that share seeds: such runs would not be independent."""
     over = next((one for one in study.axes if one.name == study.config.figure.over), None)
     if over is not None and _sets_seed(over, command) and command.shares_seeds(record):
         raise ConfigError(
             Problem(
                 Kind.SETTINGS,
                 "seeds",
-                f"each run has several seeds of its own, from `seed` on, so that runs along "
+                f"each run has several seeds itself, from `seed` on, so that runs along "
                 f"grid.{over.name} would share some; set settings.seeds=1, or leave "
                 f"grid.{over.name} out",
             )
@@ -186,7 +182,7 @@ def _sets_seed(axis: Axis, command: Command) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """A value without records."""
+    """Value without records."""
     if isinstance(value, BaseModel):
         return value.model_dump()
     return [_plain(one) for one in value] if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""Run the cells of a study in child processes, some at a time.
+"""Run the cells of a study in child processes, some concurrently.
 
 | loop     | produces         | waits for         | unblocked by                          |
 | worker   | the end of cells | a child's exit    | the run's end, or a signal            |
@@ -23,10 +23,11 @@ from typing import Final, Protocol
 
 from areal_lab.config.dump import to_yaml
 from areal_lab.config.problem import ConfigError, Kind, Problem
+from areal_lab.host.durable import replace_text
 from areal_lab.host.processes import Child, last_lines, start_command
-from areal_lab.sweep.command import Command
+from areal_lab.shell.stop import StopSignal, stop_on_interrupt
+from areal_lab.sweep.command import Command, Incomplete, result_of
 from areal_lab.sweep.grid import Cell
-from areal_lab.sweep.results import Incomplete, result_of
 from areal_lab.sweep.store import StoredCell, package_version
 
 CONFIG: Final = "config.yaml"
@@ -37,14 +38,14 @@ _PROGRAM: Final = ("-m", "areal_lab.cli.watched")
 
 
 class Display(Protocol):
-    """Shows the progress of a sweep."""
+    """Progress display of a sweep."""
 
     def started(self, cell: Cell) -> None:
         """A run has started."""
         ...
 
     def ended(self, cell: Cell, stored: StoredCell) -> None:
-        """A run has ended, in whatever way."""
+        """A run has ended, for any reason."""
         ...
 
     def stopping(self, running: int) -> None:
@@ -54,14 +55,14 @@ class Display(Protocol):
 
 @dataclass(slots=True)
 class Pace:
-    """How long the rest takes, from how long the cells so far took."""
+    """Estimate of the remaining time, from the durations of complete cells."""
 
     workers: int
     waiting: int
     seconds: list[float]
-    """Of the complete cells."""
+    """Durations of the complete cells."""
     running: dict[str, float]
-    """When the running ones started, by label."""
+    """Start times of the running ones, by label."""
 
     def left_s(self, now_s: float) -> float | None:
         """Seconds until the last cell ends; None before one is complete."""
@@ -70,18 +71,14 @@ class Pace:
         one_s = fmean(self.seconds)
         under_way_s = [max(0.0, one_s - now_s + began_s) for began_s in self.running.values()]
         shared_s = (self.waiting * one_s + sum(under_way_s)) / self.workers
-        # One cell cannot be shared out.
+        # One cell cannot be divided among workers.
         return max([shared_s, one_s if self.waiting else 0.0, *under_way_s])
 
 
 def workers_for(command: Command, cells: Sequence[Cell], asked: int) -> int:
-    """Runs at the same time: as many as asked for, or as the cores of this machine allow.
+    """Number of concurrent runs.
 
-    Args:
-        asked: 0 decides by the cores that a run keeps busy.
-
-    Raises:
-        ConfigError: in one line, if more than one is asked for and they would meet.
+    `asked` 0 derives it from the cores of this machine and those that a run keeps busy.
     """
     shared = next(filter(None, (command.alone(cell.record) for cell in cells)), "")
     if asked > 1 and shared:
@@ -95,7 +92,7 @@ def workers_for(command: Command, cells: Sequence[Cell], asked: int) -> int:
 
 
 class Sweep:
-    """The cells that are to be run, while they are."""
+    """The running sweep over the planned cells."""
 
     def __init__(
         self, command: Command, planned: Sequence[tuple[Cell, StoredCell]], pace: Pace
@@ -105,16 +102,25 @@ class Sweep:
         self._waiting = deque(planned)
         self._children: set[Child] = set()
         self.pace = pace
-        self.stopped = False
-        """Whether Ctrl-C was pressed."""
+        self._stop = StopSignal()
+
+    @property
+    def stopped(self) -> bool:
+        """True after Ctrl-C."""
+        return self._stop.requested
 
     async def perform(self, display: Display) -> None:
         """Run all cells; a cell that fails does not end the others.
 
-        Raises:
-            CancelledError: after the second Ctrl-C, when all children have ended.
+        Raises CancelledError after the second Ctrl-C, when all children have ended.
         """
-        self._stop_on_interrupt(display)
+
+        def stopping() -> None:
+            display.stopping(len(self._children))
+            for child in self._children:
+                child.ask_to_end()
+
+        stop_on_interrupt(self._stop, first=stopping)
         async with asyncio.TaskGroup() as group:
             for _ in range(self.pace.workers):
                 group.create_task(self._work(display))
@@ -134,7 +140,7 @@ class Sweep:
             display.ended(cell, ended)
 
     async def _run(self, cell: Cell, stored: StoredCell) -> StoredCell:
-        """Run one cell, and store how it ended."""
+        """Run one cell, and store its result."""
         folder, began_s = stored.folder, time.monotonic()
         stored = replace(
             stored,
@@ -189,33 +195,17 @@ class Sweep:
         said = f"{how}; the end of its output:\n{_said(stored.folder)}"
         return replace(stored, status="failed", error=error or said)
 
-    def _stop_on_interrupt(self, display: Display) -> None:
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
-        assert task is not None, "called from a coroutine"
-
-        def interrupt() -> None:
-            if self.stopped:
-                task.cancel()
-                return
-            self.stopped = True
-            display.stopping(len(self._children))
-            for child in self._children:
-                child.ask_to_end()
-
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, interrupt)
-
 
 def _write_config(cell: Cell, command: Command, folder: Path) -> None:
-    """The settings of the run as a file that repeats it: `areal-lab COMMAND FILE`."""
+    """Write the settings of the run as a file that repeats it: `areal-lab COMMAND FILE`."""
     record = cell.record.with_settings(command.placed(folder))
     options = "".join(f" {one}" for one in command.options)
     head = [cell.label, f"areal-lab {command.name} {CONFIG}{options}"]
-    (folder / CONFIG).write_text(to_yaml(record, head=head), encoding="utf-8")
+    replace_text(folder / CONFIG, to_yaml(record, head=head))
 
 
 def _said(folder: Path) -> str:
-    """The last lines of what a run wrote, errors before output."""
+    """Last lines of a run's output, errors before output."""
     for name in (ERRORS, OUTPUT):
         if (folder / name).is_file() and (folder / name).stat().st_size:
             return last_lines(folder / name, _ERROR_LINES)

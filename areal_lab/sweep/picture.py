@@ -35,7 +35,7 @@ _MARKERS: Final = "osD^vPX*"
 _DASHES: Final = ("-", "--", ":")
 MOST_LINES: Final = len(_COLORS) * len(_DASHES)
 _SPREAD: Final = 0.3
-"""Part of the distance between two values along which the lines stand side by side."""
+"""Part of the distance between two values over which the lines are spread."""
 
 
 @finished
@@ -52,25 +52,15 @@ def draw_sweep(
     """Draw a figure with its 95 % intervals over repetitions, and each run as a small point.
 
     With a baseline, a second panel has the paired differences from it. Values of the horizontal
-    axis are in the order of the grid, at equal distances.
-
-    Args:
-        metric: one of `sweep.metrics`; None takes the study's.
-        x: horizontal axis; None takes the study's, or else the first one.
-        over: axis of the repetitions; None takes the study's.
-        baseline: as for `RecordedSweep.intervals`.
-        width: in inches.
-        title: in place of the picture's own.
-
-    Raises:
-        ValueError: in one line: no cell has the metric, no such axis, or too many lines.
+    axis are in the order of the grid, at equal distances. `metric` is one of `sweep.metrics`, `x`
+    the horizontal axis and `over` the axis of the repetitions; None takes the study's.
     """
     metric = metric or str(sweep.study["metric"])
     over = over or str(sweep.study["figure"]["over"])
     found = sweep.intervals(metric, over=over, baseline=baseline)
     x = x or horizontal(sweep, over)
     if x not in sweep.axes or x == over:
-        raise ValueError(f"{x!r} is no axis to draw along; those are {', '.join(sweep.axes)}")
+        raise ValueError(f"{x!r} is not an axis of the grid; those are {', '.join(sweep.axes)}")
     lines = _by_line(found, x)
     if len(lines) > MOST_LINES:
         raise ValueError(
@@ -100,15 +90,11 @@ def draw_sweep(
 
 
 def horizontal(sweep: RecordedSweep, over: str) -> str:
-    """The axis along the horizontal: the study's, or the first one that is no repetition.
-
-    Raises:
-        ValueError: in one line, if there is none.
-    """
+    """Horizontal axis: the study's, or the first one that is not the repetition."""
     names = [name for name in sweep.axes if name != over]
     chosen = str(sweep.study["figure"]["x"]) or next(iter(names), "")
     if not chosen:
-        raise ValueError(f"the grid has no axis besides {over}, so that there is nothing to draw")
+        raise ValueError(f"the grid has no axis besides {over}, so there is nothing to draw")
     return chosen
 
 
@@ -152,7 +138,7 @@ def _draw(
 
 
 def _by_line(found: Sequence[Interval], x: str) -> dict[str, list[Interval]]:
-    """Intervals by what the line is called; each keeps its place along `x` as its last axis."""
+    """Intervals by the name of the line; each keeps its value of `x` as its last axis."""
     lines: dict[str, list[Interval]] = {}
     for one in found:
         rest = {name: value for name, value in one.choice.items() if name != x}

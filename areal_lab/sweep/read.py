@@ -5,22 +5,26 @@
     sweep.steps                              a pandas frame: axes, step, metrics
     sweep.intervals("reward_after")          mean, 95 % interval; differences from a baseline
 
-Cells are in the order of the grid, in whatever order they ended, so that the same study gives the
-same tables. Frames need pandas, of the notebooks extra; the CSV files do not.
+Cells are in the order of the grid, in whatever order they ended, so the same study always gives
+the same tables. Frames need pandas, of the notebooks extra; the CSV files do not.
 """
 
 from __future__ import annotations
 
 import csv
-import json
+import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from areal_lab.config.suggest import did_you_mean
+from areal_lab.config.given import given_path
+from areal_lab.config.unknown import did_you_mean
 from areal_lab.extras import require
+from areal_lab.host.durable import replace_text
+from areal_lab.runlog.appended import read_appended
 from areal_lab.runlog.intervals import MeanInterval, interval_of_runs, paired_interval
+from areal_lab.runlog.read_run import metrics_of
 from areal_lab.sweep.grid import label_of
 from areal_lab.sweep.store import StoredCell, read_study, stored_cell
 from areal_lab.sweep.study import Value
@@ -48,7 +52,7 @@ class SweepCell:
 
     @property
     def complete(self) -> bool:
-        """Whether its run came to its end."""
+        """True if its run came to its end."""
         return self.stored.status == "complete"
 
 
@@ -57,22 +61,22 @@ class Interval:
     """A figure of the cells that differ only by repetition."""
 
     choice: Mapping[str, Value]
-    """The value on each axis but that of the repetitions."""
+    """The value on each axis except that of the repetitions."""
     runs: tuple[float, ...]
     """The figure of each run."""
     value: MeanInterval
-    """Over repetitions; of a single run, the interval that the run itself reports, if it does."""
+    """Mean over repetitions; for a single run, the interval that the run itself reports, if any."""
     difference: MeanInterval | None = None
-    """From the baseline, repetition by repetition; None for the baseline itself."""
+    """Paired difference from the baseline over repetitions; None for the baseline itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedSweep:
-    """A study as its folder holds it, complete or not."""
+    """A study in its folder, complete or not."""
 
     folder: Path
     study: Mapping[str, Any]
-    """What the study file said, with the values of each axis."""
+    """Content of the study file, with the values of each axis."""
     rows: tuple[SweepCell, ...]
     """The cells of the grid, in its order."""
     _made: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
@@ -92,7 +96,7 @@ class RecordedSweep:
     def cells(self) -> pd.DataFrame:
         """One row per cell: axes, settings of named groups, `status`, figures of the summary.
 
-        A figure of an axis's name, such as `eta`, is left out.
+        A figure with the name of an axis, such as `eta`, is left out.
         """
         return self._frame("cells", cell_columns(self), cell_rows(self))
 
@@ -106,7 +110,7 @@ class RecordedSweep:
     def steps(self) -> pd.DataFrame:
         """One row per training step of each complete cell: axes, `step`, metrics.
 
-        Empty for simulations, which report no single steps.
+        Empty for simulations, which do not report steps.
         """
         rows = step_rows(self)
         return self._frame("steps", _union([*self.axes, "step"], rows), rows)
@@ -137,7 +141,7 @@ class RecordedSweep:
             raise ValueError(f"no cell has {metric!r}; {did_you_mean(metric, self.metrics)}")
         for name in baseline or {}:
             if name not in self.axes:
-                raise ValueError(f"{name!r} is no axis; {did_you_mean(name, list(self.axes))}")
+                raise ValueError(f"{name!r} is not an axis; {did_you_mean(name, list(self.axes))}")
         groups: dict[tuple[Value, ...], list[SweepCell]] = {}
         names = [name for name in self.axes if name != over]
         for row in self.rows:
@@ -195,12 +199,12 @@ class RecordedSweep:
 
 
 def read_sweep(folder: Path | str) -> RecordedSweep:
-    """Read the folder of a sweep, also of one that is not complete.
+    """Read the folder of a sweep, complete or not.
 
     Raises:
         ValueError: in one line: it is not the folder of a sweep, or a file cannot be read.
     """
-    folder = Path(folder)
+    folder = given_path(folder, "folder")
     study = read_study(folder)
     rows = tuple(
         SweepCell(
@@ -257,13 +261,7 @@ def _interval(metric: str, rows: Sequence[SweepCell]) -> MeanInterval:
 
 
 def _metrics(path: Path) -> list[dict[str, Any]]:
-    if not path.is_file():
-        return []
-    lines = path.read_text(encoding="utf-8").splitlines()
-    try:
-        return [json.loads(line) for line in lines]
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
+    return metrics_of(read_appended(path).lines, path) if path.is_file() else []
 
 
 def _union(first: Iterable[str], rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -271,8 +269,9 @@ def _union(first: Iterable[str], rows: Sequence[Mapping[str, Any]]) -> list[str]
 
 
 def _write_csv(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Path:
-    with path.open("w", encoding="utf-8", newline="") as file:
-        table = csv.DictWriter(file, columns, extrasaction="ignore", lineterminator="\n")
-        table.writeheader()
-        table.writerows(rows)
+    file = io.StringIO(newline="")
+    table = csv.DictWriter(file, columns, extrasaction="ignore", lineterminator="\n")
+    table.writeheader()
+    table.writerows(rows)
+    replace_text(path, file.getvalue())
     return path

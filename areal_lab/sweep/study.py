@@ -1,4 +1,4 @@
-"""A study file: which command to run, with which grid of settings, and what to draw.
+"""A study file: the command to run, the grid of settings, and the figure to draw.
 
 command: train                    and everything else in StudyConfig
 config: tiny
@@ -24,13 +24,14 @@ from typing import Any, Final, TypeAlias
 
 from pydantic import Field
 
-from areal_lab.config.load import Overrides, dotted, load_record, read_yaml, wrong_names
+from areal_lab.config.given import Overrides
+from areal_lab.config.load import dotted, load_record, read_yaml, wrong_names
 from areal_lab.config.problem import ConfigError, Kind, Problem
-from areal_lab.config.record import Record, Whole
+from areal_lab.config.record import FolderNameOrEmpty, FolderPath, Record, Whole
 from areal_lab.config.shipped import settings_file, studies
 
 Value: TypeAlias = str | int | float | bool | None
-"""What a cell has on an axis: the value of a setting, or the name of a group of settings."""
+"""Value of a cell on an axis: that of a setting, or the name of a group of settings."""
 _FREE: Final = ("settings", "grid")
 """Parts of a study file whose names are those of the command's settings."""
 
@@ -40,15 +41,15 @@ class FigureConfig(Record):
 
     metric: str = ""
     """Column of the table to draw, such as `reward_after` or `lag.token.mean`; empty takes the
-    command's own."""
+    default of the command."""
     x: str = ""
-    """Axis of the grid along the horizontal; empty takes the first one. Each combination of the
-    others is a line."""
+    """Horizontal axis of the picture, an axis of the grid; empty takes the first one. Each
+    combination of the others is a line."""
     over: str = "seed"
-    """Axis of the repetitions, over which means and 95 % intervals are taken."""
+    """Axis of the repetitions, for means and 95 % intervals."""
     baseline: str = ""
-    """Cell to subtract, repetition by repetition, as `eta=0 objective=naive`; an axis that is not
-    named keeps the cell's own value."""
+    """Cell to subtract for each repetition, such as `eta=0 objective=naive`; on an axis that is
+    not named, each cell is compared with its own value."""
 
 
 class StudyConfig(Record):
@@ -57,18 +58,18 @@ class StudyConfig(Record):
     Each combination of the grid is a cell, and each cell is one run.
     """
 
-    name: str = ""
-    """Name of the study; empty takes the file's."""
+    name: FolderNameOrEmpty = ""
+    """Name of the study; empty takes that of the file."""
     command: str = "train"
-    """Command that makes a cell: `train`, `simulate` or `cosim`."""
+    """Command of each cell: `train`, `simulate` or `cosim`."""
     config: str = ""
-    """Config file, or shipped config or preset, to start from; empty takes the defaults."""
-    folder: str = ""
-    """Folder of the cells and results; empty takes `sweeps/NAME`. Cells that are complete there are
-    not run again."""
+    """Base config of the cells: a file, a shipped config or a preset; empty takes the defaults."""
+    folder: FolderPath = ""
+    """Folder of the cells and results; empty takes `sweeps/NAME`. Complete cells there are not
+    run again."""
     workers: Whole = 0
-    """Runs at the same time. 0 takes what the cores allow: one at a time for `train`, which uses
-    them all, one per core for `simulate`."""
+    """Number of concurrent runs. 0 is one run for `train`, which uses all cores, and one per
+    core for `simulate`."""
     steps_table: bool = False
     """Also write steps.csv: the metrics of each step of each run."""
     figure: FigureConfig = Field(default_factory=FigureConfig)
@@ -84,51 +85,41 @@ class Axis:
     """Settings of each value, if the values are names of groups."""
 
     def settings(self, value: Value) -> Mapping[str, Any]:
-        """The settings that a cell with this value has."""
+        """Settings of a cell with this value."""
         return {self.name: value} if self.groups is None else self.groups[str(value)]
 
     @property
     def sets(self) -> tuple[str, ...]:
-        """Names of all settings that it sets, as they are written."""
+        """Names of all its settings, as they are written."""
         if self.groups is None:
             return (self.name,)
         return tuple(dict.fromkeys(name for one in self.groups.values() for name in one))
 
     def find(self, text: str) -> Value:
-        """The value that is shown as `text`.
-
-        Raises:
-            KeyError: if there is none.
-        """
+        """Value that is shown as `text`."""
         return {shown(one): one for one in self.values}[text]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """A study as it was read; `areal_lab.sweep.grid` makes the cells."""
+    """Content of a study file; `areal_lab.sweep.grid` expands the cells."""
 
     config: StudyConfig
     settings: Mapping[str, Any]
     axes: tuple[Axis, ...]
     problems: tuple[Problem, ...] = ()
-    """What is wrong with the file; `expand` refuses it, with what is wrong with the cells."""
+    """Problems of the file; `expand` reports them together with those of the cells."""
 
     @property
     def folder(self) -> Path:
-        """Where cells and results are."""
+        """Folder of cells and results."""
         return Path(self.config.folder or f"sweeps/{self.config.name}").expanduser()
 
 
 def load_study(source: str | Path, overrides: Sequence[str] = ()) -> Study:
     """Read a study file, or a shipped study by name.
 
-    Args:
-        source: YAML file, or the name of a shipped study.
-        overrides: `a.b=c` each: settings of `StudyConfig`, and parts of `grid.` and `settings.`.
-
-    Raises:
-        ValueError: in one line, if the file is missing or is no YAML. Other problems are in
-            `Study.problems`.
+    Overrides `a.b=c` are settings of `StudyConfig`, or parts of `grid.` and `settings.`.
     """
     path = settings_file(source, studies(), "study")
     tree = dict(read_yaml(path))
@@ -176,11 +167,7 @@ def shown(value: Value) -> str:
 
 
 def parsed_baseline(study: Study) -> dict[str, Value]:
-    """`eta=0 objective=naive` as values of axes.
-
-    Raises:
-        ConfigError: one line for each axis or value that does not exist.
-    """
+    """`eta=0 objective=naive` as values of axes."""
     axes = {axis.name: axis for axis in study.axes}
     found: dict[str, Value] = {}
     problems = []
@@ -257,7 +244,7 @@ def _axis(name: str, values: Any) -> Axis:
 
 
 def _part(value: Any) -> Any:
-    """A part of the file that may be left out."""
+    """An optional part of the file."""
     return {} if value is None else value
 
 
@@ -266,7 +253,7 @@ def _wrong(setting: str, message: str) -> Problem:
 
 
 def _overrides(overrides: Sequence[str]) -> tuple[dict[str, Any], Overrides]:
-    """Those of `grid.` and `settings.` with their values, and the others."""
+    """Overrides of `grid.` and `settings.` with their values, and the others."""
     free = dict(_free(one) for one in overrides if one.split(".", 1)[0] in _FREE and "=" in one)
     return free, [one for one in overrides if one.split(".", 1)[0] not in _FREE or "=" not in one]
 

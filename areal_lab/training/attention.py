@@ -10,6 +10,15 @@ Llama, Qwen2 and Qwen3 (and others without sliding windows) call it when they ar
 through the model's forward. Where processes divide the tokens of a row, each one attends with some
 of the heads, and over all tokens. Axes: `H` query heads, `K` key heads, `P` packed tokens (of this
 process), `D` head size.
+
+Mask of prefix trees for FlexAttention, from the ends of subtrees, without a square matrix.
+
+    query block i, key block j, of 128 tokens each; end = subtree_end, i's tokens are a .. b
+    j > i   empty                      j == i   partial
+    j < i   full if every end > b, partial if some end > a, else empty
+
+A token sees a key if `key <= query < subtree_end[key]`, across all trees of a packed row. Axes: `P`
+packed tokens, `B` blocks.
 """
 
 from __future__ import annotations
@@ -20,21 +29,21 @@ from typing import Any, Final, Literal, NamedTuple
 
 import torch
 import transformers
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import flex_attention as flex
-from torch.nn.attention.varlen import varlen_attn
+from torch.nn.attention.flex_attention import BlockMask
+from torch.nn.functional import pad
 
-from areal_lab.data.batch import PackedBatch, TreeSpan, ancestor_mask
-from areal_lab.data.sequence_part import WHOLE, SequencePart
-from areal_lab.host.compilers import find_compiler
+from areal_lab.data.batch import WHOLE, PackedBatch, SequencePart, TreeSpan, ancestor_mask
+from areal_lab.host.machine import find_compiler
 from areal_lab.models.copies import to_device
-from areal_lab.training.layers.block_mask import tree_block_mask
+from areal_lab.training.versions import attend_in_rows, compile_function
 
 TREE_ATTENTION: Final = "areal_lab_tree"
 Kernel = Literal["sdpa", "varlen", "flex"]
-"""What computes the attention of a packed row."""
+"""Implementation of attention for a packed row."""
 _FLASH_TYPES: Final = (torch.bfloat16, torch.float16)
 
 
@@ -43,14 +52,14 @@ class TreeLayout(NamedTuple):
 
     spans: tuple[TreeSpan, ...]
     masks: tuple[Tensor | None, ...] = ()
-    """For `sdpa`: boolean ancestor mask of each span; `None` where attention is causal."""
+    """Boolean ancestor mask of each span, for `sdpa`; `None` where attention is causal."""
     kernel: Kernel = "sdpa"
     starts: Int[Tensor, " trees+1"] | None = None
-    """For `varlen`: first token of each tree, and the end of the last one."""
+    """First token of each tree, and the end of the last one, for `varlen`."""
     block_mask: flex.BlockMask | None = None
-    """For `flex`: the ancestor mask of all trees."""
+    """Ancestor mask of all trees, for `flex`."""
     part: SequencePart = WHOLE
-    """Which of the tokens a layer is called with."""
+    """Tokens with which a layer is called."""
 
 
 def tree_layout(
@@ -60,14 +69,7 @@ def tree_layout(
     dtype: torch.dtype = torch.float32,
     part: SequencePart = WHOLE,
 ) -> TreeLayout:
-    """What every layer needs to know of a batch.
-
-    Args:
-        packed: on the device where it is computed.
-        asked: kernel, or `auto`.
-        dtype: of the matrix products.
-        part: of the tokens, that layers are called with.
-    """
+    """Return the layout of a batch for every layer."""
     spans, device = packed.trees, packed.tokens.device
     kernel = choose_kernel(
         asked,
@@ -90,15 +92,13 @@ def tree_layout(
 def choose_kernel(
     asked: str, *, device: str, dtype: torch.dtype, branching: bool, compiles: bool
 ) -> Kernel:
-    """The kernel for a packed row.
+    """Return the kernel for a packed row.
 
     Args:
         asked: `sdpa`; `varlen`, which takes `sdpa` for rows that branch; `flex`; or `auto`: on a
             GPU and in 16 bits `varlen` for rows without branches, `flex` for others, else `sdpa`.
         device: type of the device. Only GPUs have kernels of `varlen`, and of `flex` for training.
-        dtype: of the matrix products.
-        branching: whether a tree of the row branches.
-        compiles: whether there is a C compiler, without which `auto` takes no `flex`.
+        compiles: True with a C compiler, without which `auto` does not choose `flex`.
     """
     if asked == "auto":
         if device != "cuda" or dtype not in _FLASH_TYPES:
@@ -127,23 +127,14 @@ def tree_attention(
     """Scaled dot-product attention inside each tree; the signature is transformers'.
 
     Args:
-        module: the attention layer that calls.
-        query: (1, H, P, D).
-        key: (1, K, P, D); `K` divides `H` (grouped queries).
-        value: (1, K, P, D).
         attention_mask: ignored; transformers passes none to custom implementations.
-        tree_layout: spans and masks of the packed row.
         scaling: factor on the scores; `None` is 1 / sqrt(D).
-        dropout: probability of dropping an attention weight.
         sliding_window: of the layer; must be at least as long as every tree.
         unsupported: other arguments of attention layers; `softcap`, `s_aux` and `position_bias`
             must be unset.
 
     Returns:
         (1, P, H, D), and no attention weights.
-
-    Raises:
-        ValueError: if the model was called without a layout or needs an unsupported feature.
     """
     del attention_mask
     if tree_layout is None:
@@ -186,7 +177,6 @@ def _attend(
     scaling: float | None,
     dropout: float,
 ) -> Tensor:
-    """The output of the layout's kernel: (1, H, P, D)."""
     if layout.kernel == "sdpa":
         return _sdpa(query, key, value, layout, scaling=scaling, dropout=dropout)
     if dropout:
@@ -210,19 +200,14 @@ def _varlen(
     longest = max(span.end - span.start for span in layout.spans)
     starts = layout.starts
     assert starts is not None
-    out = varlen_attn(
+    out = attend_in_rows(
         query[0].transpose(0, 1),
         key[0].transpose(0, 1),
         value[0].transpose(0, 1),
         starts,
-        starts,
-        longest,
-        longest,
+        longest=longest,
         scale=scaling,
-        window_size=(-1, 0),  # causal
-        enable_gqa=True,
     )
-    assert isinstance(out, Tensor)
     return out.transpose(0, 1)[None]
 
 
@@ -237,9 +222,8 @@ def _flex(device: str) -> Any:
     if device != "cuda":
         return flex.flex_attention
     # Once for the first length and once for all others, with and without gradient, for each shape
-    # of heads: more than torch's 8 if there are models beside the policy.
-    compiler: Any = torch.compile  # whose stubs lack the limit
-    return compiler(flex.flex_attention, recompile_limit=32)
+    # of heads.
+    return compile_function(flex.flex_attention)
 
 
 def _sdpa(
@@ -272,6 +256,58 @@ def _sdpa(
             )
         )
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
+
+
+BLOCK_TOKENS = 128
+"""Block size of torch's kernels."""
+
+
+def tree_block_mask(
+    subtree_end: Int[Tensor, " P"], *, block_tokens: int = BLOCK_TOKENS
+) -> BlockMask:
+    """The mask of a packed row, on the device of `subtree_end`; the host does not wait for it."""
+    tokens = len(subtree_end)
+
+    def sees(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (key <= query) & (query < subtree_end[key])
+
+    partial, full = _blocks(subtree_end, block_tokens)
+    return BlockMask.from_kv_blocks(
+        *_listed(partial),
+        *_listed(full),
+        BLOCK_SIZE=block_tokens,
+        mask_mod=sees,
+        seq_lengths=(tokens, tokens),
+    )
+
+
+def _blocks(
+    subtree_end: Int[Tensor, " P"], block_tokens: int
+) -> tuple[Bool[Tensor, "B B"], Bool[Tensor, "B B"]]:
+    """Masks of blocks with keys that are seen by some of their queries, and by all."""
+    tokens = len(subtree_end)
+    count = -(-tokens // block_tokens)
+    missing = count * block_tokens - tokens
+    # What stands for the missing keys changes neither the most nor the least of a block.
+    ends = pad(subtree_end, (0, missing), value=0).view(count, block_tokens).amax(1)
+    least = pad(subtree_end, (0, missing), value=tokens).view(count, block_tokens).amin(1)
+    index = torch.arange(count, device=subtree_end.device)
+    first = index * block_tokens
+    last = first + block_tokens - 1
+    earlier = index[:, None] > index[None, :]
+    # Never where queries are missing: no end is greater than the number of tokens.
+    full = earlier & (least[None, :] > last[:, None])
+    some = earlier & (ends[None, :] > first[:, None]) | (index[:, None] == index[None, :])
+    return some & ~full, full
+
+
+def _listed(
+    blocks: Bool[Tensor, "B B"],
+) -> tuple[Int[Tensor, "1 1 B"], Int[Tensor, "1 1 B B"]]:
+    """Number of key blocks of each query block, and their indices, which come first."""
+    dense = blocks.to(torch.int32)
+    order = torch.argsort(dense, dim=-1, descending=True, stable=True)
+    return dense.sum(-1, dtype=torch.int32)[None, None], order.to(torch.int32)[None, None]
 
 
 transformers.AttentionInterface.register(TREE_ATTENTION, tree_attention)

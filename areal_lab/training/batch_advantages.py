@@ -41,7 +41,7 @@ class KLReward:
     """beta; changes from batch to batch if there is a target."""
     estimator: KLEstimator
     target: float
-    """KL of a response, in nats, that is held; 0 keeps the coefficient."""
+    """Target KL of a response, in nats; 0 keeps the coefficient constant."""
     horizon_samples: float
 
     def adapt(self, kl_of_response: float, samples: int) -> None:
@@ -74,17 +74,17 @@ class BatchAdvantages(NamedTuple):
     """Advantages of `N` trajectories with `T` tokens that the policy chose, without gradient."""
 
     of_samples: Float[Tensor, " N"]
-    """Of each trajectory; where its tokens have their own, their mean."""
+    """Advantage of each trajectory; the mean if its tokens have separate ones."""
     of_tokens: Float[Tensor, " T"]
     tokens: SampleTokens
     returns: Float[Tensor, " T"] | None = None
-    """What the values should have been; None without a critic."""
+    """Targets of the values; None without a critic."""
     differ: bool = False
-    """Whether tokens of a trajectory have advantages of their own."""
+    """True if the tokens of a trajectory have separate advantages."""
     metrics: dict[str, float] = {}  # noqa: RUF012 - never changed
 
     def nonzero(self) -> list[bool]:
-        """Whether any token of a sample has an advantage."""
+        """Return whether any token of a sample has an advantage."""
         size = len(self.of_samples)
         largest = segment_reduce(self.of_tokens.abs(), self.tokens.ids(), size, reduce="max")
         return (largest > 0).tolist()
@@ -106,16 +106,8 @@ def batch_advantages(
     per turn. One that asks for the mask of tokens gets rows as samples.
 
     Args:
-        trajectories: of the whole batch; the rows of a sample are neighbors.
-        function: from `choose_advantages`.
         kept: indices of the samples that are trained on; None is all.
-        values: of a critic.
-        bootstrap_values: of a critic.
-        reference_logprobs: for `kl_reward`.
         kl_reward: charges each token; a function of samples gets the sum in the reward.
-
-    Raises:
-        ValueError: if the function does not return one number per sample or per token.
     """
     tokens = sample_tokens(trajectories)
     rows = tokens.ids()
@@ -175,7 +167,6 @@ def _kl(
     mask: Tensor,
     kl_reward: KLReward,
 ) -> Float[Tensor, " T"]:
-    """Estimate at each token, in nats."""
     sampled = torch.tensor(
         [
             logprob
@@ -189,7 +180,7 @@ def _kl(
 
 
 def _kl_metrics(kl: Tensor, mask: Tensor, kl_reward: KLReward, samples: int) -> dict[str, float]:
-    """The penalty of this batch; the coefficient for the next one is taken from it."""
+    """Metrics of the KL penalty of this batch, from which the next coefficient follows."""
     of_token = float(kl[mask].double().mean()) if mask.any() else 0.0
     of_response = float(kl.double().sum()) / max(1, samples)
     metrics = {
@@ -202,7 +193,7 @@ def _kl_metrics(kl: Tensor, mask: Tensor, kl_reward: KLReward, samples: int) -> 
 
 
 def _value_metrics(values: Tensor, returns: Tensor) -> dict[str, float]:
-    """How much of the returns the critic knew before it saw them."""
+    """Share of the variance of the returns that the critic predicted."""
     if not len(returns):
         return {}
     values, returns = values.double(), returns.double()
@@ -217,7 +208,7 @@ def _value_metrics(values: Tensor, returns: Tensor) -> dict[str, float]:
 def overlong_metrics(
     settings: TrainerSettings, trajectories: Sequence[Trajectory]
 ) -> dict[str, float]:
-    """Masked samples and the mean penalty, where the settings mask or punish long responses."""
+    """Masked samples and the mean penalty, if the settings mask or penalize long responses."""
     metrics = {}
     if settings.actor.mask_truncated:
         metrics["masked_samples"] = float(sum(t.truncated for t in trajectories))

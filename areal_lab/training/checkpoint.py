@@ -1,12 +1,11 @@
-"""The trainer's state in a checkpoint: trained parameters, optimizer, learning-rate schedule, of
-the policy and of a critic.
+"""Trainer's state in a checkpoint: trained parameters, optimizer and schedule of policy and critic.
 
     Learner --state_of_learner, write_state--> STEP/trainer/ --load_state--> Learner
-                                               (torch.distributed.checkpoint)
+                                             (torch.distributed.checkpoint)
 
-The format knows the whole tensors, not the processes that wrote them, so that another number of
-ranks can read it. Frozen parameters are those of the model folder and are not in it. Nothing random
-is in it either: what a step draws depends on the run's seed and the version (`seed_step`).
+The format stores whole tensors, so another number of ranks can read it. Frozen parameters are those
+of the model folder and are not saved. No random state is saved: the random numbers of a step depend
+on the run's seed and the version (`seed_step`).
 """
 
 from __future__ import annotations
@@ -31,6 +30,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from transformers import PreTrainedModel
 
 from areal_lab.control.events import Version
+from areal_lab.host.durable import disk_error
 from areal_lab.training.critic import Critic
 from areal_lab.training.learner import Learner
 from areal_lab.training.optimizer import Optimizer
@@ -42,11 +42,7 @@ class UnusableState(RuntimeError):
 
 
 def load_state(learner: Learner, folder: Path) -> None:
-    """Give a new learner the saved state; training continues bit by bit at equal ranks.
-
-    Raises:
-        UnusableState: if the folder has no complete state, or one of another model.
-    """
+    """Give a new learner the saved state; training continues bit by bit at equal ranks."""
     state = state_of_learner(learner)
     read_state(state, folder, learner.ranks)
     set_state(learner.model, learner.optimizer, state)
@@ -54,24 +50,24 @@ def load_state(learner: Learner, folder: Path) -> None:
         set_state(learner.critic.values.model, learner.critic.optimizer, state["critic"])
     if learner.kl_reward is not None:
         learner.kl_reward.coefficient = state["kl_coefficient"]
+    if learner.dual is not None:
+        learner.dual.value = state["dual_variable"]
 
 
 def seed_step(seed: int, version: Version) -> None:
-    """Seed the random numbers of one step, for losses that draw some."""
+    """Seed the random numbers of one step."""
     torch.manual_seed(random.Random(f"{seed}/step/{version}").getrandbits(63))
 
 
 def state_of_learner(learner: Learner) -> dict[str, Any]:
-    """What is saved of a learner; a collective call where there are several ranks. The tensors are
-    its own.
-
-    The optimizer must have stepped: the library otherwise takes a step to learn its state's shape.
-    """
+    """State to save of a learner, without copying tensors; a collective call of all ranks."""
     state = state_of(learner.model, learner.optimizer)
     if isinstance(learner.critic, Critic):
         state["critic"] = state_of(learner.critic.values.model, learner.critic.optimizer)
     if learner.kl_reward is not None:
         state["kl_coefficient"] = learner.kl_reward.coefficient
+    if learner.dual is not None:
+        state["dual_variable"] = learner.dual.value
     return state
 
 
@@ -80,11 +76,14 @@ def state_of(model: PreTrainedModel, optimizer: Optimizer) -> dict[str, Any]:
     parameters, moments = get_state_dict(model, optimizer.adamw)
     # `named_parameters` has tied parameters once.
     trained = {name for name, value in model.named_parameters() if value.requires_grad}
-    return {
+    state = {
         "model": {name: value for name, value in parameters.items() if name in trained},
         "optimizer": moments,
         "schedule": optimizer.schedule.state_dict(),
     }
+    if optimizer.alignment is not None:
+        state["previous_gradient"] = dict(optimizer.alignment.previous)
+    return state
 
 
 def set_state(model: PreTrainedModel, optimizer: Optimizer, state: dict[str, Any]) -> None:
@@ -97,6 +96,9 @@ def set_state(model: PreTrainedModel, optimizer: Optimizer, state: dict[str, Any
         options=StateDictOptions(strict=False),  # without frozen and tied parameters
     )
     optimizer.schedule.load_state_dict(state["schedule"])
+    if optimizer.alignment is not None:
+        for name, gradient in optimizer.alignment.previous.items():
+            gradient.copy_(state["previous_gradient"][name])
 
 
 def write_state(
@@ -105,13 +107,7 @@ def write_state(
     """Write a state into a new folder; a collective call where there are several ranks.
 
     Args:
-        state: from `state_of`.
-        folder: to create.
-        ranks: all of them call this.
         group: in which they agree; the default one if None.
-
-    Raises:
-        OSError: if it cannot be written.
     """
     try:
         with _single_process():
@@ -122,7 +118,8 @@ def write_state(
                 process_group=group,
             )
     except CheckpointException as error:  # which is no Exception
-        raise OSError(f"cannot write {folder}: {_reason(error)}") from error
+        reason = _reason(error)
+        raise disk_error(reason, folder) from error
 
 
 def read_state(state: dict[str, Any], folder: Path, ranks: Ranks) -> None:
@@ -142,11 +139,10 @@ def read_state(state: dict[str, Any], folder: Path, ranks: Ranks) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    """One line; of the first rank that failed."""
     if isinstance(error, CheckpointException):
         failures = [wrapped[0] for wrapped in error.failures.values()]
         error = failures[0] if failures else error
-    return str(error).strip().split("\n", 1)[0]
+    return str(error).strip().split("\n", 1)[0] or f"it is cut off ({type(error).__name__})"
 
 
 @contextmanager

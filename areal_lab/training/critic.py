@@ -1,4 +1,4 @@
-"""The critic of PPO: a model of values with an optimizer of its own, or an output of the policy.
+"""Critic of PPO: a value model with a separate optimizer, or a value output of the policy.
 
     advantages ask for values --make_critic--> Critic        --update--> a step on a minibatch
                                                SharedCritic  a term of the policy's loss
@@ -22,21 +22,21 @@ from areal_lab.data.batch import PackedBatch, SampleTokens
 from areal_lab.functional.aggregate import token_mean
 from areal_lab.functional.losses.supervised import ValueLoss, value_loss
 from areal_lab.models.copies import to_device
-from areal_lab.models.dtypes import compute_dtype
+from areal_lab.models.folder import compute_dtype
 from areal_lab.models.locate import resolve_model_path
-from areal_lab.training.device import on_device
+from areal_lab.training.decoder_layers import BACKEND, compile_layers
 from areal_lab.training.forward import PackedPolicy, PackedValues
-from areal_lab.training.layers.compiling import BACKEND, compile_layers
-from areal_lab.training.minibatch import Minibatch
+from areal_lab.training.minibatch import Minibatch, on_device
 from areal_lab.training.model import check_same_vocabulary, load_value_model
 from areal_lab.training.optimizer import Optimizer, Stepped, make_optimizer
 from areal_lab.training.ranks import Ranks
 from areal_lab.training.settings import TrainerSettings
+from areal_lab.training.throughput import ModelFlops, tflop
 from areal_lab.training.timeline import Timeline
 
 
 class ValueTargets(NamedTuple):
-    """What the critic learns from, on the device."""
+    """Training targets of the critic, on the device."""
 
     returns: Float[Tensor, " T"]
     old_values: Float[Tensor, " T"]
@@ -47,14 +47,7 @@ class ValueTargets(NamedTuple):
     def loss(
         self, values: Float[Tensor, " R"], rows: Tensor, *, clip_epsilon: float, token_count: int
     ) -> ValueLoss:
-        """A micro-batch's share of the mean error in its minibatch.
-
-        Args:
-            values: of its tokens.
-            rows: their places among the `T` tokens.
-            clip_epsilon: how far a value may move in one batch.
-            token_count: tokens of the whole minibatch.
-        """
+        """A micro-batch's share of the mean error in its minibatch."""
         return value_loss(
             values,
             self.returns[rows],
@@ -66,7 +59,7 @@ class ValueTargets(NamedTuple):
 
 
 class CriticUpdate(NamedTuple):
-    """What one step of the critic did."""
+    """Result of one step of the critic."""
 
     stepped: Stepped
     clipped: Tensor
@@ -81,24 +74,26 @@ class Critic:
     """The module that is called; it contains the model."""
     optimizer: Optimizer
     clip_epsilon: float
-    """How far a value may move in one batch."""
+    """Distance that a value may move in one batch."""
     bootstraps: bool
-    """Whether responses that were cut off are worth their last value as well."""
+    """True if responses that were cut off are worth their last value as well."""
+
+    @property
+    def flops(self) -> ModelFlops | None:
+        """Work of the model."""
+        return self.values.flops
 
     def update(
         self, minibatch: Minibatch, targets: ValueTargets, ranks: Ranks, timeline: Timeline
     ) -> CriticUpdate:
-        """One optimizer step on the tokens of a minibatch.
-
-        Raises:
-            NonFiniteStep: if loss or gradient are not finite; nothing has changed then.
-        """
+        """One optimizer step on the tokens of a minibatch."""
         device = targets.returns.device
         self.optimizer.zero_grad()
         loss = torch.zeros((), device=device)
         clipped = torch.zeros((), device=device)
         for packed in minibatch.parts:
-            with timeline.span("critic forward/backward", tokens=len(packed.tokens)):
+            work = tflop(self.flops, [packed], training=True)
+            with timeline.span("critic forward/backward", tokens=len(packed.tokens), **work):
                 rows = to_device(targets.tokens.rows(packed), device)
                 share = targets.loss(
                     self.values(on_device(packed, device)),
@@ -120,7 +115,7 @@ class Critic:
 
 @dataclass(frozen=True, slots=True)
 class SharedCritic:
-    """The output for values of a policy, which learns with it."""
+    """Value output of a policy, trained together with it."""
 
     policy: PackedPolicy
     coefficient: float
@@ -128,12 +123,13 @@ class SharedCritic:
     clip_epsilon: float
     bootstraps: bool
 
-    def values(self, packed: PackedBatch) -> Float[Tensor, " R"]:
-        """The value before each chosen token.
+    @property
+    def flops(self) -> ModelFlops | None:
+        """Work of the policy that computes the values."""
+        return self.policy.flops
 
-        Args:
-            packed: on the device of the policy.
-        """
+    def values(self, packed: PackedBatch) -> Float[Tensor, " R"]:
+        """The value before each chosen token."""
         values: Tensor = self.policy(packed).values
         return values
 
@@ -145,18 +141,7 @@ def make_critic(
     *,
     compile_backend: str = BACKEND,
 ) -> Critic | SharedCritic:
-    """Load a critic and shard it, or take the policy's output for values.
-
-    Args:
-        policy: sharded, with that output if they share the body.
-        settings: of the trainer; without `critic.path` its model folder.
-        ranks: the processes that train together.
-        compile_backend: of `torch.compile`, with `actor.compile`.
-
-    Raises:
-        ModelNotFound: if the folder has no model with a linear output for values, or one with
-            another vocabulary.
-    """
+    """Load a critic and shard it, or take the policy's output for values."""
     config, actor = settings.config.critic, settings.actor
     if config.share_body:
         return SharedCritic(policy, config.loss_coef, config.eps_clip, config.bootstrap_truncated)
@@ -167,7 +152,9 @@ def make_critic(
     theirs, ours = (m.config.get_text_config() for m in (model, policy.model))
     check_same_vocabulary("critic.path", config.path, theirs.vocab_size, ours.vocab_size)
     dtype = compute_dtype(actor.dtype, settings.device)
-    values = PackedValues(model, dtype=dtype, attention=actor.attention)
+    values = PackedValues(
+        model, dtype=dtype, param_dtype=settings.param_dtype, attention=actor.attention
+    )
     if actor.compile:
         compile_layers(model, backend=compile_backend)
     ranks.shard(values, offload=actor.offload)

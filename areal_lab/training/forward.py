@@ -1,7 +1,7 @@
-"""Log-probs, or values, of a packed batch: one pass over the trees, with an output only where a
-token is predicted.
+"""Log-probs, or values, of a packed batch: one pass over the trees, with outputs only for
+predictions.
 
-The modules here are what is sharded and called: they read the weights of their output layer, which
+These modules are sharded and called: they read the weights of their output layer, which
 may be those of the embedding, in their forward, where a sharded model has them in one piece.
 """
 
@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from areal_lab.data.batch import PackedBatch
-from areal_lab.data.sequence_part import WHOLE, SequencePart
-from areal_lab.functional.logprobs.parts import VocabularyPart
+from areal_lab.data.batch import WHOLE, PackedBatch, SequencePart
+from areal_lab.functional.logprobs.tiles import VocabularyPart
 from areal_lab.functional.logprobs.token_logprobs import logprobs_and_entropy
 from areal_lab.models.image_features import ImageInputs, ImagePixels, sees, with_features
 from areal_lab.models.vision import placeholder_tokens
 from areal_lab.training.attention import tree_layout
 from areal_lab.training.model import VALUE_HEAD
+from areal_lab.training.throughput import model_flops
 
 
 class Predictions(NamedTuple):
@@ -31,7 +31,7 @@ class Predictions(NamedTuple):
 
     logprobs: Float[Tensor, " R"]
     entropy: Float[Tensor, " R"]
-    """In nats, of the distribution that the token was sampled from."""
+    """Entropy in nats of the distribution that the token was sampled from."""
     values: Float[Tensor, " R"] | None = None
     """Before each token; None of a policy without an output for them."""
 
@@ -45,22 +45,16 @@ class PackedPolicy(nn.Module):
         *,
         temperature: float = 1.0,
         dtype: torch.dtype = torch.float32,
+        param_dtype: torch.dtype = torch.float32,
         entropy_gradient: bool = False,
         attention: str = "auto",
         pixels: ImagePixels | None = None,
     ) -> None:
-        """Wrap a model.
-
-        Args:
-            model: from `load_policy`; with `add_value_output` it has values too.
-            temperature: the sampler's temperature, which divides the logits.
-            dtype: type of the matrix products; float32 needs no autocast.
-            entropy_gradient: whether the entropy is part of the loss; it is detached otherwise.
-            attention: kernel, see `choose_kernel`.
-            pixels: of the images of a model that may have some.
-        """
         super().__init__()
         self.model = model
+        self.flops = model_flops(model)
+        self.param_dtype = param_dtype
+        """Type of the gathered weights, with which layers compute; see `_autocast`."""
         self.pixels = pixels
         self.never_sampled = placeholder_tokens(model.config)
         """Tokens that engines do not sample; log-probs are over the others."""
@@ -69,18 +63,14 @@ class PackedPolicy(nn.Module):
         self.entropy_gradient = entropy_gradient
         self.attention = attention
         self.vocabulary: VocabularyPart | None = None
-        """The rows of the output layer that are here, where ranks divide them."""
+        """Local rows of the output layer, if ranks divide them."""
         self.sequence = WHOLE
-        """The tokens that are computed here, where ranks divide them."""
+        """Local tokens, if ranks divide them."""
         self.always_sees = False
-        """Whether the vision tower computes in passes without images, too."""
+        """True if the vision tower computes in passes without images, too."""
 
     def forward(self, packed: PackedBatch) -> Predictions:
-        """Compute the model's log-probs of the chosen tokens.
-
-        Args:
-            packed: on the model's device.
-        """
+        """Compute the model's log-probs of the chosen tokens."""
         head: Any = self.model.get_output_embeddings()
         hidden = _hidden_states(self, packed)
         values = None
@@ -101,7 +91,7 @@ class PackedPolicy(nn.Module):
         return Predictions(logprobs, entropy if self.entropy_gradient else entropy.detach(), values)
 
     def _sampled(self, tokens: int, weight: Tensor) -> Bool[Tensor, "T V"] | None:
-        """Which tokens engines sample, for each prediction; None: all of them."""
+        """Mask of the tokens that engines sample, for each prediction; None: all of them."""
         if not self.never_sampled:
             return None
         sampled = torch.ones(weight.shape[0], dtype=torch.bool)
@@ -120,31 +110,22 @@ class PackedValues(nn.Module):
         model: PreTrainedModel,
         *,
         dtype: torch.dtype = torch.float32,
+        param_dtype: torch.dtype = torch.float32,
         attention: str = "auto",
     ) -> None:
-        """Wrap a model.
-
-        Args:
-            model: from `load_value_model`.
-            dtype: type of the matrix products, except that of the output.
-            attention: kernel, see `choose_kernel`.
-        """
         super().__init__()
         self.model = model
+        self.flops = model_flops(model)
+        self.param_dtype = param_dtype
         self.dtype = dtype
         self.attention = attention
         self.sequence = WHOLE
-        """As that of a `PackedPolicy`."""
         self.pixels: ImagePixels | None = None
         """transformers has no value models with images."""
         self.always_sees = False
 
     def forward(self, packed: PackedBatch) -> Float[Tensor, " R"]:
-        """Compute the value before each chosen token.
-
-        Args:
-            packed: on the model's device.
-        """
+        """Compute the value before each chosen token."""
         hidden = _hidden_states(self, packed)
         return _values(self.model, hidden, packed, self.sequence)
 
@@ -164,13 +145,13 @@ def _values(
 def _hidden_states(
     of: PackedPolicy | PackedValues, packed: PackedBatch
 ) -> Float[Tensor, "u hidden"]:
-    """Outputs of the model's body at this part of what is predicted.
+    """Outputs of the model's body at the predictions of this rank.
 
     Parts of the predictions are equal, and not those of the tokens: prompts predict nothing.
     """
     model, part = of.model, of.sequence
     body: Any = model.get_submodule(model.base_model_prefix)
-    with _autocast(packed.tokens.device, of.dtype):
+    with _autocast(packed.tokens.device, of):
         hidden = body(
             input_ids=part.own(packed.tokens)[None],
             position_ids=_positions(packed, part, rope=sees(model)),
@@ -183,7 +164,7 @@ def _hidden_states(
 
 
 def _positions(packed: PackedBatch, part: SequencePart, *, rope: bool) -> Tensor:
-    """Positions as the body takes them: [1, p], or [3, 1, p] of a model with M-RoPE."""
+    """Positions in the form of the body: [1, p], or [3, 1, p] of a model with M-RoPE."""
     if packed.images is not None:
         return packed.images.positions[:, None]
     positions = part.own(packed.positions)[None]
@@ -211,11 +192,12 @@ def _image_inputs(of: PackedPolicy | PackedValues, packed: PackedBatch) -> Image
 
 
 def _rows_here(weight: Tensor) -> Tensor:
-    """Of an output layer whose rows are divided, those of this rank."""
+    """Local rows of a divided output layer."""
     return weight.to_local() if isinstance(weight, DTensor) else weight
 
 
-def _autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[Any]:
-    if dtype == torch.float32:
+def _autocast(device: torch.device, of: PackedPolicy | PackedValues) -> AbstractContextManager[Any]:
+    """Cast the inputs of products, unless weights and hidden states have their type anyway."""
+    if of.dtype == of.param_dtype:
         return nullcontext()
-    return torch.autocast(device.type, dtype=dtype)
+    return torch.autocast(device.type, dtype=of.dtype)

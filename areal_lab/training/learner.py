@@ -9,23 +9,34 @@ import torch
 from transformers import PreTrainedModel
 
 from areal_lab.data.prefix_tree import ForwardCost
-from areal_lab.models.dtypes import compute_dtype
+from areal_lab.models.folder import compute_dtype
 from areal_lab.models.image_features import ImagePixels, sees
 from areal_lab.training.batch_advantages import KLReward, choose_kl_reward
 from areal_lab.training.critic import Critic, SharedCritic, make_critic
+from areal_lab.training.decoder_layers import BACKEND, compile_layers
 from areal_lab.training.forward import PackedPolicy
-from areal_lab.training.layers.compiling import BACKEND, compile_layers
 from areal_lab.training.model import VALUE_HEAD, add_value_output, forward_cost
 from areal_lab.training.objective.advantages import (
     Advantages,
     choose_advantages,
     needs_critic,
 )
-from areal_lab.training.objective.loss import ChosenLoss, choose_loss
-from areal_lab.training.optimizer import Optimizer, make_optimizer
+from areal_lab.training.objective.loss import ChosenLoss, choose_loss, requested_facts
+from areal_lab.training.optimizer import Optimizer, align_gradients, make_optimizer
 from areal_lab.training.ranks import Ranks
 from areal_lab.training.reference import Reference, Teacher, make_reference, make_teacher
 from areal_lab.training.settings import TrainerSettings
+
+
+@dataclass(slots=True)
+class DualVariable:
+    """Multiplier of the constraint of a loss, from step to step."""
+
+    value: float = 0.0
+
+    def add(self, step: float) -> None:
+        """Take a step of dual ascent; the multiplier of an inequality is never negative."""
+        self.value = max(0.0, self.value + step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +52,15 @@ class Learner:
     dtype: torch.dtype
     cost: ForwardCost
     reference: Reference | None = None
-    """None without a penalty on the distance from it."""
+    """Reference model; None without a penalty on the distance from it."""
     teacher: Teacher | None = None
-    """None unless the policy is distilled."""
+    """Teacher; None unless the policy is distilled."""
     kl_reward: KLReward | None = None
-    """The penalty inside the reward; None if there is none."""
+    """KL penalty inside the reward; None without one."""
     critic: Critic | SharedCritic | None = None
-    """None unless the advantages are made from values."""
+    """Critic; None unless advantages use values."""
+    dual: DualVariable | None = None
+    """Dual variable; None unless the loss asks for one."""
     ranks: Ranks = field(default_factory=Ranks)
 
     @property
@@ -57,7 +70,7 @@ class Learner:
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """Device of the model."""
         return torch.device(self.settings.device)
 
 
@@ -71,10 +84,7 @@ def make_learner(
     """Create the optimizer and loss of a model.
 
     Args:
-        model: from `load_policy`, whole; `ranks` shard it.
-        settings: of the trainer.
         ranks: the processes that train together; this one alone by default.
-        compile_backend: of `torch.compile`, with `actor.compile`.
     """
     ranks = ranks or Ranks()
     dtype = compute_dtype(settings.actor.dtype, settings.device)
@@ -88,6 +98,7 @@ def make_learner(
         model,
         temperature=settings.temperature,
         dtype=dtype,
+        param_dtype=settings.param_dtype,
         entropy_gradient=settings.actor.entropy_coeff != 0,
         attention=settings.actor.attention,
         pixels=ImagePixels(Path(settings.model_path)) if sees(model) else None,
@@ -95,6 +106,8 @@ def make_learner(
     if settings.actor.compile:
         compile_layers(model, backend=compile_backend)
     ranks.shard(policy, offload=settings.actor.offload)
+    loss = choose_loss(settings)
+    asks_for_dual = "dual_variable" in requested_facts(loss.function)
     return Learner(
         policy=policy,
         optimizer=make_optimizer(
@@ -103,8 +116,11 @@ def make_learner(
             steps=settings.optimizer_steps,
             ranks=ranks,
             rates=rates,
+            alignment=align_gradients(
+                model, settings.actor.max_gradient_cosine, settings.actor.aligned_gradients
+            ),
         ),
-        loss=choose_loss(settings),
+        loss=loss,
         advantages=advantages,
         settings=settings,
         dtype=dtype,
@@ -115,5 +131,6 @@ def make_learner(
         critic=make_critic(policy, settings, ranks, compile_backend=compile_backend)
         if needs_critic(advantages)
         else None,
+        dual=DualVariable() if asks_for_dual else None,
         ranks=ranks,
     )

@@ -49,14 +49,7 @@ _PREFIX: Final = "base_model.model."
 
 
 def target_modules(model: PreTrainedModel, names: Sequence[str]) -> tuple[str, ...]:
-    """The linear layers that get an adapter, by the last parts of their names, in model order.
-
-    Args:
-        names: last parts of names (`q_proj`), or `all-linear` alone.
-
-    Raises:
-        ValueError: if a name is unknown; lists the known ones.
-    """
+    """The linear layers that get an adapter, by the last parts of their names, in model order."""
     head = model.get_output_embeddings()
     there = dict.fromkeys(
         name.rpartition(".")[2]
@@ -86,13 +79,6 @@ def add_lora(
     """Freeze a model and add adapters to these layers, in place; its output stays the same.
 
     There is no dropout: the trained policy must be the one that was sampled from.
-
-    Args:
-        model: from `load_policy`.
-        rank: rows of A.
-        alpha: B A is scaled by `alpha / rank`.
-        targets: from `target_modules`.
-        merged: compute with merged weights, as engines without adapters do.
     """
     from peft import LoraConfig, TaskType, inject_adapter_in_model  # most runs do not need it
 
@@ -117,7 +103,7 @@ def add_lora(
 
 
 def has_lora(model: nn.Module) -> bool:
-    """Whether `add_lora` was called."""
+    """Return whether `add_lora` was called."""
     return getattr(model, "peft_config", None) is not None
 
 
@@ -127,19 +113,19 @@ def merged_tensors(
     ranks: Ranks = ALONE,
     *,
     dtype: torch.dtype | None = None,
+    rounded: torch.dtype | None = None,
     copy: bool = False,
 ) -> dict[str, Tensor]:
     """The model's state with its adapters merged into the weights, shared tensors once.
 
     Names, shapes and types are those of the model's folder; without adapters this equals
-    `stored_state`. A policy's output for values is left out: it is no part of the model.
+    `stored_state`. A policy's value output is left out: it is not part of the model.
 
     Args:
-        model: whole, or sharded.
-        ranks: all walk over the same names, and gather tensor by tensor.
-        dtype: of the tensors; their own by default. A merged weight is cast at once: all of them
+        dtype: of the tensors; unchanged by default. Merged weights are cast one by one: all of them
             in float32 are as large as the model.
-        copy: whether none of them may be memory of the model; copies are on the CPU.
+        rounded: type to which weights are rounded first: that of working copies.
+        copy: copy every tensor to the CPU, so that none is memory of the model.
 
     Returns:
         Everything on rank 0, nothing on the others.
@@ -150,7 +136,8 @@ def merged_tensors(
     def keep(name: str, tensor: Tensor) -> None:
         if ranks.first:
             device = "cpu" if copy or ranks.count > 1 else tensor.device
-            merged[name] = tensor.detach().to(device, dtype or tensor.dtype, copy=copy)
+            value = tensor.detach().to(rounded or tensor.dtype)
+            merged[name] = value.to(device, dtype or tensor.dtype, copy=copy)
 
     for name, part in deduplicated_state(model).items():
         if ".lora_A." in name or ".lora_B." in name:
@@ -185,11 +172,7 @@ def adapter_tensors(
 
 
 def write_adapter(model: nn.Module, tensors: Mapping[str, Tensor], folder: Path) -> None:
-    """Write an adapter in peft's format into an existing folder: weights and configuration.
-
-    Args:
-        tensors: from `adapter_tensors`.
-    """
+    """Write an adapter in peft's format into an existing folder: weights and configuration."""
     write_tensors(tensors, folder / "adapter_model.safetensors")
     peft_config: Any = model.peft_config
     config: LoraConfig = peft_config[_ADAPTER]
@@ -212,14 +195,7 @@ def write_adapter_folder(
     """Write the adapter, cast to `dtype`, as folder `version` below `root`.
 
     Args:
-        model: whole; of shards, it gives the configuration only.
-        root: folder of the versions.
-        version: of the weights.
-        dtype: of the file.
         tensors: the model's own by default; those that were gathered from shards.
-
-    Raises:
-        OSError: in one line that names the folder, if there is no room.
     """
     written = adapter_tensors(model, dtype=dtype) if tensors is None else tensors
     weights = write_folder(

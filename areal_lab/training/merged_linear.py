@@ -58,12 +58,7 @@ class Adapted(NamedTuple):
 def merged_product(
     x: Float[Tensor, "*T I"], layer: Adapted, dtype: torch.dtype
 ) -> Float[Tensor, "*T O"]:
-    """`x (W + scale B A)^T + bias`, with gradients for x, A and B.
-
-    Args:
-        layer: weight and bias are frozen.
-        dtype: of the product and of the rounded sum.
-    """
+    """`x (W + scale B A)^T + bias`, with gradients for x, A and B."""
     product: Tensor = _MergedProduct.apply(  # type: ignore[no-untyped-call]  # untyped in torch
         x.to(dtype), layer.a, layer.b, layer
     )

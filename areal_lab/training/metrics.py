@@ -7,7 +7,6 @@ A metric without tokens is omitted rather than NaN: a batch in which every token
 from __future__ import annotations
 
 import math
-import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -23,9 +22,14 @@ from areal_lab.data.batch import PackedBatch
 from areal_lab.data.trajectory import Trajectory
 from areal_lab.functional.losses.policy import HasLoss
 from areal_lab.functional.segments import Segments
-from areal_lab.functional.staleness.lag import effective_sample_size, token_lag, trajectory_lag
-from areal_lab.host.memory import peak_rss_bytes
-from areal_lab.runlog.tokens.fields import TokenFields
+from areal_lab.functional.staleness.control import weight_deviation
+from areal_lab.functional.staleness.lag import (
+    effective_sample_size,
+    effective_sample_size_of_logs,
+    token_lag,
+    trajectory_lag,
+)
+from areal_lab.runlog.token_columns import TokenFields
 from areal_lab.training.forward import Predictions
 
 
@@ -40,7 +44,7 @@ class TokenRecord(NamedTuple):
     behavior_logprobs: Float[Tensor, " R"]
     versions: Int[Tensor, " R"]
     diagnostics: dict[str, Tensor]
-    """Per-token fields of the loss's result, by name: floats or flags."""
+    """Fields of the loss's result for each token, by name: floats or flags."""
 
 
 def token_record(
@@ -48,12 +52,6 @@ def token_record(
 ) -> TokenRecord:
     """Extract from one micro-batch what the metrics of the step need; computed values stay on
     their device.
-
-    Args:
-        packed: on the host.
-        predicted: by the policy.
-        proximal: log-probs of the proximal policy.
-        result: of the loss.
     """
     fields: dict[str, object] = getattr(result, "_asdict", dict)()
     return TokenRecord(
@@ -99,12 +97,7 @@ def _floats_or_flags(values: Tensor) -> Tensor:
 
 
 def token_fields(advantages: Float[Tensor, " N"], records: Sequence[TokenRecord]) -> TokenFields:
-    """The records of all micro-batches as columns, in the order of the batch.
-
-    Args:
-        advantages: of each trajectory of the batch.
-        records: of each micro-batch.
-    """
+    """The records of all micro-batches as columns, in the order of the batch."""
     ids = _joined([record.sequence_ids for record in records])
     order = np.argsort(ids, kind="stable")
     samples, tokens = np.unique(ids, return_counts=True)
@@ -141,11 +134,6 @@ def step_metrics(
     Rewards and lengths are over all samples, lags over all trajectories. Entropy, ratios and
     weights are over the tokens in the forward pass, which for PPO are those with a nonzero
     advantage.
-
-    Args:
-        advantages: of each trajectory.
-        records: of each micro-batch.
-        version: the trainer's version before the step.
     """
     samples = [t for t in trajectories if t.row == 0]
     of_sample: Counter[tuple[GroupId, int]] = Counter()
@@ -164,7 +152,6 @@ def step_metrics(
         "truncated_share": sum(t.truncated for t in samples) / len(samples),
         "zero_advantage_samples": float((advantages == 0).sum()),
         "sampler_gap_tokens": 0.0,
-        "peak_rss_bytes": float(peak_rss_bytes(os.getpid())),
     }
     turns = [len(trajectory.turns) for trajectory in trajectories]
     if max(turns) > 1 or len(samples) < len(trajectories):
@@ -217,6 +204,11 @@ def _token_metrics(records: Sequence[TokenRecord], version: Version) -> dict[str
         metrics["sampler_gap_mean"] = float(gap.double().mean())
         metrics["sampler_gap_max"] = float(gap.max())
         metrics["sampler_gap_tokens"] = float(len(gap))
+    ratio = torch.cat([r.proximal_logprobs - r.behavior_logprobs for r in records])
+    everyone = torch.ones_like(ratio, dtype=torch.bool)
+    metrics["weight_deviation"] = float(weight_deviation(ratio, everyone))
+    effective = effective_sample_size_of_logs(ratio, everyone)
+    metrics["effective_share"] = float(effective) / max(1, len(ratio))
     moved = torch.cat([(r.logprobs - r.behavior_logprobs).abs() for r in records])
     metrics |= {"drift": float(moved.double().mean()), "drift_max": float(moved.max())}
     for name in records[0].diagnostics:
@@ -227,5 +219,6 @@ def _token_metrics(records: Sequence[TokenRecord], version: Version) -> dict[str
         if name == "behavior_weight":
             everything = torch.ones_like(values, dtype=torch.bool)
             metrics["behavior_weight_max"] = float(values.max())
+            metrics["dropped_fraction"] = float((values == 0).double().mean())
             metrics["effective_sample_size"] = float(effective_sample_size(values, everything))
     return metrics

@@ -5,6 +5,11 @@
                                           micro-batches <- trees <--------'
 
 The counts that losses divide by are those of the whole minibatch, on every rank.
+
+Tensors of a step on the trainer's device, without making the host wait for it.
+
+Everything is computed on the host first (packing, counts) and copied. From pinned memory a copy to
+a GPU does not wait; what comes back is read once per optimizer step.
 """
 
 from __future__ import annotations
@@ -12,14 +17,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from areal_lab.control.events import Version
 from areal_lab.control.microbatch import dynamic_batches
-from areal_lab.data.batch import PackedBatch, input_tokens, pack, tree_rows
+from areal_lab.data.batch import PackedBatch, PackedImages, input_tokens, pack, tree_rows
 from areal_lab.data.prefix_tree import ForwardCost, PrefixTree, grow_trees
 from areal_lab.data.trajectory import Trajectory
 from areal_lab.models.copies import to_device
@@ -29,7 +34,7 @@ _T = TypeVar("_T")
 
 
 class Minibatch(NamedTuple):
-    """What one optimizer step computes here, and the counts of all of it."""
+    """Work of one optimizer step on this rank, and the counts of the whole minibatch."""
 
     parts: list[PackedBatch]
     """Micro-batches of this rank, on the host."""
@@ -42,7 +47,7 @@ class Minibatch(NamedTuple):
     version: Version
     """Version of the parameters before the batch."""
     idle: list[PackedBatch]
-    """What this rank computes without effect, while another one has more micro-batches."""
+    """Micro-batch to compute without effect while another rank has more micro-batches."""
 
     @property
     def passes(self) -> list[PackedBatch]:
@@ -60,9 +65,6 @@ class Minibatch(NamedTuple):
 def split_by_group(trajectories: Sequence[Trajectory], parts: int) -> list[list[int]]:
     """Cut a batch into minibatches of whole groups, in batch order, with equal counts of groups if
     possible.
-
-    Raises:
-        ValueError: if there are fewer groups than parts.
     """
     groups = list(dict.fromkeys(trajectory.group for trajectory in trajectories))
     if len(groups) < parts:
@@ -79,8 +81,9 @@ def split_by_group(trajectories: Sequence[Trajectory], parts: int) -> list[list[
 def not_masked(
     trajectories: Sequence[Trajectory], members: list[int], *, mask_truncated: bool
 ) -> list[int]:
-    """Those members of a minibatch that are trained on: without the masked ones, which were cut
-    off. What is left counts for the means."""
+    """Members of a minibatch that are trained on, without masked (cut off) ones; these count in
+    means.
+    """
     if not mask_truncated:
         return members
     return [index for index in members if not trajectories[index].truncated]
@@ -100,13 +103,6 @@ def make_minibatch(
     """Pack this rank's sequences with a gradient into micro-batches; count all of them.
 
     Args:
-        trajectories: of the whole batch.
-        members: indices of the minibatch.
-        version: of the parameters.
-        has_gradient: whether a member adds anything to the gradient.
-        cost: of a forward pass.
-        max_tokens: budget of a micro-batch.
-        ranks: among whose data ranks the groups are divided.
         whole_groups: keep each group in one micro-batch, for losses that compare its sequences.
     """
     pack_them = partial(pack_parts, cost=cost, max_tokens=max_tokens)
@@ -143,10 +139,6 @@ def deal_groups(tokens: Mapping[int, int], ranks: int) -> dict[int, int]:
 
     The longest group first, each to the rank with the fewest tokens. Groups stay whole: their
     samples share a prefix.
-
-    Args:
-        tokens: of each group.
-        ranks: data ranks.
     """
     load = [0] * ranks
     rank_of = {}
@@ -168,8 +160,6 @@ def pack_parts(
     """Micro-batches of whole trees; `sequence_ids` index into the trajectories.
 
     Args:
-        members: indices of the trajectories to pack.
-        cost: of a forward pass.
         max_tokens: budget of a micro-batch; a sequence (group) above it gets its own.
         whole_groups: keep each group in one micro-batch; its sequences may be in several trees.
     """
@@ -206,7 +196,7 @@ def pack_parts(
 
 
 def _batched(sized: Sequence[tuple[_T, int]], max_tokens: int) -> list[list[tuple[_T, int]]]:
-    """Things with their tokens in micro-batches; what exceeds the budget is alone, and first."""
+    """Items by their tokens in micro-batches; an item above the budget is alone, and first."""
     small = [one for one in sized if one[1] <= max_tokens]
     batches = [[one] for one in sized if one[1] > max_tokens]
     for chosen in dynamic_batches([tokens for _, tokens in small], max_tokens=max_tokens):
@@ -219,8 +209,24 @@ def _trees_of(
     rows: Sequence[tuple[int, ...]],
     grow: Callable[[Sequence[tuple[int, ...]]], list[PrefixTree]],
 ) -> list[PrefixTree]:
-    """The trees over some of the rows, with the indices of all rows."""
+    """Trees over some of the rows, with the indices of all rows."""
     return [
         replace(tree, members=tuple(members[index] for index in tree.members))
         for tree in grow([rows[index] for index in members])
     ]
+
+
+def on_device(packed: PackedBatch, device: torch.device) -> PackedBatch:
+    """The batch with its tensors on `device`."""
+    moved = _moved(packed, device)
+    if packed.images is not None:
+        moved["images"] = packed.images._replace(**_moved(packed.images, device))
+    return packed._replace(**moved)
+
+
+def _moved(values: PackedBatch | PackedImages, device: torch.device) -> dict[str, Any]:
+    return {
+        name: to_device(value, device)
+        for name, value in values._asdict().items()
+        if isinstance(value, Tensor)
+    }

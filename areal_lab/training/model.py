@@ -2,7 +2,7 @@
 
 load_policy        a causal language model
 load_value_model   its body with one output per token: a critic, or a reward model
-add_value_output   such an output beside that of a policy: a critic that shares the body
+add_value_output   such an output in addition to a policy's: a critic that shares the body
 """
 
 from __future__ import annotations
@@ -11,23 +11,22 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
-from transformers.utils import logging as transformers_logging
 
 from areal_lab.data.prefix_tree import ForwardCost
 from areal_lab.models.image_features import sees
-from areal_lab.models.load import load_pretrained
+from areal_lab.models.load import load_complete, load_pretrained
 from areal_lab.models.locate import ModelNotFound, resolve_model_path
 from areal_lab.training.attention import TREE_ATTENTION
-from areal_lab.training.layers.checkpointing import Checkpointing, enable_checkpointing
+from areal_lab.training.decoder_layers import Checkpointing, enable_checkpointing
 
 __all__ = [
     "VALUE_HEAD",
     "ModelNotFound",
     "add_value_output",
     "check_same_vocabulary",
+    "decoder_weights",
     "forward_cost",
     "load_policy",
     "load_value_model",
@@ -50,7 +49,7 @@ def load_policy(
     """
     try:
         model = load_pretrained(path, dtype=torch.float32, attention=TREE_ATTENTION)
-    except (OSError, ValueError, SafetensorError) as error:
+    except ValueError as error:
         raise ModelNotFound(f"cannot load a causal language model from {path}: {error}") from error
     return _prepared(model, device=device, gradient_checkpointing=gradient_checkpointing)
 
@@ -67,26 +66,26 @@ def load_value_model(
     Raises:
         ModelNotFound: if transformers cannot load one from the folder, or it has more labels.
     """
-    level = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()  # it warns that the output is new
     try:
-        model, loading = _load_value_model(path)
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        model, new = load_complete(
+            AutoModelForSequenceClassification,
+            path,
+            may_lack=f"{VALUE_HEAD}.",
+            num_labels=1,
+            dtype=torch.float32,
+            attn_implementation=TREE_ATTENTION,
+        )
+    except ValueError as error:
         raise ModelNotFound(
             f"cannot load a model with one output per token from {path}: {error}"
         ) from error
-    finally:
-        transformers_logging.set_verbosity(level)
     head = getattr(model, VALUE_HEAD, None)
     if not isinstance(head, nn.Linear):
         raise ModelNotFound(
             f"{type(model).__name__} of {path} has no linear output named {VALUE_HEAD!r}; Llama, "
             "Qwen2, Qwen3 and Mistral have one"
         )
-    missing = [name for name in loading["missing_keys"] if not name.startswith(f"{VALUE_HEAD}.")]
-    if missing:
-        raise ModelNotFound(f"{path} lacks {missing[0]}, and {len(missing) - 1} more weights")
-    if loading["missing_keys"]:
+    if new:
         nn.init.zeros_(head.weight)
     return _prepared(model, device=device, gradient_checkpointing=gradient_checkpointing)
 
@@ -100,19 +99,6 @@ def add_value_output(model: PreTrainedModel) -> None:
     head = nn.Linear(size, 1, bias=False, device=device, dtype=torch.float32)
     nn.init.zeros_(head.weight)
     model.add_module(VALUE_HEAD, head)
-
-
-def _load_value_model(path: Path) -> Any:
-    transformers_logging.disable_progress_bar()
-    return AutoModelForSequenceClassification.from_pretrained(
-        path,
-        num_labels=1,
-        output_loading_info=True,
-        dtype=torch.float32,
-        attn_implementation=TREE_ATTENTION,
-        local_files_only=True,
-        trust_remote_code=False,
-    )
 
 
 def _prepared(model: Any, *, device: str, gradient_checkpointing: Checkpointing) -> PreTrainedModel:
@@ -141,14 +127,19 @@ def check_same_vocabulary(setting: str, path: str, vocabulary: int, of_policy: i
         )
 
 
-def forward_cost(model: PreTrainedModel) -> ForwardCost:
-    """Work per token and per attended pair, from the model's shape."""
-    config = model.config.get_text_config()
+def decoder_weights(model: PreTrainedModel) -> list[nn.Parameter]:
+    """The weights that every token is multiplied with: without embedding and output layer."""
     embedding = model.get_input_embeddings().weight
     body: Any = model.get_submodule(model.base_model_prefix)
     # The vision tower computes an image once, whatever the tree.
     layers = body.language_model if sees(model) else body
-    weights = sum(p.numel() for p in layers.parameters() if p is not embedding)
+    return [weight for weight in layers.parameters() if weight is not embedding]
+
+
+def forward_cost(model: PreTrainedModel) -> ForwardCost:
+    """Work per token and per attended pair, from the model's shape."""
+    config = model.config.get_text_config()
+    weights = sum(weight.numel() for weight in decoder_weights(model))
     heads = config.num_attention_heads
     head_size = getattr(config, "head_dim", None) or config.hidden_size // heads
     return ForwardCost(

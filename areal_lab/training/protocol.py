@@ -1,4 +1,5 @@
-"""What a run uses of a trainer, and the messages between it and its process, over three pipes.
+"""Interface of a trainer, and the messages between a run and its trainer process, over three
+pipes.
 
     pipeline --(TrainBatchRequest | ExportRequest | SaveRequest | None)--> worker
     worker   --(TrainerReady | TrainStepResult | Exported | Copied | Saved | TrainerFailed)-->
@@ -7,23 +8,26 @@
                               a thread of the worker --(Saved | TrainerFailed)--> pipeline
 
 Each pipe carries one request at a time. The second one is for pushes from the trainer's memory into
-engines, while the next step runs; the third one tells the end of checkpoints that are written
+engines, while the next step runs; the third one reports the end of checkpoints that are written
 meanwhile. Messages are plain data without tensors, so that the pipeline's
 process does not load torch. `None` tells the worker to end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol
 
 from areal_lab.control.events import Version
 from areal_lab.data.trajectory import Trajectory
 from areal_lab.engines.protocol import WeightsFolder
 from areal_lab.engines.weights.records import EngineFailure, EngineTarget, WeightsInMemory
 from areal_lab.host.processes import RunningProcess
+
+if TYPE_CHECKING:
+    from areal_lab.data.arrays import Fields  # loads numpy
 
 STATE_FOLDER: Final = "trainer"
 """Subfolder of a checkpoint with the trainer's state."""
@@ -46,7 +50,7 @@ class TrainerReady:
     weights: WeightsFolder
     """The model folder that engines are started with."""
     exported: WeightsFolder | WeightsInMemory
-    """The same version in the form that running engines receive, as every later version."""
+    """Same version in the form that running engines receive, as every later version."""
     parameters: int
     trained_parameters: int
     """Fewer than `parameters` with adapters."""
@@ -61,39 +65,21 @@ class TrainBatchRequest:
     version: Version
     """The trainer's version before this step."""
     trajectories: tuple[Trajectory, ...] = ()
-    batch: object = None
-    """Where the trajectories are, if they are not in this message; every rank reads them."""
-
-
-class BatchMissing(RuntimeError):
-    """A batch that is elsewhere cannot be read; nothing was trained."""
-
-
-ReadBatch: TypeAlias = Callable[[object], tuple[Trajectory, ...]]
-"""Reads the trajectories of `TrainBatchRequest.batch`. Raises `BatchMissing`."""
-
-
-class StepReply:
-    """The reply to a `TrainBatchRequest`."""
-
-    __slots__ = ()
+    packed: Fields | None = None
+    """The trajectories as arrays (`data.arrays.pack_samples`), if they are not tuples."""
 
 
 @dataclass(frozen=True, slots=True)
-class BatchNotRead(StepReply):
-    """The batch could not be read by all ranks; the trainer is as it was."""
-
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class TrainStepResult(StepReply):
+class TrainStepResult:
     """The step is done; its weights stay in the trainer until they are exported."""
 
     version: Version
     """The version after the step: the request's plus one."""
     metrics: dict[str, float]
     spans: tuple[Span, ...]
+    profile: bytes = field(default=b"", repr=False)
+    """Trace of the step by torch's profiler (Chrome's format, gzip) of the first process; empty
+    without `actor.profile_steps`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +95,7 @@ class Exported:
 
     weights: WeightsFolder | WeightsInMemory
     spans: tuple[Span, ...]
-    """Of the export, and of the offload after it."""
+    """Spans of the export, and of the offload after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +106,12 @@ class PushRequest:
     """The version to push."""
     engines: tuple[EngineTarget, ...]
     flush_cache: bool
-    """Whether the engines drop the keys and values of older weights."""
+    """True if the engines drop the keys and values of older weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """Every engine except the failed ones was verified to hold the version."""
+    """Every engine except the failed ones was verified to have the version."""
 
     failures: tuple[EngineFailure, ...]
     span: Span
@@ -139,11 +125,11 @@ class SaveRequest:
 
     path: Path
     state: bool = False
-    """Whether to add the trainer's state, as folder `STATE_FOLDER`."""
+    """True if to add the trainer's state, as folder `STATE_FOLDER`."""
     files: Mapping[str, bytes] = field(default_factory=dict)
     """Files of the pipeline to add, by name."""
     asynchronous: bool = False
-    """Whether to reply `Copied` as soon as what is saved is a copy, and `Saved` on another pipe."""
+    """True if to reply `Copied` as soon as what is saved is a copy, and `Saved` on another pipe."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +151,7 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class RankDone:
-    """The reply of every rank but the first, which replies for all."""
+    """Reply of every rank but the first, which replies for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,11 +166,7 @@ class Trainer(Protocol):
     """Learns from batches, and hands out weights and checkpoints."""
 
     async def train(self, request: TrainBatchRequest) -> TrainStepResult:
-        """Train on one batch.
-
-        Raises:
-            BatchMissing: a batch that is not in the request cannot be read; nothing was trained.
-        """
+        """Train on one batch."""
         ...
 
     async def export(self) -> Exported:
@@ -205,7 +187,7 @@ class Trainer(Protocol):
         ...
 
     async def start_save(self, request: SaveRequest) -> Copied:
-        """Begin to write a checkpoint; `saved` has to be awaited before the next one."""
+        """Start to write a checkpoint; `saved` must be awaited before the next one."""
         ...
 
     async def saved(self) -> Saved:
@@ -214,7 +196,7 @@ class Trainer(Protocol):
 
 
 class RunningTrainer(Trainer, Protocol):
-    """A trainer with processes, which this program has started."""
+    """Trainer with processes that this program has started."""
 
     @property
     def children(self) -> tuple[RunningProcess, ...]:

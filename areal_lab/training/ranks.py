@@ -1,6 +1,6 @@
-"""What a training step asks of the other processes of the trainer, as a record of functions.
+"""Communication of a training step with the other trainer processes, as a record of functions.
 
-A step knows no process group: alone, every function returns what it was given.
+A step does not use a process group: for a single process, every function returns its argument.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+import torch
 from torch import Tensor
 
 
@@ -16,7 +17,12 @@ def _same(value: Any) -> Any:
     return value
 
 
-def _whole_here(module: Any, *, offload: bool = False) -> Any:  # noqa: ARG001 - nothing to divide
+def _whole_here(module: Any, *, offload: bool = False) -> Any:  # noqa: ARG001 - all is here
+    if module.param_dtype != torch.float32:
+        raise ValueError(
+            f"actor.param_dtype is {module.param_dtype}, but only trainer processes make working "
+            "copies of weights; leave it out where a model trains in this process"
+        )
     return module
 
 
@@ -45,9 +51,9 @@ class Ranks:
     whole: Callable[[Tensor], Tensor] = _same
     """A sharded tensor in one piece, on every rank."""
     collect: Callable[[Any], list[Any]] = _alone
-    """What each data rank gives, in order, on rank 0; nothing on the others."""
+    """Gather the value of each data rank, in order, on rank 0; nothing on the others."""
     announce: Callable[[Any], Any] = _same
-    """What rank 0 gives, on every rank."""
+    """Send the value of rank 0 to every rank."""
 
     shard: Callable[..., object] = _whole_here
     """Divide the parameters of a `PackedPolicy` or `PackedValues` among the ranks, in place; before
@@ -55,7 +61,7 @@ class Ranks:
 
     @property
     def first(self) -> bool:
-        """Whether this rank writes files and replies."""
+        """True if this rank writes files and replies."""
         return self.rank == 0
 
 

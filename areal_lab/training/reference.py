@@ -1,11 +1,11 @@
-"""The frozen models of a run: a reference that it is held close to, a teacher that it learns from.
+"""Frozen models of a run: a reference for KL penalties, and a teacher for distillation.
 
 actor.kl_loss_coef, actor.kl_ctl = 0   no reference
-ref.path                               a model of its own, frozen
+ref.path                               a separate model, frozen
 adapters                               the trained model with its adapters off: no second copy
-otherwise                              a frozen copy of the weights that the run starts from
+otherwise                              a frozen copy of the initial weights of the run
 
-teacher.path                           a model of its own, frozen
+teacher.path                           a separate model, frozen
 """
 
 from __future__ import annotations
@@ -50,16 +50,12 @@ class Reference:
 
     policy: PackedPolicy
     switches_adapters_off: bool
-    """Whether it is the trained policy, whose adapters have to be off."""
+    """True if it is the trained policy, whose adapters must be off."""
     coefficient: float
     estimator: KLEstimator
 
     def logprobs(self, packed: PackedBatch) -> Float[Tensor, " R"]:
-        """Log-probs of the chosen tokens, without gradient.
-
-        Args:
-            packed: on the device of the model.
-        """
+        """Log-probs of the chosen tokens, without gradient."""
         model = self.policy.model
         off: AbstractContextManager[None] = nullcontext()
         if self.switches_adapters_off:
@@ -75,11 +71,7 @@ class Reference:
         *,
         token_count: int,
     ) -> KLLoss:
-        """A micro-batch's share of the penalty on its minibatch: a mean over tokens.
-
-        Args:
-            token_count: tokens of the whole minibatch.
-        """
+        """A micro-batch's share of the penalty on its minibatch: a mean over tokens."""
         return kl_loss(
             logprobs,
             reference_logprobs,
@@ -93,16 +85,7 @@ class Reference:
 def make_reference(
     policy: PackedPolicy, settings: TrainerSettings, ranks: Ranks
 ) -> Reference | None:
-    """The reference of a run; None without `actor.kl_loss_coef` and `actor.kl_ctl`.
-
-    Args:
-        policy: to be trained, with its adapters.
-        settings: of the trainer; a copy is loaded from its model folder.
-        ranks: the processes that share a model of its own.
-
-    Raises:
-        ModelNotFound: if `ref.path` is no model, or one with another vocabulary.
-    """
+    """The reference of a run; None without `actor.kl_loss_coef` and `actor.kl_ctl`."""
     actor, path = settings.actor, settings.config.ref.path
     if not (actor.kl_loss_coef or actor.kl_ctl):
         return None
@@ -128,11 +111,7 @@ class Teacher:
     distill_weight: float
 
     def logprobs(self, packed: PackedBatch) -> Float[Tensor, " R"]:
-        """Log-probs of the chosen tokens, without gradient.
-
-        Args:
-            packed: on the device of the model.
-        """
+        """Log-probs of the chosen tokens, without gradient."""
         return _logprobs(self.policy, packed)
 
     def mixed(
@@ -144,11 +123,7 @@ class Teacher:
         *,
         token_count: int,
     ) -> OnPolicyDistillationLoss:
-        """A micro-batch's share of both losses, as a mean over the tokens of its minibatch.
-
-        Args:
-            token_count: tokens of the whole minibatch.
-        """
+        """A micro-batch's share of both losses, as a mean over the tokens of its minibatch."""
         distance = on_policy_distillation_loss(
             logprobs,
             behavior_logprobs,
@@ -161,16 +136,7 @@ class Teacher:
 
 
 def make_teacher(policy: PackedPolicy, settings: TrainerSettings, ranks: Ranks) -> Teacher | None:
-    """The teacher of a run; None without `teacher.path`.
-
-    Args:
-        policy: to be trained.
-        settings: of the trainer.
-        ranks: the processes that share the teacher.
-
-    Raises:
-        ModelNotFound: if `teacher.path` is no model, or one with another vocabulary.
-    """
+    """The teacher of a run; None without `teacher.path`."""
     teacher = settings.config.teacher
     if not teacher.path:
         return None
@@ -185,7 +151,7 @@ def make_teacher(policy: PackedPolicy, settings: TrainerSettings, ranks: Ranks) 
 def _frozen(
     setting: str, folder: Path, policy: PackedPolicy, settings: TrainerSettings, ranks: Ranks
 ) -> PackedPolicy:
-    """A model that computes as the policy does, sharded as it is."""
+    """Frozen model with the same compute settings and sharding as the policy."""
     model = load_policy(folder, device=settings.load_device).requires_grad_(requires_grad=False)
     theirs, ours = (m.config.get_text_config().vocab_size for m in (model, policy.model))
     check_same_vocabulary(setting, str(folder), theirs, ours)
@@ -193,6 +159,7 @@ def _frozen(
         model,
         temperature=policy.temperature,
         dtype=policy.dtype,
+        param_dtype=policy.param_dtype,
         attention=policy.attention,
         pixels=policy.pixels,
     )

@@ -1,4 +1,4 @@
-"""What the trainer process is given, as JSON: the run's settings and what is known at its start."""
+"""Settings of the trainer process, as JSON: the run's settings and facts known at its start."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import json
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from areal_lab.config.schema import ActorConfig, OptimizerConfig, TrainConfig
 from areal_lab.control.events import Version
 from areal_lab.host.claim import Claim
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,30 +28,34 @@ class TrainerSettings:
     threads: int = 1
     loss_file: str = ""
     """File with a pickled custom loss; takes precedence over `config.actor.loss_fn`."""
+    advantage_file: str = ""
+    """The same of advantages and `config.actor.advantage_fn`."""
     fields_folder: str = ""
-    """Where to write the training fields of tokens (`runlog.tokens.fields`); empty: nowhere."""
+    """Folder for the training fields of tokens (`runlog.token_columns`); empty disables them."""
     run_folder: str = ""
     """Folder that checkpoints and token fields are written into while it is the run's; empty: no
     claim is checked."""
     run_key: str = ""
-    """Of the run's claim to it."""
+    """Key of the run's claim to its folder."""
     device: str = "cpu"
     """`cpu` or `cuda`, which is the only GPU that the process sees."""
     engine_device: str = "cpu"
-    """Where the engines compute, which decides the type of the weights that they get."""
+    """Device of the engines, which decides the type of their weights."""
     ranks: int = 1
     """Processes that train together."""
     tensor: int = 1
-    """Of them, those that divide each layer."""
+    """Number of ranks that divide each layer."""
     context: int = 1
-    """Of them, those that divide each sequence."""
+    """Number of ranks that divide each sequence."""
     rendezvous: str = ""
-    """Where they meet (`RankPlace.rendezvous`); empty: in a file of the weights folder."""
+    """Meeting point of the ranks (`RankPlace.rendezvous`); empty: a file of the weights folder."""
     gpus: str = ""
     """GPU of each process with `cuda`, as in `CUDA_VISIBLE_DEVICES`."""
     takes_turns: bool = False
-    """Whether engines have the same devices, which are left to them except from a training step to
-    the export of its weights."""
+    """True if engines use the same devices, which the trainer uses only from a training step to the
+    export of its weights."""
+    gpu_memory_fraction: float = 1.0
+    """Part of the GPU's memory that each process may allocate; below 1 if an engine shares it."""
     first_version: Version = 0
     """Version of the first weights; positive for a run that continues."""
     state_folder: str = ""
@@ -60,8 +68,15 @@ class TrainerSettings:
 
     @property
     def claim(self) -> Claim | None:
-        """Of the run to its folder."""
+        """Claim of the run to its folder."""
         return Claim(Path(self.run_folder), self.run_key) if self.run_folder else None
+
+    @property
+    def param_dtype(self) -> torch.dtype:
+        """Type of the weights that layers compute with."""
+        import torch  # a late import: the pipeline's process has no torch
+
+        return torch.bfloat16 if self.actor.param_dtype == "bfloat16" else torch.float32
 
     @property
     def optimizer_steps(self) -> int:
@@ -69,10 +84,19 @@ class TrainerSettings:
         return self.config.total_train_steps * self.actor.ppo_n_minibatches
 
     @property
+    def sharded(self) -> bool:
+        """True if layers are gathered when they compute: from several ranks, from main memory, or
+        in another type. A single rank then has a process group too.
+        """
+        actor = self.actor
+        return self.ranks > 1 or actor.offload or actor.param_dtype != "float32"
+
+    @property
     def load_device(self) -> str:
-        """Where models are loaded. Sharding moves them to the device layer by layer: one that is
-        shared need not fit into a single GPU."""
-        return "cpu" if self.ranks > 1 else self.device
+        """Device on which models are loaded. Sharding moves them to the device layer by layer, so a
+        sharded model need not fit into a single GPU.
+        """
+        return "cpu" if self.sharded else self.device
 
     @property
     def temperature(self) -> float:
@@ -81,8 +105,9 @@ class TrainerSettings:
 
     @property
     def kept_versions(self) -> int:
-        """Versions kept in memory for engines, where weights are not in a folder: a restarted
-        engine needs the version that the others hold, even if there is a newer one."""
+        """Versions kept in memory for engines, unless weights are in a folder: a restarted engine
+        needs the version of the others, even if a newer one exists.
+        """
         return 1 + (self.config.rollout.max_engine_restarts > 0)
 
     def to_json(self) -> str:
@@ -101,11 +126,6 @@ def lr_factor(step: int, optimizer: OptimizerConfig, total_steps: int) -> float:
 
     Rises linearly to 1 in `warmup_steps`; after that it is constant, or decays so that it would
     reach `min_lr_ratio` at the step after the last one.
-
-    Args:
-        step: optimizer steps done so far.
-        optimizer: names the schedule and its minimum.
-        total_steps: optimizer steps of the whole run.
     """
     if step < optimizer.warmup_steps:
         return (step + 1) / optimizer.warmup_steps

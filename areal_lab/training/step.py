@@ -11,18 +11,26 @@
 Scores are the values of a critic and the log-probs of a reference that is part of the reward.
 
 `N` is the number of tokens the policy chose in the whole minibatch, so the cut into micro-batches
-and the omitted sequences without gradient affect memory and time only. The same holds for the cut
-into ranks: each data rank packs groups of its own, and gradients are averaged over ranks, so a loss
+and the omitted sequences without gradient affect memory and time only. The same is true of the cut
+into ranks: each data rank packs different groups, and gradients are averaged over ranks, so a loss
 is multiplied by their number.
 
 On a GPU the host waits for the device once per optimizer step, for its loss and gradient norm, and
-once per batch, for the values that metrics are made of.
+once per batch, for the values of metrics. The times of spans are read after these waits.
+
+Scores of a batch before training: values of a critic, and the reference's log-probs.
+
+    trajectories --pack--> critic    -> values [T], bootstrap values [N]
+                           reference -> log-probs [T]
+
+Every rank scores its groups, and all get all scores: advantages are taken over the whole batch.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -30,57 +38,66 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from areal_lab.data.batch import PackedBatch, SampleTokens
+from areal_lab.control.events import Version
+from areal_lab.data.batch import PackedBatch, SampleTokens, sample_tokens
+from areal_lab.data.trajectory import Segment, Trajectory
 from areal_lab.functional.aggregate import token_mean
 from areal_lab.functional.divergences.entropy import entropy_bonus
+from areal_lab.functional.losses.policy import HasLoss
 from areal_lab.functional.segments import Segments
+from areal_lab.functional.staleness.control import StepScale, age_weights, learning_rate_scale
 from areal_lab.models.copies import to_device
-from areal_lab.training.batch_advantages import (
-    BatchAdvantages,
-    batch_advantages,
-    overlong_metrics,
-)
+from areal_lab.training.batch_advantages import BatchAdvantages, batch_advantages, overlong_metrics
 from areal_lab.training.critic import Critic, CriticUpdate, SharedCritic, ValueTargets
-from areal_lab.training.device import on_device
 from areal_lab.training.forward import Predictions
 from areal_lab.training.learner import Learner
 from areal_lab.training.metrics import TokenRecord, on_host, step_metrics, token_record
-from areal_lab.training.minibatch import Minibatch, make_minibatch, not_masked, split_by_group
+from areal_lab.training.minibatch import (
+    Minibatch,
+    make_minibatch,
+    not_masked,
+    on_device,
+    split_by_group,
+)
 from areal_lab.training.objective.loss import BatchFacts, LossTokens
 from areal_lab.training.optimizer import Stepped
 from areal_lab.training.protocol import Span, TrainBatchRequest
-from areal_lab.training.scores import BatchScores, score_batch
+from areal_lab.training.throughput import PeakMemory, StepMeter, tflop, total_flops
 from areal_lab.training.timeline import Timeline
 
 _OF_SHARED_CRITIC: Final = {"value_error": "critic_loss", "value_clipped": "value_clip_fraction"}
-"""Fields of tokens whose means are the metrics of a critic."""
+"""Token fields whose means are the metrics of a critic."""
 
 
 class StepOutcome(NamedTuple):
     """Metrics and time spans of a step."""
 
     metrics: dict[str, float]
+    """Metrics that follow from the batch and the weights."""
+    measured: dict[str, float]
+    """Metrics of time and memory (`training.throughput`), which differ between equal steps."""
     spans: tuple[Span, ...]
     advantages: Float[Tensor, " N"]
-    """Of each trajectory; where tokens have their own, their mean."""
+    """Advantage of each trajectory; the mean if its tokens have separate ones."""
     records: list[TokenRecord]
-    """Of each micro-batch of all data ranks, on the host; on rank 0 only."""
+    """Records of each micro-batch of all data ranks, on the host; on rank 0 only."""
 
 
-def train_batch(learner: Learner, request: TrainBatchRequest) -> StepOutcome:
+def train_batch(
+    learner: Learner, request: TrainBatchRequest, *, profiled: bool = False
+) -> StepOutcome:
     """Update the policy on one batch.
 
-    Raises:
-        ValueError: if the batch has fewer groups than there are minibatches.
-        NonFiniteStep: if the loss or gradient of a minibatch is not finite; the parameters are then
-            those before that minibatch.
+    Args:
+        profiled: True if a torch profiler records, which then shows the spans, too.
     """
-    timeline = Timeline()
+    meter = StepMeter(learner.device)
+    timeline = Timeline(learner.device, profiled)
     trajectories = request.trajectories
     everyone = list(range(len(trajectories)))
     kept = not_masked(trajectories, everyone, mask_truncated=learner.settings.actor.mask_truncated)
     scores = score_batch(learner, trajectories, kept, request.version, timeline)
-    with timeline.span("advantages and packing"):
+    with timeline.host_span("advantages and packing"):
         advantages = batch_advantages(
             trajectories,
             learner.advantages,
@@ -89,7 +106,9 @@ def train_batch(learner: Learner, request: TrainBatchRequest) -> StepOutcome:
             kl_reward=learner.kl_reward,
         )
         minibatches = _minibatches(learner, request, advantages)
-    with timeline.span("proximal log-probs"):
+        advantages, aged = _by_age(learner, request, advantages)
+    later = [part for minibatch in minibatches[1:] for part in minibatch.parts]
+    with timeline.span("proximal log-probs", **tflop(learner.policy.flops, later)):
         # The first minibatch needs no separate pass: in its forward the parameters are pi_prox.
         proximal: list[list[Tensor | None]] = [[None] * len(minibatches[0].parts)]
         for minibatch in minibatches[1:]:
@@ -103,24 +122,84 @@ def train_batch(learner: Learner, request: TrainBatchRequest) -> StepOutcome:
     # Of all ranks; the others than rank 0 get nothing here.
     parts = [part for minibatch in minibatches for part in minibatch.parts]
     here = on_host([record for update in updates for record in update.records])
-    of_ranks = learner.ranks.collect((here, sum(len(part.tokens) for part in parts)))
-    records = [record for rank, _ in of_ranks for record in rank]
+    spans = timeline.finish()
+    of_ranks = learner.ranks.collect(
+        _OfRank(
+            here,
+            tokens=sum(len(part.tokens) for part in parts),
+            flops=total_flops(spans),
+            peak_memory=meter.peak_memory(),
+        )
+    )
+    records = [record for rank in of_ranks for record in rank.records]
     metrics = step_metrics(trajectories, advantages.of_samples, records, request.version)
     metrics |= {
         "loss": math.fsum(update.actor.loss for update in updates) / len(updates),
         "grad_norm": max(update.actor.grad_norm for update in updates),
         "lr": updates[-1].actor.lr,
-        "packed_tokens": float(sum(tokens for _, tokens in of_ranks)),
+        "packed_tokens": float(sum(rank.tokens for rank in of_ranks)),
         "micro_batches": float(len(records)),
         "optimizer_steps": float(len(updates)),
     }
     metrics |= overlong_metrics(learner.settings, trajectories)
+    metrics |= aged | _control_metrics(learner, updates)
     metrics |= advantages.metrics | _critic_metrics(learner, minibatches, updates)
     if isinstance(learner.critic, SharedCritic):
         for field, name in _OF_SHARED_CRITIC.items():
             if (mean := metrics.pop(f"{field}_mean", None)) is not None:
                 metrics[name] = mean
-    return StepOutcome(metrics, tuple(timeline.spans), advantages.of_samples, records)
+    flops = [rank.flops for rank in of_ranks if rank.flops is not None]
+    measured = meter.metrics(
+        tokens=sum(rank.tokens for rank in of_ranks),
+        flops=math.fsum(flops) if flops else None,
+        peaks=[rank.peak_memory for rank in of_ranks],
+        processes=learner.ranks.count,
+    )
+    return StepOutcome(metrics, measured, spans, advantages.of_samples, records)
+
+
+def _by_age(
+    learner: Learner, request: TrainBatchRequest, advantages: BatchAdvantages
+) -> tuple[BatchAdvantages, dict[str, float]]:
+    """Multiply the advantages of each sample by the weight of its age, which a loss is linear in.
+
+    What is recorded of samples, `of_samples`, stays as it is.
+    """
+    half_life = learner.settings.actor.age_half_life
+    if not half_life:
+        return advantages, {}
+    lags = [
+        math.fsum((request.version - s.version) * len(s.tokens) for s in one.segments)
+        / max(1, one.generated_tokens)
+        for one in request.trajectories
+    ]
+    weights = age_weights(torch.tensor(lags), half_life=half_life)
+    of_tokens = advantages.of_tokens * weights[advantages.tokens.ids()]
+    return advantages._replace(of_tokens=of_tokens), {"age_weight_mean": float(weights.mean())}
+
+
+def _control_metrics(learner: Learner, updates: Sequence[_Update]) -> dict[str, float]:
+    """Metrics of the controls of optimizer steps that the settings ask for."""
+    metrics = {}
+    cosines = [one.actor.cosine for one in updates if one.actor.cosine is not None]
+    if cosines:
+        metrics["gradient_cosine"] = math.fsum(cosines) / len(cosines)
+        metrics["aligned_steps"] = float(sum(one.actor.aligned for one in updates))
+    shares = [float(one.share) for one in updates if one.share is not None]
+    if shares:
+        metrics["sequence_effective_share"] = math.fsum(shares) / len(shares)
+    if learner.dual is not None:
+        metrics["dual_variable"] = learner.dual.value
+    return metrics
+
+
+class _OfRank(NamedTuple):
+    """Result of a data rank for the metrics."""
+
+    records: list[TokenRecord]
+    tokens: int
+    flops: float | None
+    peak_memory: PeakMemory | None
 
 
 def _minibatches(
@@ -155,13 +234,12 @@ def score(learner: Learner, packed: PackedBatch) -> Float[Tensor, " R"]:
 
 
 class _KnownTokens(NamedTuple):
-    """What is known of the `T` tokens of the batch before its update, on the device."""
+    """Known values of the `T` tokens of the batch before its update, on the device."""
 
     places: SampleTokens
-    """On the host."""
     advantages: Float[Tensor, " T"]
     differ: bool
-    """Whether the tokens of a sample have advantages of their own."""
+    """True if the tokens of a sample have separate advantages."""
     reference_logprobs: Float[Tensor, " T"] | None
     targets: ValueTargets | None
 
@@ -189,6 +267,8 @@ class _Update(NamedTuple):
     actor: Stepped
     records: list[TokenRecord]
     critic: CriticUpdate | None
+    share: Tensor | None
+    """Effective share of the responses' weights; None unless it scales the learning rate."""
 
 
 def _critic_metrics(
@@ -214,18 +294,20 @@ def _update(
     tokens: _KnownTokens,
     timeline: Timeline,
 ) -> _Update:
-    """One optimizer step of each model. `proximal` is `None` where the parameters are pi_prox."""
+    """Take one optimizer step of each model. `proximal` is `None` if the parameters are pi_prox."""
     device, ranks = learner.device, learner.ranks
     learner.optimizer.zero_grad()
     records = []
-    loss = torch.zeros((), device=device)
+    loss, dual_step = torch.zeros((), device=device), torch.zeros((), device=device)
     placed = minibatch.on(device)
     for packed, known in zip(minibatch.parts, proximal, strict=True):
-        with timeline.span("forward/backward", tokens=len(packed.tokens)):
-            share, record = _forward_loss(learner, packed, known, tokens, placed)
+        work = _work(learner, packed, tokens)
+        with timeline.span("forward/backward", tokens=len(packed.tokens), **work):
+            share, record, result = _forward_loss(learner, packed, known, tokens, placed)
             # Gradients are averaged over the ranks, and the shares of all ranks are to be summed.
             (share * ranks.data_count).backward()
             loss += share.detach()
+            dual_step += getattr(result, "dual_step", 0.0)
             records.append(record)
     for packed in minibatch.idle:
         with timeline.span("forward/backward", tokens=0):
@@ -240,12 +322,34 @@ def _update(
             if predicted.values is not None:
                 idle = idle + predicted.values.sum()
             (idle * 0.0).backward()
+    scale = _step_scale(learner, records, samples=len(tokens.places.lengths))
     with timeline.span("optimizer"):
-        stepped = learner.optimizer.step(loss)
+        stepped = learner.optimizer.step(loss, None if scale is None else scale.factor)
+    if learner.dual is not None:
+        learner.dual.add(float(ranks.total(dual_step)))
     critic = None
     if isinstance(learner.critic, Critic) and tokens.targets is not None:
         critic = learner.critic.update(minibatch, tokens.targets, ranks, timeline)
-    return _Update(stepped, records, critic)
+    return _Update(stepped, records, critic, None if scale is None else scale.effective_share)
+
+
+def _step_scale(
+    learner: Learner, records: Sequence[TokenRecord], *, samples: int
+) -> StepScale | None:
+    """Factor of the learning rate from the weights of the responses in the forward pass, of all
+    ranks.
+    """
+    on_policy_share = learner.settings.actor.lr_ess_share
+    if not on_policy_share:
+        return None
+    sums = torch.zeros(2, samples, dtype=torch.float64, device=learner.device)
+    for record in records:
+        ids = to_device(record.sequence_ids, learner.device)
+        log_ratio = (record.proximal_logprobs - record.behavior_logprobs).double()
+        sums[0].index_add_(0, ids, log_ratio)
+        sums[1].index_add_(0, ids, torch.ones_like(log_ratio))
+    log_weights, tokens = learner.ranks.total(sums)
+    return learning_rate_scale(log_weights, tokens > 0, on_policy_share=on_policy_share)
 
 
 def _forward_loss(
@@ -254,8 +358,8 @@ def _forward_loss(
     known_proximal: Tensor | None,
     known: _KnownTokens,
     minibatch: Minibatch,
-) -> tuple[Tensor, TokenRecord]:
-    """Loss and record of a micro-batch; `packed` is on the host, all else on the device."""
+) -> tuple[Tensor, TokenRecord, HasLoss]:
+    """Loss, record and result of a micro-batch; `packed` is on the host, all else on the device."""
     placed = on_device(packed, learner.device)
     rows = to_device(known.places.rows(packed), learner.device)
     frozen = _frozen_logprobs(learner, placed, known, rows)
@@ -268,7 +372,10 @@ def _forward_loss(
         known.advantages.to(proximal.dtype)[rows],
         torch.ones_like(proximal, dtype=torch.bool),
     )
-    loss, result = learner.loss(tokens, _facts(placed, minibatch, len(known.places.lengths)))
+    facts = _facts(placed, minibatch, len(known.places.lengths))
+    if learner.dual is not None:
+        facts = replace(facts, dual_variable=learner.dual.value)
+    loss, result = learner.loss(tokens, facts)
     record = token_record(packed, predicted, proximal, result)
     if known.differ:
         record.diagnostics["advantage"] = tokens.advantages
@@ -287,11 +394,28 @@ def _forward_loss(
         loss = loss + critic.coefficient * error.loss
         fields |= {"value_error": error.errors, "value_clipped": error.clipped}
     record.diagnostics.update(fields)
-    return loss, record
+    return loss, record, result
+
+
+def _work(learner: Learner, packed: PackedBatch, known: _KnownTokens) -> dict[str, float]:
+    """Work of a micro-batch as the number of its span, with that of frozen models."""
+    frozen = [] if learner.teacher is None else [learner.teacher.policy]
+    reference = learner.reference
+    if _penalizes(learner) and reference is not None and known.reference_logprobs is None:
+        frozen.append(reference.policy)
+    of_models = [tflop(learner.policy.flops, [packed], training=True)]
+    of_models += [tflop(policy.flops, [packed]) for policy in frozen]
+    counted = [work["tflop"] for work in of_models if work]
+    return {"tflop": math.fsum(counted)} if counted else {}
+
+
+def _penalizes(learner: Learner) -> bool:
+    """True if the loss needs the log-probs of a reference."""
+    return learner.reference is not None and learner.settings.actor.kl_loss_coef != 0
 
 
 class _FrozenLogprobs(NamedTuple):
-    """What frozen models say of the chosen tokens of a micro-batch, if the loss needs it."""
+    """Log-probs of frozen models for the chosen tokens of a micro-batch, if the loss needs them."""
 
     reference: Tensor | None
     teacher: Tensor | None
@@ -301,7 +425,7 @@ def _frozen_logprobs(
     learner: Learner, placed: PackedBatch, known: _KnownTokens, rows: Tensor
 ) -> _FrozenLogprobs:
     reference = None
-    if learner.reference is not None and learner.settings.actor.kl_loss_coef:
+    if learner.reference is not None and _penalizes(learner):
         scored = known.reference_logprobs
         reference = learner.reference.logprobs(placed) if scored is None else scored[rows]
     teacher = None if learner.teacher is None else learner.teacher.logprobs(placed)
@@ -332,7 +456,7 @@ def _with_other_terms(
     *,
     token_count: int,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss with the terms beside it, and fields of tokens to record."""
+    """Add the other terms to the loss; also return fields of tokens to record."""
     fields = {}
     if learner.teacher is not None and frozen.teacher is not None:
         loss, fields["teacher_kl"] = learner.teacher.mixed(
@@ -349,3 +473,83 @@ def _with_other_terms(
         )
         loss, fields["reference_kl"] = loss + penalty.loss, penalty.kl
     return loss, fields
+
+
+class BatchScores(NamedTuple):
+    """Scores of all tokens that the policy chose, sample after sample, on the host.
+
+    0 for samples that are not trained on.
+    """
+
+    values: Float[Tensor, " T"] | None = None
+    """Before each token; None without a critic."""
+    bootstrap_values: Float[Tensor, " N"] | None = None
+    """Values beyond the last token of responses that were cut off, 0 for others."""
+    reference_logprobs: Float[Tensor, " T"] | None = None
+    """Log-probs of the reference; None unless the distance from it is part of the reward."""
+
+
+def score_batch(
+    learner: Learner,
+    trajectories: Sequence[Trajectory],
+    members: list[int],
+    version: Version,
+    timeline: Timeline,
+) -> BatchScores:
+    """Score the members of a batch, without gradient."""
+    critic = learner.critic
+    reference = None if learner.kl_reward is None else learner.reference
+    if critic is None and reference is None:
+        return BatchScores()
+    bootstraps = critic is not None and critic.bootstraps
+    read = [_with_one_more(t) if bootstraps and t.truncated else t for t in trajectories]
+    minibatch = make_minibatch(
+        read,
+        members,
+        version=version,
+        has_gradient=lambda _: True,
+        cost=learner.cost,
+        max_tokens=learner.settings.actor.max_tokens_per_mb,
+        ranks=learner.ranks,
+    )
+    tokens, places = sample_tokens(trajectories), sample_tokens(read)
+    own = places.first[tokens.ids()] + torch.cat([torch.arange(n) for n in tokens.lengths])
+    scores = BatchScores()
+    if critic is not None:
+        with timeline.span("values", **tflop(critic.flops, minibatch.parts)):
+            values = _scored(learner, minibatch, places, critic.values)
+        cut = places.lengths > tokens.lengths
+        # One place beyond those of the sample; of others, any place.
+        beyond = values[(places.first + places.lengths - 1)]
+        scores = BatchScores(values[own], torch.where(cut, beyond, 0.0))
+    if reference is not None:
+        work = tflop(reference.policy.flops, minibatch.parts)
+        with timeline.span("reference log-probs", **work):
+            logprobs = _scored(learner, minibatch, places, reference.logprobs)
+        scores = scores._replace(reference_logprobs=logprobs[own])
+    return scores
+
+
+def _scored(
+    learner: Learner,
+    minibatch: Minibatch,
+    places: SampleTokens,
+    model: Callable[[PackedBatch], Tensor],
+) -> Float[Tensor, " T"]:
+    """Scores of every token, of all ranks, on the host."""
+    device = learner.device
+    scored = torch.zeros(int(places.lengths.sum()), device=device)
+    with torch.no_grad():
+        for packed in minibatch.parts:
+            rows = to_device(places.rows(packed), device)
+            scored[rows] = model(on_device(packed, device)).float()
+        for packed in minibatch.idle:
+            model(on_device(packed, device))
+    return learner.ranks.total(scored).cpu()
+
+
+def _with_one_more(trajectory: Trajectory) -> Trajectory:
+    """Append a placeholder for the next token: the value before it is the one beyond the end."""
+    last = trajectory.segments[-1]
+    next_token = Segment((trajectory.prompt_tokens[0],), (0.0,), last.version)
+    return replace(trajectory, parts=(*trajectory.parts, next_token), turn_returns=())

@@ -1,7 +1,7 @@
 """Advantages as tables of colored numbers, one per estimator, and curves over the success rate.
 
-Blue is above 0 and orange below; the stronger the color, the larger the advantage. 0 has none, so
-that tables look alike on light and dark pages.
+Blue is above 0 and orange below; the stronger the color, the larger the advantage. 0 has no color,
+so tables look alike on light and dark pages.
 """
 
 from __future__ import annotations
@@ -45,15 +45,8 @@ def advantage_tables(
 ) -> alt.TopLevelMixin:
     """A table of advantages for each estimator, with the sum of squares of each prompt.
 
-    Args:
-        tables: `[prompts, samples]` by the name of the estimator.
-        names: one per prompt.
-        before: the same at an earlier time; tiles that have changed since get a frame.
-        columns: tables beside each other.
-        tile: width and height in pixels.
-
-    Raises:
-        ValueError: if tables have different shapes, or there is not one name per prompt.
+    `tables` are `[prompts, samples]` by the name of the estimator, `before` the same at an earlier
+    time: changed tiles get a frame.
     """
     shapes = {each.shape for each in (*tables.values(), *(before or {}).values())}
     prompts, samples = min(shapes, default=(0, 0))
@@ -129,33 +122,22 @@ def advantage_tables(
 
 
 class Curves(NamedTuple):
-    """What one picture of `rate_curves` shows."""
+    """Content of one picture of `rate_curves`."""
 
     title: str
-    """What the values are: title of the vertical axis."""
+    """Title of the vertical axis."""
     values: Mapping[str, Sequence[float]]
     """One value per rate, by name."""
     largest: float
-    """End of the vertical axis, which begins at 0; what is above is cut off."""
+    """End of the vertical axis, which begins at 0; larger values are cut off."""
     pale: Mapping[str, Sequence[float]] | None = None
-    """Values of some of the names to compare with, drawn thin."""
+    """Values of some of the names for comparison, drawn thin."""
 
 
 def rate_curves(
     rates: Sequence[float], *pictures: Curves, width: int = 225, height: int = 190
 ) -> alt.TopLevelMixin:
-    """Curves over the success rate of a prompt, in pictures beside each other with one legend.
-
-    Args:
-        rates: p of each point.
-        pictures: each with the same names, at most six.
-        width: pixels of one picture.
-        height: pixels of one picture.
-
-    Raises:
-        ValueError: if there is no picture, a curve has not one value per rate, the names differ, or
-            there are more than six.
-    """
+    """Curves over the success rate of a prompt, in adjacent pictures with one legend."""
     if not pictures or any(list(one.values) != list(pictures[0].values) for one in pictures):
         raise ValueError("pictures must be at least one, all with the same names of curves")
     names = list(pictures[0].values)

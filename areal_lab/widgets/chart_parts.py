@@ -1,7 +1,7 @@
-"""What the altair charts of notebooks share: rows sent as one text, axes, colors for both themes.
+"""Common parts of altair charts in notebooks: rows sent as one text, axes, colors for both themes.
 
 A notebook cannot know whether its page is light or dark; marimo recolors axes and titles, but no
-marks. So marks have colors that can be seen on both, and text has the `currentColor` of the page.
+marks. So marks have colors that are visible on both, and text has the `currentColor` of the page.
 """
 
 from __future__ import annotations
@@ -15,25 +15,27 @@ import altair as alt
 from altair.utils import schemapi
 
 GREY: Final = "#8C8C8C"
-"""For lines without a meaning of their own, 3.4:1 on white and 5.1:1 on the dark page."""
+"""Color of neutral lines, 3.4:1 on white and 5.1:1 on the dark page."""
 BLUE: Final = "#2787C9"
 """Okabe and Ito's blue, lighter: 3.9:1 on white and 4.4:1 on the dark page."""
 RED: Final = "#D55E00"
 """Okabe and Ito's vermilion, 3.9:1 on white and 4.5:1 on the dark page."""
 ORANGE: Final = "#E69F00"
-"""For areas only."""
+"""Color of areas only."""
 GREEN: Final = "#009E73"
 """3.4:1 on white and 5.0:1 on the dark page."""
 PURPLE: Final = "#B86A99"
 """Okabe and Ito's purple, darker: 3.8:1 on white and 4.6:1 on the dark page."""
 _AS_SVG: Final = {"embedOptions": {"renderer": "svg"}}
-"""Not onto a canvas, where `currentColor` is black; and its text can be read by programs."""
+"""Not onto a canvas, where `currentColor` is black; programs can also read SVG text."""
 
 _Made = TypeVar("_Made", bound=Callable[..., alt.TopLevelMixin])
 
 
 def quickly(make: _Made) -> _Made:
-    """Without checking every part against the schema, half of the time; the tests check a whole."""
+    """Skip the check of every part against the schema, which takes half of the time; tests check
+    a whole.
+    """
 
     @wraps(make)
     def made(*args: Any, **settings: Any) -> alt.TopLevelMixin:
@@ -59,11 +61,9 @@ def words(chart: alt.Chart, **settings: Any) -> alt.Chart:
 
 
 def on_page(chart: Any, **properties: Any) -> alt.TopLevelMixin:
-    """The same chart, without a background, which would be a slab on a dark page.
+    """Remove the background of a chart, which would be a slab on a dark page.
 
-    Args:
-        chart: changed in place: `chart.properties` copies all of it, a quarter of the time.
-        properties: of the chart, such as its width.
+    The chart is changed in place: `chart.properties` copies all of it, a quarter of the time.
     """
     for name, value in {"background": "transparent", "usermeta": _AS_SVG, **properties}.items():
         setattr(chart, name, value)
@@ -72,7 +72,7 @@ def on_page(chart: Any, **properties: Any) -> alt.TopLevelMixin:
 
 
 def plain_axis(**settings: Any) -> alt.Axis:
-    """An axis without a grid, with letters that can be read at 820 pixels."""
+    """An axis without a grid, with readable letters at 820 pixels."""
     standard: dict[str, Any] = {
         "grid": False,
         "labelFontSize": 12,

@@ -4,7 +4,7 @@ in the figure            on the page
 black                    the page's text color (`currentColor`)
 a grey                   the text color, more transparent the lighter the grey
 white, but not text      the page's background; of the whole figure and its axes: transparent
-other colors             as they are
+other colors             unchanged
 text                     text in the page's font, not outlines
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _SVG: Final = "http://www.w3.org/2000/svg"
 _LINK: Final = "{http://www.w3.org/1999/xlink}href"
 _PAPER: Final = "var(--background, var(--md-default-bg-color, Canvas))"
-"""The background of marimo's pages, of Material's and Zensical's, and of any other page."""
+"""Background of marimo's pages, of Material's and Zensical's, and of any other page."""
 _LARGEST: Final = 1.8
 """Largest size on the page, in CSS pixels per point: letters of 9 pt are then 16 px high."""
 _COLOR: Final = re.compile(r"(?<![\w-])(fill|stroke): ?(#[0-9a-f]{6})", re.IGNORECASE)
@@ -36,7 +36,7 @@ _numbers = itertools.count(1)
 
 
 class Svg(str):
-    """The markup of one picture: text that marimo and Jupyter show as the picture."""
+    """Markup of one picture, a string that marimo and Jupyter show as the picture."""
 
     __slots__ = ()
 
@@ -44,7 +44,7 @@ class Svg(str):
         return str(self)
 
     def _display_(self) -> object:
-        """What marimo shows; without it a text would be shown as text."""
+        """Display for marimo, which would show a plain string as text."""
         return _Markup(self)
 
 
@@ -57,18 +57,12 @@ class _Markup:
 
 
 def svg(figure: Figure, *, alt: str | None = None) -> Svg:
-    """Turn a figure into inline SVG as wide as its column, for light and dark pages.
+    """Convert a figure into inline SVG as wide as its column, for light and dark pages.
 
-    Show the result as it is, or put it into an f-string of `mo.md`. Several figures may stand on
-    one page. Draw about 7 inches wide: a notebook's column then shows letters as they were meant.
-
-    Args:
-        figure: the figure; it is not changed.
-        alt: what it shows, in a sentence or two, for readers without sight; None takes the one
-            that pictures of this library have.
-
-    Raises:
-        ValueError: if there is no description.
+    Show the result, or put it into an f-string of `mo.md`. Several figures may be on one page. Draw
+    about 7 inches wide: a notebook's column then shows letters in their intended size. The figure
+    is not changed. `alt` describes it in a sentence or two, for readers without sight; None takes
+    the one of this library's pictures.
     """
     alt = getattr(figure, "alt", "") if alt is None else alt
     if not alt.strip():
@@ -105,7 +99,9 @@ def _rendered(figure: Figure) -> bytes:
 
 
 def _plain(root: ElementTree.Element) -> ElementTree.Element:
-    """Names without namespaces, and nothing that applies to the page or tells when it was drawn."""
+    """Remove namespaces from names, and anything that affects the page or tells the time of
+    drawing.
+    """
     for element in root.iter():
         for child in list(element):
             if child.tag in (f"{{{_SVG}}}metadata", f"{{{_SVG}}}style"):
@@ -117,9 +113,9 @@ def _plain(root: ElementTree.Element) -> ElementTree.Element:
 
 
 def _make_unique(root: ElementTree.Element, digest: str) -> None:
-    """Rename what is referred to, so that other figures of the page have other names.
+    """Rename referenced ids, so other figures of the page have other names.
 
-    Ids that nothing refers to are dropped.
+    Ids without references are dropped.
     """
     prefix = f"f{next(_numbers)}-{digest}-"
     used: set[str] = set()
@@ -171,9 +167,9 @@ def _follow_theme(element: ElementTree.Element) -> None:
 
 
 def _themed(color: str, *, is_text: bool) -> tuple[str, float]:
-    """The color on the page, and its opacity.
+    """Color on the page, and its opacity.
 
-    A grey is the opacity with which black on white has this grey.
+    The opacity of a grey is that with which black on white has this grey.
     """
     red, green, blue = (int(color[at : at + 2], 16) for at in (1, 3, 5))
     if not red == green == blue:

@@ -1,4 +1,4 @@
-"""A chart of candidates by money and time, that answers to the pointer.
+"""A chart of candidates by money and time, with clicks and tooltips.
 
     hours ^   o excluded, at its lower bound
           |  - - - - - - - - - - - - -  deadline
@@ -51,20 +51,8 @@ def pareto_chart(
 ) -> alt.TopLevelMixin:
     """The chart, for `mo.ui.altair_chart(..., chart_selection=False)`.
 
-    Args:
-        points: mappings as `simulator.plan.points.plan_points` makes them.
-        groups: all values of `group`, in the order of their colors.
-        titles: of the axes.
-        limits: largest values of `x` and `y`; infinite ones are not shown.
-        before: the point that was best before the latest change, shown pale.
-        tooltips: keys of the points, with the titles under which the pointer shows them.
-        x_domain: ends of the axis; None takes round numbers around the points.
-        y_domain: the same for the other axis.
-        width: pixels of the plane, or `container` for the width of the page's column.
-        height: pixels of the plane.
-
-    Raises:
-        ValueError: if there is no point, or one is not above 0, as both axes are logarithmic.
+    `tooltips` are keys of the points, with their titles. An axis domain of None takes round numbers
+    around the points. `width` is in pixels, or `container` for the width of the page's column.
     """
     rows = [dict(point) for point in points]
     if not rows:
@@ -138,7 +126,7 @@ def pareto_chart(
 
 
 def chosen_number(selections: Mapping[str, Any]) -> int | None:
-    """The candidate that was clicked, from `mo.ui.altair_chart(...).selections`."""
+    """Number of the clicked candidate, from `mo.ui.altair_chart(...).selections`."""
     numbers = selections.get(_SELECTION, {}).get("number")
     return int(numbers[0]) if numbers else None
 
@@ -194,7 +182,7 @@ def _axis(title: str, ends: tuple[float, float]) -> alt.Axis:
 
 
 def _round_ends(values: Sequence[float]) -> tuple[float, float]:
-    """The nearest 1, 2 or 5 times a power of ten outside of all values."""
+    """Nearest 1, 2 or 5 times a power of ten outside of all values."""
     low, high = min(values) / 1.1, max(values) * 1.1
     below = 10.0 ** math.floor(math.log10(low))
     above = 10.0 ** math.floor(math.log10(high))

@@ -1,7 +1,8 @@
-"""What losses do to a token, as arrows: of one token, over the plane of ratios, along the ratio.
+"""Effect of losses on a token, as arrows: of one token, over the plane of ratios, along the ratio.
 
 A push is minus the gradient of a loss by log pi_theta: descent moves the token's log-prob, and with
-it the ratio r = pi_theta / pi_prox, to where the arrow points. A push above 0 makes it more likely.
+it the ratio r = pi_theta / pi_prox, in the direction of the arrow. A push above 0 makes the token
+more likely.
 """
 
 from __future__ import annotations
@@ -33,16 +34,9 @@ _ZERO: Final = 1e-9
 def push_arrows(
     pushes: Mapping[str, float], *, unclipped: float, width: int = 460, row_height: int = 28
 ) -> alt.TopLevelMixin:
-    """One arrow for each loss, from 0; beyond 6 it ends at the edge, and its number says how far.
+    """One arrow for each loss, from 0; beyond 6 it ends at the edge, with its number.
 
-    Args:
-        pushes: push on the token, by the name of the loss.
-        unclipped: r w A, what plain importance sampling would push; a pale bar behind each.
-        width: pixels of the axis.
-        row_height: pixels of a row.
-
-    Raises:
-        ValueError: if there is no push, or one is not finite.
+    `unclipped` is r w A, the push of plain importance sampling; a pale bar behind each arrow.
     """
     if not pushes:
         raise ValueError("pushes is empty, but must have at least one loss")
@@ -99,17 +93,7 @@ def push_fields(
     """A plane of arrows for each loss; a hollow dot where a loss has no gradient.
 
     The length of an arrow grows with the root of its push: four times the push is twice as long.
-
-    Args:
-        fields: pushes by the name of the loss, `[ratios, weights]`.
-        ratios: r of the rows, evenly spaced in the log.
-        weights: w of the columns.
-        columns: planes beside each other.
-        width: pixels of a plane.
-        height: pixels of a plane.
-
-    Raises:
-        ValueError: if a field has another shape than the grid.
+    `fields` has pushes by the name of the loss, `[ratios, weights]`.
     """
     shape = (len(ratios), len(weights))
     for name, field in fields.items():
@@ -180,7 +164,7 @@ def push_curves(
     width: int = 360,
     height: int = 170,
 ) -> alt.TopLevelMixin:
-    """Push along the ratio, as a retelling has it (dashed) and as the loss has it (solid)."""
+    """Push along the ratio, in a retelling (dashed) and in the loss itself (solid)."""
     chart = _two_lines(
         list(ratios),
         (retold, actual),
@@ -205,7 +189,9 @@ def ratio_paths(
     width: int = 360,
     height: int = 170,
 ) -> alt.TopLevelMixin:
-    """Ratio of a token after each step of descent, as retold (dashed) and as it is (solid)."""
+    """Ratio of a token after each step of descent, in a retelling (dashed) and in the loss
+    (solid).
+    """
     edge = alt.Chart(table([{"edge": 1 + clip_epsilon}]))
     chart = alt.layer(
         edge.mark_rule(color=GREY).encode(y=alt.Y("edge:Q")),

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from areal_lab.plots.style import GREY
 
 Merge = Literal["most", "highest"]
-"""What a pixel shows that has several cells: the most frequent code (of two the lower), or the
-highest."""
+"""Code of a pixel with several cells: the most frequent code (of two the lower), or the highest."""
 
 PATTERNS: Final = ("/", "\\", "x", "-", "|", "+", ".")
 """Lines or dots of a color on the page's background, as matplotlib's hatches."""
@@ -33,15 +32,7 @@ def rasterize(
     *,
     merge: Merge = "most",
 ) -> NDArray[np.uint8]:
-    """The cells [first, last) of all rows as RGBA of shape (pixels, pixels, 4).
-
-    Args:
-        rows: codes, one array per row, at least one.
-        first: the cell at the left edge.
-        last: the end of the cells at the right edge.
-        colors: of each code, as `Strip` takes them.
-        merge: the rule for several cells in one pixel.
-    """
+    """The cells [first, last) of all rows as RGBA of shape (pixels, pixels, 4)."""
     tall = max(3, min(_ROW_PX, _TALLEST_PX // len(rows)))
     palette = np.zeros((len(colors), 4), dtype=np.uint8)
     on = np.ones((len(colors), tall, _WIDTH_PX), dtype=np.bool_)
@@ -73,7 +64,7 @@ def codes_of_pixels(
     pixels: int,
     merge: Merge,
 ) -> NDArray[np.intp]:
-    """The code of each of `pixels` pixels, of `codes` codes; -1 where the row has no cell."""
+    """Code of each of `pixels` pixels, of `codes` codes; -1 where the row has no cell."""
     per_pixel = (last - first) / pixels
     if per_pixel <= 1:
         cells = np.floor(first + (np.arange(pixels) + 0.5) * per_pixel).astype(np.intp)
@@ -90,13 +81,15 @@ def codes_of_pixels(
 
 
 def parsed_color(color: str) -> tuple[str, str]:
-    """Face and pattern for a picture; the text's color becomes a grey that any background shows."""
+    """Face and pattern for a picture; the text's color becomes a grey that is visible on any
+    background.
+    """
     face, _, pattern = color.partition(" ")
     return {"transparent": "none", "currentColor": GREY}.get(face, face), pattern
 
 
 def _drawn(pattern: str, x: NDArray[Any], y: NDArray[Any]) -> NDArray[np.bool_]:
-    """Which pixels belong to the lines of a pattern."""
+    """Mask of the pixels that belong to the lines of a pattern."""
     rising, falling = (x + y) % _APART_PX < _LINE_PX, (x - y) % _APART_PX < _LINE_PX
     across, upright = y % _APART_PX < _LINE_PX, x % _APART_PX < _LINE_PX
     drawn: dict[str, NDArray[np.bool_]] = {

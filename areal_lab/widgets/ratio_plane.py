@@ -1,4 +1,4 @@
-"""The plane of a token's two ratios: where the clip of PPO takes its gradient, and a point to drag.
+"""The plane of a token's two ratios: where PPO's clip removes its gradient, and a point to drag.
 
     w = pi_prox / pi_behav
     ^         \\ . : : :     PPO with one old policy drops r w > 1 + eps     (diagonal)
@@ -30,17 +30,17 @@ from areal_lab.widgets.chart_parts import (
 )
 
 LARGEST: Final = 4.0
-"""The axes go from its inverse to this."""
+"""End of the axes, which begin at its inverse."""
 PLACES: Final = 24
 """Places for the point on either side of 1, on both axes."""
 _DRAG: Final = "[pointerdown, window:pointerup] > pointermove, pointerdown"
 _SELECTION: Final = "token"
 _INWARD: Final = "datum.r > 1.9 ? 'right' : datum.r < 0.5 ? 'left' : 'center'"
-"""On which side of the point its numbers end, so that they stay within the plane."""
+"""Side of the point on which its numbers end, so they stay within the plane."""
 
 
 class TokenRatios(NamedTuple):
-    """Where a token stands."""
+    """Position of a token."""
 
     ratio: float
     """pi_theta / pi_prox."""
@@ -49,7 +49,7 @@ class TokenRatios(NamedTuple):
 
 
 def axis_places() -> list[float]:
-    """Where the point can be on an axis: evenly spaced in the log, 1 in the middle."""
+    """Positions of the point on an axis: evenly spaced in the log, 1 in the middle."""
     return [round(LARGEST ** (k / PLACES), 2) for k in range(-PLACES, PLACES + 1)]
 
 
@@ -64,17 +64,8 @@ def ratio_plane(
 ) -> alt.TopLevelMixin:
     """The plane with the regions that each clip drops, and the token as a point to drag.
 
-    In a notebook it is shown by `mo.ui.altair_chart`, whose `selections` `dragged_token` reads.
-
-    Args:
-        token: where the point is at first; the nearest place of `axis_places` on each axis.
-        clip_epsilon: eps of both clips, in (0, 1).
-        advantage: A; its sign decides which side is dropped.
-        width: pixels of the plane.
-        height: pixels of the plane.
-
-    Raises:
-        ValueError: if a ratio is not within the axes, eps is not in (0, 1), or A is 0.
+    In a notebook, show it with `mo.ui.altair_chart`, whose `selections` `dragged_token` reads. The
+    point starts at the nearest place of `axis_places` to `token` on each axis.
     """
     if not 0 < clip_epsilon < 1:
         raise ValueError(f"clip_epsilon is {clip_epsilon}, but must be in (0, 1), as in 0.2")
@@ -91,7 +82,7 @@ def ratio_plane(
 
 
 def dragged_token(selections: Mapping[str, Any], start: TokenRatios) -> TokenRatios:
-    """Where the token was dragged to, from `mo.ui.altair_chart(...).selections`; else the start."""
+    """Position of the dragged token, from `mo.ui.altair_chart(...).selections`; else the start."""
     chosen = selections.get(_SELECTION, {})
     if not chosen.get("r") or not chosen.get("w"):
         return TokenRatios(*(_nearest(value) for value in start))
@@ -123,7 +114,7 @@ def _y(**settings: Any) -> alt.Y:
 
 
 def _regions(clip_epsilon: float, positive: bool) -> list[alt.Chart]:
-    """The half-planes without a gradient: straight lines, as both axes are logarithmic."""
+    """Half-planes without a gradient: straight lines, because both axes are logarithmic."""
     bound = 1 + clip_epsilon if positive else 1 - clip_epsilon
     low, high = 1 / LARGEST, LARGEST
     if positive:
@@ -151,12 +142,12 @@ def _regions(clip_epsilon: float, positive: bool) -> list[alt.Chart]:
 
 
 def _on_policy(width: int, height: int, positive: bool) -> list[alt.Chart]:
-    """Where the trained policy is one of the other two."""
+    """Lines on which the trained policy equals one of the other two."""
     low, high = 1 / LARGEST, LARGEST
     same = table([{"r": low, "w": high}, {"r": high, "w": low}])
     dash: dict[str, Any] = {"strokeDash": [3, 4], "color": GREY}
     slope = math.degrees(math.atan2(height, width))
-    # Beside the lines, in the region where both losses learn.
+    # Next to the lines, in the region where both losses learn.
     on_prox, on_behavior, side = (0.44, 0.36, 14) if positive else (2.4, 2.2, -11)
     said: list[tuple[float, float, str, dict[str, Any]]] = [
         (1.0, on_prox, "π_θ = π_prox", {"angle": 270, "dy": -8}),
@@ -175,7 +166,7 @@ def _on_policy(width: int, height: int, positive: bool) -> list[alt.Chart]:
 
 
 def _labels(clip_epsilon: float, positive: bool) -> list[alt.Chart]:
-    """What happens in each region, written into it."""
+    """Text of the effect in each region."""
     places = (
         [
             (0.27, 0.3, "left", "both learn"),
@@ -201,7 +192,7 @@ def _labels(clip_epsilon: float, positive: bool) -> list[alt.Chart]:
 
 
 def _tile_edges() -> tuple[list[float], list[float]]:
-    """Where the tile of each place begins and ends."""
+    """Edges of the tile of each place."""
     middles = [math.sqrt(low * high) for low, high in pairwise(axis_places())]
     return [1 / LARGEST, *middles], [*middles, LARGEST]
 
@@ -209,7 +200,7 @@ def _tile_edges() -> tuple[list[float], list[float]]:
 def _point(start: TokenRatios) -> list[alt.Chart]:
     """Invisible tiles that catch the pointer, and the chosen place with its numbers.
 
-    Tiles, since Vega finds the nearest of many points by as many polygons: twice the elements.
+    Tiles, because Vega finds the nearest of many points with as many polygons: twice the elements.
     """
     tiles = [
         {"at": at, "low": low, "high": high}

@@ -28,17 +28,8 @@ def reward_table(
 ) -> alt.TopLevelMixin:
     """Tiles of rewards; a click turns a right response into a wrong one and back.
 
-    In a notebook it is shown by `mo.ui.altair_chart`, whose `selections` `clicked_rewards` reads.
-
-    Args:
-        rewards: where the tiles begin, 0 or 1.
-        names: one per prompt.
-        lengths: tokens of each response, written into its tile.
-        tile: width and height in pixels.
-
-    Raises:
-        ValueError: if rows are not equally long, a reward is not 0 or 1, or there is not one name
-            per prompt and one length per sample.
+    In a notebook, show it with `mo.ui.altair_chart`, whose `selections` `clicked_rewards` reads.
+    `rewards` are the initial tiles, 0 or 1.
     """
     samples = check_rewards(rewards, names)
     if lengths is not None and [len(row) for row in lengths] != [samples] * len(rewards):
@@ -88,7 +79,9 @@ def reward_table(
 def clicked_rewards(
     selections: Mapping[str, Any], start: Rewards, *, names: Sequence[str]
 ) -> list[list[float]]:
-    """Rewards as clicked, from `mo.ui.altair_chart(...).selections`; the start before any click."""
+    """Rewards after clicks, from `mo.ui.altair_chart(...).selections`; the start before any
+    click.
+    """
     samples = check_rewards(start, names)
     if _SELECTION not in selections:
         return [[float(reward) for reward in row] for row in start]
@@ -98,12 +91,7 @@ def clicked_rewards(
 
 
 def check_rewards(rewards: Rewards, names: Sequence[str]) -> int:
-    """The number of samples of each prompt.
-
-    Raises:
-        ValueError: if rows are not equally long, a reward is not 0 or 1, or there is not one name
-            per prompt.
-    """
+    """Number of samples of each prompt."""
     lengths = {len(row) for row in rewards}
     if len(lengths) != 1 or 0 in lengths:
         raise ValueError(
@@ -141,7 +129,7 @@ def _counts(
     samples: int,
     tile: tuple[int, int],
 ) -> Any:
-    """How many are right, beside each row: counted on the page, as the tiles are clicked."""
+    """Number of right samples, next to each row: counted on the page after each click."""
     counted = (
         base.transform_calculate(hit=f"vlSelectionTest('{picked.name}_store', datum) ? 1 : 0")
         .transform_aggregate(right="sum(hit)", groupby=["prompt"])

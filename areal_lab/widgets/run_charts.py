@@ -1,7 +1,7 @@
 """Charts of one run, for a page that follows it: reward and lag of its steps, idle time by cause.
 
-Made from the log alone, so that they show a run that continues, one that has ended, and one as it
-was at any moment (`Log.until`). Axes stay while steps are added: the last 100 steps are shown.
+They use only the log, so they work for running and ended runs, and for a run at any earlier moment
+(`Log.until`). Axes stay while steps are added: the last 100 steps are shown.
 """
 
 from __future__ import annotations
@@ -9,14 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import altair as alt
 
+from areal_lab.control.ledger import mean_lag
 from areal_lab.runlog.activity import ProcessUse, Stretch, activity, label, training_window
-from areal_lab.runlog.by_hand import eta_changes, in_words, requests
-from areal_lab.runlog.lags import mean_lag, total, trained_batches
+from areal_lab.runlog.incidents import in_words, requests
+from areal_lab.runlog.lags import total, trained_batches
 from areal_lab.runlog.records import Log
+from areal_lab.runlog.replay import eta_changes
 from areal_lab.runlog.time_cells import BLANK
 from areal_lab.widgets.chart_parts import (
     BLUE,
@@ -29,11 +31,15 @@ from areal_lab.widgets.chart_parts import (
     words,
 )
 
+if TYPE_CHECKING:
+    import pandas
+
+
 SHOWN_STEPS: Final = 100
 MEAN_OVER: Final = 10
 """Steps of the running mean."""
 _AROUND: Final = 0.4
-"""Half the height of one lag in a bar, so that a batch of one lag has one."""
+"""Half the height of one lag in a bar, so a batch with a single lag has a bar."""
 _LEAST_SHARE: Final = 0.005
 """Share of the run below which a cause of idleness has no bar."""
 _LAG_HEIGHT, _REWARD_HEIGHT = 200, 130
@@ -42,21 +48,21 @@ _LAG_HEIGHT, _REWARD_HEIGHT = 200, 130
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOfRun:
-    """What the charts show of one finished training step."""
+    """Data of one finished training step."""
 
     step: int
     done_s: float
-    """Since the start of the log."""
+    """Seconds since the start of the log."""
     reward: float | None
-    """Mean over the samples that were scored; None if none was."""
+    """Mean over the scored samples; None without any."""
     running_mean: float | None
-    """Of the rewards of the last 10 steps."""
+    """Mean of the rewards of the last 10 steps."""
     lag_min: int
     lag_mean: float
     lag_max: int
-    """Over the trained tokens, in versions."""
+    """Largest lag of the trained tokens, in versions."""
     eta: float
-    """The staleness bound in force when the step began."""
+    """Staleness bound at the start of the step."""
 
 
 def steps_of(log: Log) -> list[StepOfRun]:
@@ -86,22 +92,17 @@ def steps_of(log: Log) -> list[StepOfRun]:
 
 @dataclass(frozen=True, slots=True)
 class LagShare:
-    """Share of the trained tokens of some batches that have one lag, from 0 to 1."""
+    """Share of the trained tokens of some batches with one lag, from 0 to 1."""
 
     mean: float
-    """Of all their tokens."""
+    """Share of all their tokens."""
     low: float
     high: float
-    """In the batch with the smallest and with the largest share."""
+    """Smallest (`low`) and largest share of a batch."""
 
 
 def recent_lags(log: Log, *, batches: int = MEAN_OVER) -> dict[int, LagShare]:
-    """The lags of the last batches, by lag: arguments of `lag_bars`.
-
-    Args:
-        log: of the run so far.
-        batches: how many of the last finished training steps count.
-    """
+    """Lags of the last batches, by lag: arguments of `lag_bars`."""
     latest = [batch.token_lags for batch in trained_batches(log) if batch.tokens][-batches:]
     tokens = [lags.total() for lags in latest]
     return {
@@ -116,11 +117,9 @@ def recent_lags(log: Log, *, batches: int = MEAN_OVER) -> dict[int, LagShare]:
 
 @quickly
 def reward_chart(log: Log, *, width: int | str = "container") -> alt.TopLevelMixin:
-    """Reward of the last 100 training steps with its running mean, and what was asked by hand.
+    """Reward of the last 100 training steps with its running mean, and manual requests.
 
-    Args:
-        log: of the run so far.
-        width: pixels of the plane, or `container` for the width of the page's column.
+    `width` is in pixels, or `container` for the width of the page's column.
     """
     steps = steps_of(log)[-SHOWN_STEPS:]
     rows = [
@@ -154,9 +153,7 @@ def reward_chart(log: Log, *, width: int | str = "container") -> alt.TopLevelMix
 def lag_chart(log: Log, *, width: int | str = "container") -> alt.TopLevelMixin:
     """Lags of the trained tokens of the last 100 steps: youngest to oldest, red beyond eta.
 
-    Args:
-        log: of the run so far.
-        width: pixels of the plane, or `container` for the width of the page's column.
+    `width` is as in `reward_chart`.
     """
     steps = steps_of(log)[-SHOWN_STEPS:]
     rows = [
@@ -208,14 +205,10 @@ def lag_chart(log: Log, *, width: int | str = "container") -> alt.TopLevelMixin:
 def idle_chart(
     log: Log, *, last_s: float = 60.0, width: int | str = "container"
 ) -> alt.TopLevelMixin:
-    """Idle time of each process by cause, at the end of the log; pale: in the whole training.
+    """Idle time of each process by cause, in the last `last_s` seconds of training; pale: all of
+    it.
 
-    The causes that the run has had so far keep their places.
-
-    Args:
-        log: of the run so far.
-        last_s: seconds before the end of training that the dark bars show.
-        width: pixels of the plane, or `container` for the width of the page's column.
+    The causes that the run has had so far keep their places. `width` is as in `reward_chart`.
     """
     activities, (start_s, end_s) = activity(log), training_window(log)
     window = (max(start_s, end_s - last_s), end_s)
@@ -261,9 +254,7 @@ def use_between(
 ) -> dict[str, ProcessUse]:
     """Seconds of each process by activity and by cause of idleness, in a part of the run.
 
-    Args:
-        activities: as `activity` gives them.
-        window: seconds since the start of the log.
+    `window` is in seconds since the start of the log.
     """
     start_s, end_s = window
     uses: dict[str, ProcessUse] = {}
@@ -286,7 +277,7 @@ def _step_axis(steps: Sequence[StepOfRun]) -> alt.X:
 
 
 def _requests(log: Log, steps: Sequence[StepOfRun], *, top: float) -> list[alt.Chart]:
-    """Lines where something was asked by hand; those before the first shown step are left out."""
+    """Lines of manual requests; those before the first shown step are left out."""
     asked: dict[float, list[str]] = {}
     for t_s, request in requests(log):
         done = [one.step for one in steps if one.done_s <= t_s]
@@ -310,3 +301,78 @@ def _finite(value: float) -> float:
 
 def _titled(text: str) -> alt.TitleParams:
     return alt.TitleParams(text, anchor="start", fontSize=13, fontWeight="normal")
+
+
+_LOSSES: Final = {"standard_ppo": "standard PPO", "decoupled_ppo": "decoupled PPO"}
+_MOST: Final = 0.5
+"""End of the axis: half of all tokens move against their advantage, and those are not dropped."""
+
+
+def clipping_chart(
+    by_lag: pandas.DataFrame, reference: pandas.DataFrame, *, width: int = 400, height: int = 200
+) -> alt.TopLevelMixin:
+    """Bars: the share of tokens that the clip drops, by lag, for standard and decoupled PPO."""
+    names = list(_LOSSES.values())
+    under = plain_axis(
+        title="lag of the token (versions)", labelAngle=0, ticks=False, labelPadding=6
+    )
+    color = alt.Color(
+        "loss:N",
+        scale=alt.Scale(domain=names, range=[RED, BLUE]),
+        legend=alt.Legend(title=None, orient="top", labelFontSize=12, symbolOpacity=1),
+    )
+    shares = alt.Chart(table(_bars(by_lag))).encode(
+        x=alt.X("lag:O", axis=under),
+        y=alt.Y(
+            "share:Q",
+            scale=alt.Scale(domain=[0, _MOST], clamp=True),
+            axis=plain_axis(title="tokens that the clip drops", format="%", tickCount=5),
+        ),
+        xOffset=alt.XOffset("loss:N", sort=names),
+        color=color,
+        tooltip=[
+            alt.Tooltip("loss:N", title="clipped by"),
+            alt.Tooltip("share:Q", format=".2%"),
+            alt.Tooltip("tokens:Q", title="tokens of this lag"),
+        ],
+    )
+    numbers = words(shares, dy=-7, fontSize=11).encode(
+        text=alt.Text("share:Q", format=".1%"), color=alt.value("currentColor")
+    )
+    pale = alt.Chart(table(_bars(reference))).encode(
+        x=alt.X("lag:O", axis=under),
+        y=alt.Y("share:Q"),
+        xOffset=alt.XOffset("loss:N", sort=names),
+        color=color,
+    )
+    layers = alt.layer(
+        pale.mark_tick(orient="horizontal", opacity=0.4, thickness=2), shares.mark_bar(), numbers
+    )
+    return on_page(layers, width=width, height=height)
+
+
+def _bars(by_lag: pandas.DataFrame) -> list[dict[str, Any]]:
+    return [
+        {"lag": int(lag), "loss": name, "share": float(row[loss]), "tokens": int(row["tokens"])}
+        for lag, row in by_lag.iterrows()
+        for loss, name in _LOSSES.items()
+    ]
+
+
+def parting_chart(pairs: pandas.DataFrame, *, height: int = 180) -> alt.TopLevelMixin:
+    """Points: how many tokens the responses of two runs share before they differ, by group."""
+    shown = ["group_first", "about", "sample", "same_tokens", "tokens_first", "tokens_second"]
+    points = alt.Chart(table(pairs[shown].to_dict("records"))).encode(
+        x=alt.X("group_first:Q", axis=plain_axis(title="group, in the order of the first run")),
+        y=alt.Y("same_tokens:Q", axis=plain_axis(title="tokens until they differ", tickCount=5)),
+        tooltip=[
+            alt.Tooltip("about:N", title="prompt"),
+            alt.Tooltip("sample:Q"),
+            alt.Tooltip("same_tokens:Q", title="same tokens"),
+            alt.Tooltip("tokens_first:Q", title="of the first run"),
+            alt.Tooltip("tokens_second:Q", title="of the second run"),
+        ],
+    )
+    return on_page(
+        points.mark_circle(size=45, opacity=0.7, color=BLUE), width="container", height=height
+    )

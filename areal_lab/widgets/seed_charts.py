@@ -1,6 +1,6 @@
-"""Training with several losses and seeds: bands of reward over steps, and where they end.
+"""Training with several losses and seeds: bands of reward over steps, and final rewards.
 
-The color of a loss stays the same wherever it is drawn: it is decided by the list of all losses.
+A loss has the same color in all charts: it depends on the list of all losses.
 """
 
 from __future__ import annotations
@@ -36,18 +36,7 @@ def reward_bands(
     width: int = 490,
     height: int = 270,
 ) -> alt.TopLevelMixin:
-    """Mean reward of each loss over the steps of training, as a line in its 95 % interval.
-
-    Args:
-        curves: by the name of the loss.
-        losses: all names, also those without a curve yet; decides the colors.
-        most: end of the axis of rewards, the same for every choice of losses.
-        width: pixels of the axis of steps.
-        height: pixels of the axis of rewards.
-
-    Raises:
-        ValueError: if a curve is of a loss that is not listed.
-    """
+    """Mean reward of each loss over the steps of training, as a line in its 95 % interval."""
     _check_listed(curves, losses)
     rows = [
         {"loss": name, "step": step, "reward": mean, "low": low, "high": high}
@@ -86,19 +75,7 @@ def final_reward_rows(
     width: int = 340,
     row_height: int = 30,
 ) -> alt.TopLevelMixin:
-    """Held-out reward of each loss after training: a dot with its 95 % interval and its numbers.
-
-    Args:
-        rewards: by the name of the loss.
-        losses: all names; decides the colors.
-        start: reward before training, a dashed line.
-        most: end of the axis.
-        width: pixels of the axis.
-        row_height: pixels of a row.
-
-    Raises:
-        ValueError: if a reward is of a loss that is not listed.
-    """
+    """Held-out reward of each loss after training: a dot with its 95 % interval and its numbers."""
     _check_listed(rewards, losses)
     rows = [
         {
@@ -143,17 +120,10 @@ def gradient_panels(
     width: int = 210,
     height: int = 180,
 ) -> alt.TopLevelMixin:
-    """Where the samples of each age point, and how far single ones are spread, for each loss.
+    """Direction and spread of the gradients of samples of each age, for each loss.
 
-    Args:
-        cosines: between the mean gradient of each lag and an unbiased one, by the name of the loss.
-        variances: of one sample's gradient at each lag; 1 is that of PPO at lag 0.
-        losses: all names; decides the colors.
-        width: pixels of each panel.
-        height: pixels of each panel.
-
-    Raises:
-        ValueError: if a loss is not listed.
+    `cosines` are between the mean gradient of each lag and an unbiased one, by the name of the
+    loss; `variances` those of one sample's gradient at each lag, where 1 is that of PPO at lag 0.
     """
     _check_listed({**cosines, **variances}, losses)
     panels = [

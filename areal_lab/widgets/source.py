@@ -9,17 +9,9 @@ from typing import Any
 
 
 def code_of(*functions: Any) -> dict[str, str]:
-    """The source code of functions and classes as Markdown, ready for `mo.accordion`.
+    """Source code of functions, classes or modules of the library as Markdown, for `mo.accordion`.
 
-    Args:
-        functions: functions, classes or modules of the library, each one once.
-
-    Returns:
-        Markdown by title. A title has the name and the module: `` `advance` in `a.b.c` ``.
-
-    Raises:
-        ValueError: if none is given, or two have the same title.
-        TypeError: if one has no Python source, as built-in functions have none.
+    Returns Markdown by title. A title has the name and the module: `` `advance` in `a.b.c` ``.
     """
     if not functions:
         raise ValueError("code_of() got nothing to show; give it at least one function or class")
@@ -36,7 +28,7 @@ def code_of(*functions: Any) -> dict[str, str]:
         title = _title(target)
         if title in shown:
             raise ValueError(f"{title} was given to code_of() twice")
-        # A docstring may have a fence itself.
+        # A docstring may contain a fence.
         longest = max(map(len, re.findall(r"`{3,}", source)), default=2)
         fence = "`" * (longest + 1)
         shown[title] = f"{fence}python\n{source}\n{fence}"

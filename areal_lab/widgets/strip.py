@@ -1,8 +1,8 @@
-"""Rows of colored cells that answer to pointer and keys: tokens of responses, or a timeline.
+"""Rows of colored cells with pointer and keyboard control: tokens of responses, or a timeline.
 
     row    one response                a process
     cell   a token                     a piece of time, `cell` seconds long
-    code   its lag, version, ...       what the process does for most of it
+    code   its lag, version, ...       main activity of the process in it
 
 A cell is one byte, the number of its color. `strip.js` draws them on a canvas, half a million at 30
 frames a second; `Strip.figure` and `Strip.table` show the same without a browser.
@@ -40,7 +40,7 @@ _LEAST_HEIGHT_PX: Final = 18
 
 
 class Strip(anywidget.AnyWidget):
-    """Rows of colored cells with an axis, a legend, and a line that says what is under the pointer.
+    """Rows of colored cells with an axis, a legend, and a line about the cell under the pointer.
 
     In marimo: `mo.ui.anywidget(Strip(...))`; cells that read the element run again when the pointer
     rests, a cell is selected, or the view has moved. Wheel and W/S zoom, dragging and A/D move,
@@ -50,7 +50,7 @@ class Strip(anywidget.AnyWidget):
     Attributes:
         hovered: None, or `{"row": ..., "cell": ...}` where the pointer rests.
         selected: None, or `{"row": ..., "cell": ...}`; can be set.
-        view: `[first, last]` cells in sight, of any row; can be set. Empty shows all.
+        view: `[first, last]` visible cells, of any row; can be set. Empty shows all.
     """
 
     _esm = Path(__file__).with_name("strip.js")
@@ -88,29 +88,7 @@ class Strip(anywidget.AnyWidget):
         height: int | None = None,
         merge: Merge = "most",
     ) -> None:
-        """Show rows of cells.
-
-        Args:
-            rows: one array of codes per row, integers from 0; lengths may differ.
-            colors: a color per code: `#rrggbb`, `#rrggbbaa`, `transparent`, or `currentColor` for
-                the color of the page's text; with a blank and one of `/ \\ x - | + .` behind it,
-                lines or dots of that color.
-            labels: what each code means, for the legend; an empty one is left out there.
-            names: a name per row.
-            title: what is shown.
-            unit: of the horizontal axis, such as `token` or `s`.
-            start: position of the first cell on that axis.
-            cell: width of a cell on that axis.
-            texts: for each row None or a text per cell, shown under the pointer and, if there is
-                room, in the cell.
-            alt: what is shown in a sentence, for readers without sight; None counts the rows.
-            height: of the rows on the page in pixels; None takes up to 340.
-            merge: what a pixel shows that has several cells: the color that `most` of them have, or
-                that of the `highest` code, for ordered codes whose rare high ones must be seen.
-
-        Raises:
-            ValueError: if lengths, codes or colors do not fit.
-        """
+        """Show rows of cells."""
         super().__init__()
         if merge not in ("most", "highest"):
             raise ValueError(f"merge is {merge!r}, but must be 'most' or 'highest'")
@@ -144,12 +122,9 @@ class Strip(anywidget.AnyWidget):
         cell: float | None = None,
         texts: Sequence[Sequence[str] | None] | None = None,
     ) -> None:
-        """Show other rows in the same place; what is None stays, but for the texts.
+        """Show other rows in the same widget; arguments of None change nothing, except `texts`.
 
         The view stays if the longest row still reaches into it; the selection if its cell exists.
-
-        Raises:
-            ValueError: if lengths, codes or colors do not fit; then nothing changes.
         """
         colors = self._colors if colors is None else list(colors)
         labels = self._labels if labels is None else list(labels)
@@ -184,11 +159,7 @@ class Strip(anywidget.AnyWidget):
     def recolor(
         self, rows: Sequence[ArrayLike], colors: Sequence[str], labels: Sequence[str]
     ) -> None:
-        """Show the same cells by another quantity; view, selection and texts stay.
-
-        Raises:
-            ValueError: if the rows have other lengths, or codes or colors do not fit.
-        """
+        """Show the same cells by another quantity; view, selection and texts stay."""
         lengths = [len(row) for row in self.rows]
         given = [len(np.atleast_1d(row)) for row in rows]
         if given != lengths:
@@ -203,11 +174,7 @@ class Strip(anywidget.AnyWidget):
             self._colors, self._labels = list(colors), list(labels)
 
     def look_at(self, start: float, end: float) -> None:
-        """Move the view to a part of the axis, in its unit; what lies outside of the rows is cut.
-
-        Raises:
-            ValueError: if the part is empty, or outside of the rows.
-        """
+        """Move the view to a part of the axis, in its unit, limited to the rows."""
         longest = max((len(row) for row in self.rows), default=0)
         first = max(0.0, (start - self._start) / self._cell)
         last = min(float(longest), (end - self._start) / self._cell)
@@ -222,20 +189,20 @@ class Strip(anywidget.AnyWidget):
 
     @property
     def rows(self) -> list[NDArray[np.uint8]]:
-        """The codes, one array per row."""
+        """Codes, one array per row."""
         ends = np.frombuffer(self._ends, dtype="<i4")
         cells = np.frombuffer(self._cells, dtype=np.uint8)
         return np.split(cells, ends[:-1]) if len(ends) else []
 
     @property
     def alt(self) -> str:
-        """What is shown, in a sentence."""
+        """Description of the content, in a sentence."""
         return str(self._alt)
 
     def table(self) -> pandas.DataFrame:
-        """The same in numbers: for each row its length and how much of it has each label, by name.
+        """The same in numbers: the name of each row, its length, and the amount of each label.
 
-        Labels that no cell has are left out; all numbers are in the strip's unit.
+        Labels without cells are left out; all numbers are in the strip's unit.
         """
         import pandas
 
@@ -251,11 +218,7 @@ class Strip(anywidget.AnyWidget):
 
     @finished
     def figure(self, *, width: float = COLUMN) -> Picture:
-        """The rows as a picture, with axis and legend, as far as they are in view.
-
-        Args:
-            width: in inches.
-        """
+        """The visible part of the rows as a picture, with axis and legend."""
         from matplotlib.patches import Patch
 
         rows = self.rows

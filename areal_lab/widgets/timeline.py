@@ -1,4 +1,4 @@
-"""What processes do over time as rows for a strip, of real and simulated runs."""
+"""Activity of processes over time as rows for a strip, of real and simulated runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NOTHING: Final = State("", busy=False)
 
 
 class TimelineRows(TypedDict):
-    """Arguments of `Strip`, and of `Strip.show` for a strip that exists."""
+    """Arguments of `Strip`, and of `Strip.show` for an existing strip."""
 
     rows: list[NDArray[np.uint8]]
     names: list[str]
@@ -39,18 +39,11 @@ class TimelineRows(TypedDict):
 def timeline_rows(
     log: Log, *, window: tuple[float, float] | None = None, cells: int = 4000
 ) -> TimelineRows:
-    """A row per process that has anything to do, a cell per piece of time.
+    """A row per process with any activity, a cell per piece of time.
 
-    A cell shows what the process does for most of the piece, in the colors of the pictures; idle
-    time has patterns. Time before and after training is blank.
-
-    Args:
-        log: the log of a run, real or simulated; of a live run as far as it was read.
-        window: seconds to show; None takes the whole log.
-        cells: pieces of equal length; a long run zoomed in shows no more than these.
-
-    Raises:
-        ValueError: if the window is empty, or there is no cell.
+    A cell shows the main activity of the process in it, in the colors of the pictures; idle time
+    has patterns. Time before and after training is blank. `window` is in seconds; None takes the
+    whole log. `cells` is the number of equal pieces, which also limits the resolution of a zoom.
     """
     activities = without_idle_rows(activity(log))
     pieces = cells_of(window or (0.0, max(log.end_s, 1.0)), cells)
@@ -75,11 +68,7 @@ def timeline_strip(
     window: tuple[float, float] | None = None,
     cells: int = 4000,
 ) -> Strip:
-    """A strip of `timeline_rows`, in seconds.
-
-    Raises:
-        ValueError: if the window is empty, or there is no cell.
-    """
+    """A strip of `timeline_rows`, in seconds."""
     from areal_lab.widgets.strip import Strip
 
     return Strip(title=title, unit="s", **timeline_rows(log, window=window, cells=cells))

@@ -1,22 +1,24 @@
-"""Several hosts on one machine: moving data between them, and controllers that do not carry it.
+"""Several hosts on one machine: moving data between them, and through one process.
 
-`--only data_plane`: a batch and weights from host to host, in seconds and CPU.
+`--only data_plane`: weights from host to host, in seconds and CPU.
 
-A host agent holds 0.6 GB of packed samples (75 million tokens: a step at the paper's scale) in 16
-shards, and serves a folder of 270 MB (SmolLM2-135M in bfloat16). Receivers are processes. Of the
-batch each fetches its data-parallel part, of the weights each one a mirror of its own. Ways:
+A host agent serves a folder of 270 MB (SmolLM2-135M in bfloat16). Receivers are processes, each of
+which fetches a mirror of its own. Ways:
 
-- `readinto`: one connection at a time, bodies read into the arrays.
-- `four streams`: the same on four connections, four shards or ranges at a time; the default.
+- `readinto`: one connection at a time, bodies read into buffers.
+- `four streams`: the same on four connections, four ranges at a time; the default.
 - `httpx`: one connection at a time, bodies collected by httpx2 (`.content`), then copied.
 
 `--only controllers`: a loop of controllers on three hosts that share no folder. How long it takes
 until hosts, trainer and engines are ready and the first batch is there; the bytes of all messages
 of this process, against those of the tensors, by length of responses; and what has grown after 200
-steps: memory, and shards that the hosts hold.
+steps: memory, and shards that this process keeps.
 
 `--only receiving`: the CPU time that the process of a run takes to receive responses of 2,048
 tokens from an engine that has them all, by `rollout.stream_interval`.
+
+`--only roads`: bytes through one process, and seconds, from the host that generates a batch to two
+and four trainer processes: `trajectories` (of `train`) and `arrays` (of controllers).
 
 `controller_inputs` in the JSON is what `controller.inputs` of the simulator reads.
 
@@ -28,13 +30,14 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from benchmarks.cluster import controllers, data_plane, receiving
+from benchmarks.cluster import controllers, data_plane, receiving, roads
 from benchmarks.harness import parse, report
 
 PARTS = {
     "data_plane": data_plane.measure,
     "controllers": controllers.measure,
     "receiving": receiving.measure,
+    "roads": roads.measure,
 }
 """Each returns its figures and rows."""
 

@@ -10,9 +10,6 @@ from typing import Any, Final
 
 import psutil
 
-from areal_lab.cluster.host import Host
-from areal_lab.cluster.shards.client import HttpStore
-from areal_lab.cluster.shards.connections import Agent, Connections
 from areal_lab.config.load import load_config
 from areal_lab.config.schema import TrainConfig
 from areal_lab.controllers.host_pool import HostPool, host_pool
@@ -64,7 +61,6 @@ async def _measure(quick: bool, repeats: int) -> dict[str, Any]:
         "controller_bytes_share": min(row["share"] for row in rows if row["part"] == "bytes"),
         "inputs": {
             "message_s": grown["cpu_s"] / (2 * grown["groups"]),
-            "metadata_bytes": grown["received_bytes"] / (grown["groups"] * _SAMPLES),
         },
     }
 
@@ -158,20 +154,13 @@ async def _steps(
 
 
 def _held(pool: HostPool) -> dict[str, int]:
-    connections = Connections(pool.hosts.hosts.token)
-    hosts: list[Host] = pool.hosts.hosts.working
-    shards = 0
-    for host in hosts:
-        agent = Agent(f"{host.facts.address}:{host.facts.port}", host.facts.incarnation)
-        shards += len(HttpStore(agent, connections).list())
-    connections.close()
     agents = [
         child
         for child in psutil.Process().children()
-        if "areal_lab.cluster.agent.main" in child.cmdline()
+        if "areal_lab.cluster.agent.run" in child.cmdline()
     ]
     return {
         "rss": psutil.Process().memory_info().rss,
         "agents": sum(agent.memory_info().rss for agent in agents),
-        "shards": shards,
+        "shards": len(pool.shards),
     }

@@ -1,4 +1,4 @@
-"""Measure the data plane: one agent, one to four receivers, three ways."""
+"""Measure the data plane: weights from one agent to one to four receivers, three ways."""
 
 from __future__ import annotations
 
@@ -20,57 +20,19 @@ import numpy as np
 import psutil
 import uvicorn
 
-from areal_lab.cluster.shards.client import HttpStore
-from areal_lab.cluster.shards.connections import Agent, Connections
-from areal_lab.cluster.shards.local import Host
-from areal_lab.cluster.shards.metadata import BatchMetadata, DistributedBatch
-from areal_lab.cluster.shards.mirror import folder_url
-from areal_lab.cluster.shards.server import DataPlane
-from areal_lab.cluster.shards.store import Limits, ShardStore
-from areal_lab.data.arrays.jagged import Field, Jagged
-from areal_lab.data.arrays.samples import Column, pack_samples, unpack_samples
-from areal_lab.data.trajectory import Segment, Trajectory
+from areal_lab.cluster.folders.connections import Agent
+from areal_lab.cluster.folders.mirror import folder_url
+from areal_lab.cluster.folders.server import DataPlane, Host
 from areal_lab.engines.keys import new_key
+from areal_lab.host.process_groups import SHARED_MEMORY
 from areal_lab.host.processes import start_child, watch_parent
-from areal_lab.host.shared_memory import SHARED_MEMORY
 from benchmarks.cluster.receiver import WAYS
 from benchmarks.harness import spread
 
-TOKENS: Final = 75_000_000
-"""Of one step; 8 bytes each."""
-SHARDS: Final = 16
-MEAN_TOKENS: Final = 8_000
-"""Of a response."""
-PROMPT_TOKENS: Final = 200
 WEIGHT_BYTES: Final = 270_000_000
 RECEIVERS: Final = (1, 2, 4)
 KEY_VARIABLE: Final = "BENCHMARK_KEY"
 INCARNATION: Final = "1"
-
-
-def packed(tokens: int, random: np.random.Generator) -> dict[str, Field]:
-    """Roughly `tokens` tokens in the fields of `pack_samples`, made without trajectories."""
-    count = max(8, tokens // MEAN_TOKENS)
-    drawn = np.minimum(random.lognormal(0, 1, count), 8)
-    generated = np.maximum(1, drawn * tokens / drawn.sum() - PROMPT_TOKENS).astype(np.int64)
-    ones = np.ones(count, np.int64)
-    rows = np.zeros((count, len(Column)), np.int32)
-    rows[:, Column.PROMPT_TOKENS] = PROMPT_TOKENS
-    rows[:, Column.SPANS] = 1
-    lengths = generated + PROMPT_TOKENS
-    return {
-        "tokens": Jagged(random.integers(0, 150_000, lengths.sum(), np.int32), lengths),
-        "logprobs": Jagged(-random.random(generated.sum(), np.float32), generated),
-        "spans": Jagged(np.stack([generated, ones], axis=1).astype(np.int32), ones),
-        "rows": Jagged(rows, ones),
-        "placed": Jagged(np.zeros((0, 4), np.int32), 0 * ones),
-        "images": Jagged(np.zeros(0, np.uint8), 0 * ones),
-        "reward": Jagged(np.ones(count), ones),
-        "turn_returns": Jagged(np.zeros(0), 0 * ones),
-        "rewards": Jagged(np.zeros(0, np.uint8), 0 * ones),
-        "group": np.arange(count),
-        "sample": 0 * ones,
-    }
 
 
 def measure(*, quick: bool, repeats: int) -> dict[str, Any]:
@@ -88,67 +50,36 @@ def measure(*, quick: bool, repeats: int) -> dict[str, Any]:
         key = new_key()
         agent, process = stack.enter_context(_serving(key, folder))
         fetching = [stack.enter_context(_receiver(key)) for _ in range(max(receivers))]
-        through = Connections(key)
-        stack.callback(through.close)
-        store = HttpStore(agent, through)
-        batch, put_s = _put(store, TOKENS // scale)
-        for what in ("trajectories", "weights"):
-            for count in receivers:
-                asked = _asked(what, batch, count, agent, folder)
-                times: dict[str, list[tuple[float, float, float, int]]] = {way: [] for way in WAYS}
-                for repeat in range(repeats + 1):  # the first one warms up
-                    for way in WAYS:
-                        one = _once(asked, way, fetching[:count], process)
-                        times[way] += [one] if repeat else []
-                for way, found in times.items():
-                    seconds, sender_s, receiver_s, size = zip(*found, strict=True)
-                    spreads[f"{what} {count} {way}"] = spread(seconds)
-                    rows.append(
-                        {
-                            "what": what,
-                            "receivers": count,
-                            "way": way,
-                            "seconds": statistics.median(seconds),
-                            "gb_per_s": size[0] / statistics.median(seconds) / 1e9,
-                            "sender_cpu_s": statistics.median(sender_s),
-                            "receivers_cpu_s": statistics.median(receiver_s),
-                        }
-                    )
-        usage = store.free(batch.shards)
-    pack_us, unpack_us = _packing(2_000 if quick else 20_000)
+        url = folder_url(agent, "weights")
+        for count in receivers:
+            asked = [{"url": url, "destination": str(folder / f"mirror {i}")} for i in range(count)]
+            times: dict[str, list[tuple[float, float, float, int]]] = {way: [] for way in WAYS}
+            for repeat in range(repeats + 1):  # the first one warms up
+                for way in WAYS:
+                    one = _once(asked, way, fetching[:count], process)
+                    times[way] += [one] if repeat else []
+            for way, found in times.items():
+                seconds, sender_s, receiver_s, size = zip(*found, strict=True)
+                spreads[f"weights {count} {way}"] = spread(seconds)
+                rows.append(
+                    {
+                        "what": "weights",
+                        "receivers": count,
+                        "way": way,
+                        "seconds": statistics.median(seconds),
+                        "gb_per_s": size[0] / statistics.median(seconds) / 1e9,
+                        "sender_cpu_s": statistics.median(sender_s),
+                        "receivers_cpu_s": statistics.median(receiver_s),
+                    }
+                )
     return {
         "rows": rows,
         "spread": spreads,
-        "trajectory_bytes": usage.size_bytes,
         "weight_bytes": len(weights),
-        "put_s": put_s,
-        "pack_cpu_us_per_token": pack_us,
-        "unpack_cpu_us_per_token": unpack_us,
         "inputs": {"stream_bytes_per_s": _stream(rows)},
         "httpx_to_readinto": _ratio(rows, "httpx", "readinto"),
         "four_streams_to_readinto": _ratio(rows, "four streams", "readinto"),
     }
-
-
-def _put(store: HttpStore, tokens: int) -> tuple[DistributedBatch, float]:
-    """The batch in shards, and the seconds of putting them."""
-    random = np.random.default_rng(0)
-    fields = [packed(tokens // SHARDS, random) for _ in range(SHARDS)]
-    begun_s = time.perf_counter()
-    shards = [store.put(one, owner="benchmark") for one in fields]
-    put_s = time.perf_counter() - begun_s
-    rows = sum(shard.batch_size for shard in shards)
-    return DistributedBatch(BatchMetadata("benchmark", 0, rows, shards)), put_s
-
-
-def _asked(
-    what: str, batch: DistributedBatch, count: int, agent: Agent, folder: Path
-) -> list[dict[str, Any]]:
-    """What each receiver is told."""
-    if what == "trajectories":
-        return [{"batch": part.metadata.to_json()} for part in batch.chunk_by_tokens(count)]
-    url = folder_url(agent, "weights")
-    return [{"url": url, "destination": str(folder / f"mirror {i}")} for i in range(count)]
 
 
 def _once(
@@ -168,36 +99,9 @@ def _once(
     return seconds, _cpu_s(sender) - before_s, cpu_s, sum(reply["bytes"] for reply in replies)
 
 
-def _packing(tokens: int) -> tuple[float, float]:
-    """CPU microseconds a token to pack trajectories and to unpack them."""
-    segment = Segment(tuple(range(tokens)), (-0.5,) * tokens, 1)
-    trajectories = [
-        Trajectory(
-            group=number,
-            sample=0,
-            prompt_tokens=tuple(range(PROMPT_TOKENS)),
-            parts=(segment,),
-            finish_reason="stop",
-            reward=1.0,
-        )
-        for number in range(32)
-    ]
-    packs, unpacks = [], []
-    for _ in range(3):
-        at_s = [time.process_time()]
-        fields = pack_samples(trajectories)
-        at_s.append(time.process_time())
-        unpack_samples(fields)
-        at_s.append(time.process_time())
-        packs.append(at_s[1] - at_s[0])
-        unpacks.append(at_s[2] - at_s[1])
-    total = len(trajectories) * (tokens + PROMPT_TOKENS)
-    return 1e6 * min(packs) / total, 1e6 * min(unpacks) / total
-
-
 def _stream(rows: Sequence[dict[str, Any]]) -> float:
     """Bytes a second of one connection to one receiver."""
-    one = ("trajectories", 1, "readinto")
+    one = ("weights", 1, "readinto")
     rates = [r["gb_per_s"] for r in rows if (r["what"], r["receivers"], r["way"]) == one]
     return 1e9 * float(rates[0])
 
@@ -271,7 +175,7 @@ def _serving(key: str, folder: Path) -> Iterator[tuple[Agent, psutil.Process]]:
 def _serve(descriptor: int, address: str, folder: Path) -> None:
     """The agent's process."""
     watch_parent()
-    plane = DataPlane(Host("n1", address, INCARNATION), ShardStore(Limits(2 << 30)))
+    plane = DataPlane(Host("n1", address, INCARNATION))
     plane.folders.register("weights", folder)
     app = plane.app(os.environ[KEY_VARIABLE])
     config = uvicorn.Config(app, log_level="warning", lifespan="off", access_log=False)

@@ -19,9 +19,8 @@ from dataclasses import dataclass
 from areal_lab.engines.protocol import GenerateRequest, SamplingParams
 from benchmarks.rollout.load import Generates, Load, Policy
 from simulator.calibrate.engine import fit_decode, fit_prefill
-from simulator.calibrate.fit import PartFit
-from simulator.calibrate.work import EnginePoint
-from simulator.catalogue.host import CPU_CORE
+from simulator.calibrate.fit import EnginePoint, PartFit
+from simulator.catalogue.gpu import CPU_CORE
 from simulator.catalogue.models import find_model
 from simulator.config.schema import SimulationConfig
 from simulator.costs.decode import decode_cost

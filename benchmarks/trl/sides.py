@@ -19,7 +19,7 @@ from areal_lab.config.schema import TrainConfig
 from areal_lab.control.events import RunStarted, TrainStepDone
 from areal_lab.data.problems import Problem, PromptSource
 from areal_lab.data.sources import load_problems
-from areal_lab.host.processes import MALLOC_FOR_TRAINING
+from areal_lab.host.processes import MEMORY_FOR_TRAINING
 from areal_lab.models.locate import resolve_model_path
 from areal_lab.runlog.file import read_log_file
 from areal_lab.training.settings import lr_factor
@@ -147,7 +147,7 @@ def run_trl(
         [str(environment.PYTHON), str(script), *arguments],
         log_path=folder / "trl.log",
         environment={
-            **MALLOC_FOR_TRAINING,
+            **MEMORY_FOR_TRAINING,
             "OMP_NUM_THREADS": str(cores),
             "HF_HUB_OFFLINE": "1",
             "TOKENIZERS_PARALLELISM": "false",

@@ -40,19 +40,20 @@ _QUICK: Final = (
 _LEFT_OUT: Final = ("curve", "training", "hours")
 """Fields of a run that are not kept: nothing is said of them here."""
 WHY = (
-    "A sample that waits for eta steps is trained under weights that eta steps have changed. How "
-    "far they went is what drift measures; it grows with the learning rate, with the number of "
-    "minibatches and with the lag, so that no one of these tells the loss.",
-    "The clip of the naive objective is around the policy that sampled: the farther the policy has "
-    "moved, the fewer tokens have a gradient at all. That of the decoupled objective is around the "
-    "policy before the step, wherever the samples are from.",
+    "A sample that waits for eta steps is trained under weights that eta steps have changed. "
+    "Drift measures this distance. It grows with the learning rate, with the number of "
+    "minibatches and with the lag, so none of these alone predicts the loss.",
+    "The clip of the naive objective is around the policy that sampled: the farther the policy "
+    "has moved, the fewer tokens have a gradient. The clip of the decoupled objective is around "
+    "the policy before the step, whatever policy sampled.",
     "In the first eta + 1 steps all samples are of version 0, so a delay of eta steps is a part of "
     "every loss, however small the drift.",
-    "Drift is the mean over the last half of the steps, the reward that over the last quarter: the "
-    "rule says what a run loses that continues like that, not what the next step will do.",
-    "Two tasks of a few tokens and two models of 102,000 parameters: the thresholds need not be "
-    "those of a language model with responses of thousands of tokens. What should carry over is to "
-    "look at drift rather than at eta.",
+    "Drift is the mean over the last half of the steps, the reward the mean over the last "
+    "quarter: the rule predicts the loss of a whole run with this drift, not the effect of the "
+    "next step.",
+    "The runs have two tasks with a few tokens and two models of 102,000 parameters: the "
+    "thresholds may differ for a language model with responses of thousands of tokens. The advice "
+    "to watch drift rather than eta should carry over.",
 )
 
 

@@ -43,6 +43,17 @@ class Term:
 
 TERMS: Final = (
     Term(
+        name="verl's streamed trainer: its calls and faster passes",
+        off={"trainer.fixed_s": 1e-9},  # a given time takes the place of both
+        only_if=("schedule.require_batches",),
+    ),
+    Term(
+        name="hand-over of batches to verl's trainer",
+        off={"outside.batch_s": 0.0},
+        only_if=("trainer.sequence_parallel",),
+        in_rows=False,
+    ),
+    Term(
         name="named trainers (AReaL's for NeMo-RL and verl)",
         off={"trainer.kind": "areal", "trainer.shard_group": 0},
         only_if=("trainer.kind",),

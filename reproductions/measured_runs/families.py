@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, Literal
 
 from reproductions.report.harness import expected
@@ -164,5 +165,8 @@ def load() -> MeasuredRuns:
 
 def _family(record: Mapping[str, Any]) -> Family:
     fields = {name: value for name, value in record.items() if name not in ("fit", "rows")}
+    model = record["settings"]["model"]
+    if model.endswith(".json"):  # a shape that lies beside this file
+        fields["settings"] = {**record["settings"], "model": str(Path(__file__).parent / model)}
     fits = [Fit(**one) for one in record["fit"]]
     return Family(**fields, fits=fits, rows=[Measured(**one) for one in record["rows"]])

@@ -9,7 +9,7 @@ to several families.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from reproductions.measured_runs.families import (
@@ -20,15 +20,12 @@ from reproductions.measured_runs.families import (
     MeasuredRuns,
     Settings,
 )
-from reproductions.measured_runs.parts import part
 from simulator.assembly.simulate import replicate
 from simulator.config.load import load_simulation
 from simulator.config.schema import SimulationConfig
+from simulator.report.step_parts import part
 from simulator.run.result import Replicated
-
-TOLERANCE = 1e-3
-"""Largest |ln(simulated / measured)| of a fitted part."""
-MOST_TRIALS = 20
+from simulator.stats.least_squares import positive_root
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,32 +118,8 @@ def _solve(fit: Fit, context: Context, before: Sequence[Fitted], measured_s: flo
         run = _simulate(context.family.synchronous, context, tried)
         return math.log(run.estimate(part(fit.part)).mean / measured_s)
 
-    return _root(fit, gap)
-
-
-def _root(fit: Fit, gap: Callable[[float], float]) -> Fitted:
-    """Where the gap is 0, between the ends of the range; by the Illinois rule on ln(value).
-
-    Source: Dowell and Jarratt, BIT 11 (1971), a secant that keeps the root between its ends.
-    """
-    ends = [math.log(fit.low), math.log(fit.high)]
-    gaps = [gap(fit.low), gap(fit.high)]
-    if gaps[0] * gaps[1] > 0:
-        nearest = min((0, 1), key=lambda end: abs(gaps[end]))
-        return Fitted(fit=fit, value=math.exp(ends[nearest]), reached=False)
-    kept = None
-    middle = ends[0]
-    for _ in range(MOST_TRIALS):
-        middle = (ends[0] * gaps[1] - ends[1] * gaps[0]) / (gaps[1] - gaps[0])
-        found = gap(math.exp(middle))
-        if abs(found) < TOLERANCE:
-            break
-        replaced = 0 if found * gaps[0] > 0 else 1
-        ends[replaced], gaps[replaced] = middle, found
-        if kept == 1 - replaced:
-            gaps[kept] /= 2
-        kept = 1 - replaced
-    return Fitted(fit=fit, value=math.exp(middle), reached=True)
+    found = positive_root(gap, fit.low, fit.high)
+    return Fitted(fit=fit, value=found.value, reached=found.reached)
 
 
 def _target_s(fit: Fit, family: Family, runs: MeasuredRuns) -> float:

@@ -18,7 +18,7 @@ from typing import Any
 from reproductions.measured_runs.ablation import REST
 from reproductions.measured_runs.families import Family, Measured, MeasuredRuns, load
 from reproductions.report import results
-from simulator.catalogue.find_gpu import find_gpu
+from simulator.catalogue.gpu import find_gpu
 from simulator.config.load import load_simulation
 from simulator.report.measured_errors import FILE, kind_of
 

@@ -8,20 +8,40 @@ A row that numbers were fitted to counts in no score and no residual.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TypeAlias
+from types import MappingProxyType
+from typing import Final, TypeAlias
 
 from reproductions.measured_runs.families import MeasuredRuns
 from reproductions.measured_runs.predict import Predicted
+from simulator.config.load import load_simulation
+from simulator.report.measured_errors import (
+    DRAFTS,
+    LARGEST,
+    STATES,
+    Kind,
+    Residual,
+    kind_of,
+    known_error,
+)
 from simulator.run.result import SimulationResult
-from simulator.stats.model_error import SHARE, Prediction, model_error, with_model_error
+from simulator.stats.statistics import SHARE, Prediction, with_model_error
 
 CLEAR_GAIN = 0.1
 """A measured gain that differs less from 1 has no sign to be right about."""
-Residuals: TypeAlias = dict[str, list[float]]
-"""ln(predicted / measured), by group."""
+NEW_KINDS: Final[Mapping[str, Callable[[Predicted], bool]]] = MappingProxyType(
+    {
+        "GB200": lambda one: one.family.settings["cluster.gpu"] == "GB200",
+        "layers with states": lambda one: STATES in _kind(one).parts,
+        "drafted tokens": lambda one: DRAFTS in _kind(one).parts,
+        "weights of more than 300 GB": lambda one: LARGEST in _kind(one).parts,
+        "campaigns of 2026 (Miles, Marin)": lambda one: one.family.system in {"Miles", "Marin"},
+    }
+)
+"""Kinds of runs that are left out whole: what intervals say of the first such run."""
+_Known: TypeAlias = tuple[Predicted, Residual]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +101,15 @@ class Scores:
     step_coverage: float
 
 
-def score(predicted: Sequence[Predicted], runs: MeasuredRuns) -> list[Scored]:
+def score(
+    predicted: Sequence[Predicted],
+    runs: MeasuredRuns,
+    unknown: Callable[[Predicted], bool] = lambda _: False,
+) -> list[Scored]:
     """Every row with its intervals.
+
+    Args:
+        unknown: rows whose errors no interval knows, such as those of a new kind.
 
     Raises:
         ValueError: the rows are all of one group, so that no other tells the model's error.
@@ -94,27 +121,24 @@ def score(predicted: Sequence[Predicted], runs: MeasuredRuns) -> list[Scored]:
         return ratios(baseline, one, lambda result: result.step_s)
 
     free = [one for one in predicted if not one.is_fitted]
-    steps = _residuals(
-        (one, one.run.step_s.mean / runs.step_s(one.family, one.row)) for one in free
-    )
-    gains = _residuals(
-        (one, _mean(gain_of(one)) / runs.gain(one.family, one.row))
+    steps = [_residual(one, one.run.step_s.mean / runs.step_s(one.family, one.row)) for one in free]
+    gains = [
+        _residual(one, _mean(gain_of(one)) / runs.gain(one.family, one.row))
         for one in free
         if one.row.mode == "asynchronous"
-    )
+    ]
     scored = []
     for one in predicted:
-        group = one.family.group
         gain = None
         if one.row.mode == "asynchronous":
             gain = Number(
                 measured=runs.gain(one.family, one.row),
-                predicted=_interval(gain_of(one), gains, group),
+                predicted=_interval(gain_of(one), one, gains, unknown, ratio=True),
             )
         values = [result.step_s for result in one.run.results]
         step_s = Number(
             measured=runs.step_s(one.family, one.row),
-            predicted=_interval(values, steps, group),
+            predicted=_interval(values, one, steps, unknown),
         )
         scored.append(Scored(of=one, step_s=step_s, gain=gain))
     return scored
@@ -148,16 +172,53 @@ def ratios(
     return [value(one) / value(other) for one, other in pairs]
 
 
-def _residuals(quotients: Iterable[tuple[Predicted, float]]) -> Residuals:
-    found: Residuals = {}
-    for one, quotient in quotients:
-        found.setdefault(one.family.group, []).append(math.log(quotient))
+def left_out_whole(
+    predicted: Sequence[Predicted], runs: MeasuredRuns
+) -> list[dict[str, str | int]]:
+    """How many steps and gains of each new kind are within intervals that know none of its rows."""
+    found: list[dict[str, str | int]] = []
+    for name, is_new in NEW_KINDS.items():
+        if not any(map(is_new, predicted)) or all(map(is_new, predicted)):
+            continue
+        rows = [
+            one for one in score(predicted, runs, is_new) if is_new(one.of) and not one.of.is_fitted
+        ]
+        gains = [one.gain for one in rows if one.gain is not None]
+        found.append(
+            {
+                "kind": name,
+                "steps": len(rows),
+                "steps inside": sum(one.step_s.covered for one in rows),
+                "gains": len(gains),
+                "gains inside": sum(one.covered for one in gains),
+            }
+        )
     return found
 
 
-def _interval(values: Sequence[float], residuals: Residuals, group: str) -> Prediction:
+def _kind(one: Predicted) -> Kind:
+    return kind_of(load_simulation(None, {**one.family.settings, **one.row.settings}))
+
+
+def _residual(one: Predicted, quotient: float) -> _Known:
+    fitted = tuple(each.fit.setting for each in one.fitted if each.fit.mode in ("", one.row.mode))
+    return one, Residual(_kind(one), one.family.group, math.log(quotient), fitted)
+
+
+def _interval(
+    values: Sequence[float],
+    of: Predicted,
+    known: Sequence[_Known],
+    unknown: Callable[[Predicted], bool],
+    *,
+    ratio: bool = False,
+) -> Prediction:
     """With the model's error on all other groups."""
-    error = model_error(own for other, own in residuals.items() if other != group)
+    group = of.family.group
+    others = [own for one, own in known if own.group != group and not unknown(one)]
+    if not others:
+        raise ValueError(f"no row of another group than {group} tells the model's error")
+    error = known_error(_kind(of), others, ratio=ratio).error
     return with_model_error(values, error, share=SHARE)
 
 

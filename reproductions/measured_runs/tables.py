@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from reproductions.measured_runs.families import Family
-from reproductions.measured_runs.parts import PARTS_OF_A_STEP, seconds_of
 from reproductions.measured_runs.predict import Predicted, measured_parts
 from reproductions.measured_runs.score import Number, Scored
-from simulator.stats.model_error import Prediction
+from simulator.report.step_parts import PARTS_OF_A_STEP, seconds_of
+from simulator.stats.statistics import Prediction
 
 
 def numbers(scored: Sequence[Scored]) -> list[dict[str, Any]]:
@@ -78,6 +79,11 @@ def _parts(one: Predicted) -> dict[str, Any]:
     }
 
 
+def _model(named: str) -> str:
+    """Name of a model, or of the file that describes it."""
+    return Path(named).name.removesuffix(".json")
+
+
 def _family(family: Family, one: Predicted) -> dict[str, Any]:
     fitted = "; ".join(
         f"{each.fit.setting} {each.value:.4g} to {each.fit.part}"
@@ -87,7 +93,7 @@ def _family(family: Family, one: Predicted) -> dict[str, Any]:
     return {
         "family": family.id,
         "system": family.system,
-        "model, GPU": f"{family.settings['model']}, {family.settings['cluster.gpu']}",
+        "model, GPU": f"{_model(family.settings['model'])}, {family.settings['cluster.gpu']}",
         "fitted": fitted,
         "assumed": "; ".join(family.assumed),
         "source": family.source,

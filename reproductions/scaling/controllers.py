@@ -8,7 +8,7 @@
 The system is that of Table 1 (1.5B, three quarters of the GPUs generate, eta 4, one batch of
 prompts at a time), on 1 to 128 nodes, with the paper's batch, with one that grows with the nodes,
 and with batches of 1e6 to 1e9 tokens. Inputs are the measured figures packaged in
-`simulator.costs.controller.measured`, which the setting `controller.inputs` replaces.
+`simulator.costs.controller`, which the setting `controller.inputs` replaces.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ from benchmarks.harness import Arguments
 from reproductions.calibration import CALIBRATED
 from reproductions.report.harness import length, main, run
 from reproductions.report.records import Reproduction, Row
-from simulator.costs.controller.measured import ControllerInputs
-from simulator.costs.controller.ways import ControllerCost, Handled
-from simulator.report.bottleneck import bottleneck
+from simulator.costs.controller import ControllerCost, ControllerInputs, Handled
+from simulator.report.notes import bottleneck
 from simulator.run.result import Replicated
 from simulator.stats.statistics import Estimate
 
@@ -60,29 +59,32 @@ _ROUNDING: Final = 0.25
 ORJSON: Final = ControllerInputs(read_token_s=0.30e-6, source="as measured, with orjson")
 WHY = (
     "Reading replies is nearly the whole cost of a single controller: 0.38 us of CPU a token, 25 "
-    "times the time to send the same as arrays. Bytes are no problem for any way: 3.3 GB of JSON "
-    "and 0.6 GB of arrays at the paper's batch, a third of a second on a network of 100 Gb/s.",
-    "A step that is not bound by its longest response grows with the tokens of a batch, as the "
-    "controller's seconds do, so their ratio depends on the nodes: a single controller limits "
-    "large clusters with batches to match, not large batches. With the paper's batch, 128 nodes "
-    "need as long for a step as 16, and the controller has as much time. Engines that stream, and "
-    "send what they have again, bring its limit nearer; so does its other work.",
-    "Under an asynchronous schedule a controller that is not saturated costs nothing: replies are "
-    "read while others are generated. Taking turns, the last replies of a batch are read while "
-    "all GPUs wait.",
-    "SPMD moves nothing and waits instead. A rank has few prompts, the responses to a prompt "
-    "resemble each other (correlation 0.743), so the tokens of ranks differ: the slowest rank "
-    "determines generation, and again training, because sequences stay where they were made. "
-    "eta lets ranks run ahead of a slow one, and hides part of the first; nothing hides the "
-    "second. Taking turns, all prompts of a batch start at once, before anything is known of "
-    "their lengths, so that a controller generates no faster, and only training differs. Trainers "
-    "that exchange sequences between ranks before training avoid that, and then move tensors, too.",
-    "Each rank is taken to cut its own sequences evenly into minibatches, and neither its own "
-    "program nor the barrier takes further time: both favor SPMD. Its engines are HTTP servers; "
-    "engines inside the rank's process save the reading, which is hidden anyway.",
-    "No run with any of these ways was measured on a cluster. The inputs are of one process on 2 "
-    "cores; a message to the controller is between 0.16 ms (many at a time) and 0.6 ms (one), so "
-    "the metadata's limit may be nearer by a factor of 4.",
+    "times the time to send the same as arrays. Bytes do not limit any design: 3.3 GB of JSON and "
+    "0.6 GB of arrays at the paper's batch, a third of a second on a network of 100 Gb/s.",
+    "A step that is not bound by its longest response grows with the tokens of a batch, like the "
+    "controller's time, so their ratio depends on the number of nodes: a single controller limits "
+    "large clusters with equally large batches, not large batches. With the paper's batch, 128 "
+    "nodes need the same time for a step as 16, and the controller has the same time. Engines "
+    "that stream partial responses repeatedly lower the limit, and so does other work of the "
+    "controller.",
+    "Under an asynchronous schedule a controller that is not saturated costs nothing: it reads "
+    "replies while engines generate others. When taking turns, it reads the last replies of a "
+    "batch while all GPUs wait.",
+    "SPMD moves no data but waits. A rank has few prompts, and the responses to a prompt have "
+    "similar lengths (correlation 0.743), so ranks have different numbers of tokens. The slowest "
+    "rank determines the time of generation, and also of training, because sequences stay on "
+    "their rank. With eta, ranks run ahead of a slow one, which hides a part of the wait for "
+    "generation; nothing hides the wait for training. When taking turns, all prompts of a batch "
+    "start together, before their lengths are known. A controller then generates no faster, and "
+    "only training differs. Trainers that exchange sequences between ranks before training avoid "
+    "this wait, but move tensors, too.",
+    "We assume that each rank splits its sequences evenly into minibatches, and that neither its "
+    "program nor the barrier takes further time: both assumptions favor SPMD. Its engines are "
+    "HTTP servers; engines inside the rank's process would save the reading, which is hidden "
+    "anyway.",
+    "No run with any of these designs was measured on a cluster. The inputs come from one process "
+    "on 2 cores; a message to the controller is between 0.16 ms (many at a time) and 0.6 ms "
+    "(one), so the metadata's limit may be nearer by a factor of 4.",
 )
 
 Cell: TypeAlias = tuple[float, int]

@@ -1,33 +1,22 @@
-"""Validate a simulation config: every problem at once, one line each, with the fix.
+"""Validate a simulation config: every problem at once, one line each, with a fix.
 
-A field has checked its own value; here is what must fit together, and fit the hardware.
+A field has checked its own value, and each cost checks its own part when `build` makes it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
-from areal_lab.config.problem import ConfigError, Kind, Problem, problems_of
+from areal_lab.config.problem import Kind, Problem
 from areal_lab.config.record import value_of
 from areal_lab.control.schedule import OnNewWeights
-from simulator.assembly.controller import wrong_controller
-from simulator.assembly.engines import engine_cache_tokens, engine_decode, running_sequences
-from simulator.assembly.limits import limits_of, schedule_of
-from simulator.assembly.parts import part_trainer
-from simulator.catalogue.find_gpu import find_gpu
+from simulator.assembly.engines import Engines
 from simulator.catalogue.gpu import GPU
-from simulator.catalogue.models import ModelShape, find_model
-from simulator.config.schema import SimulationConfig
-from simulator.costs.colocation.switch import switch_cost
-from simulator.costs.lora.adapters import check_adapters
-from simulator.costs.precision.numbers import check_precision
-from simulator.costs.speculation.draft import speculation_of
-from simulator.costs.training import training_cost
-from simulator.costs.weight_sync import weight_update
-from simulator.workload.lengths import lengths_from
-from simulator.workload.recorded_lengths import RecordedLengths
+from simulator.config.schema import SimulationConfig, WorkloadConfig
+from simulator.costs.controller import ControllerCost
+from simulator.costs.training_timing import Training
 
 MOST_ANSWERS: Final = 100_000_000
 """Responses of one seed. The presets simulate 100,000 to 500,000 a second of one core
@@ -46,55 +35,10 @@ _LONG_ANSWER: Final = 4
 """Times the mean: about as long as the longest of some hundred responses."""
 
 
-def check_config(config: SimulationConfig) -> None:
-    """Refuse what cannot be simulated.
-
-    Raises:
-        ConfigError: with everything that `problems` finds.
-    """
-    if found := problems(config):
-        raise ConfigError(*found)
-
-
-def problems(config: SimulationConfig) -> list[Problem]:
-    """What is impossible about a configuration; empty if nothing is.
-
-    Placement and costs need a known GPU and model, and costs everything else.
-    """
-    found, workload = wrong_names(config), wrong_workload(config)
-    if found:
-        return found + workload
-    gpu = find_gpu(config.cluster.gpu)
-    rollout_gpu = find_gpu(config.cluster.generating_gpu)
-    model = find_model(config.model)
-    found = [*workload, *_placement(config, rollout_gpu), *_schedule(config)]
-    if not found:
-        found = list(_costs(config, model, gpu, rollout_gpu))
-    if not found:
-        found = list(_at_once(config, model, rollout_gpu))
-    if not found and config.scaling.max_engines:
-        found = list(_scaling(config))
-    if not found and config.faults.node_mtbf_h:
-        found = list(_failures(config, model, gpu, rollout_gpu))
-    return found
-
-
-def wrong_names(config: SimulationConfig) -> list[Problem]:
-    """GPUs and models that are unknown."""
-    cluster = config.cluster
-    found = _refused("cluster.gpu", lambda: find_gpu(cluster.gpu))
-    if cluster.rollout_gpu:
-        found += _refused("cluster.rollout_gpu", lambda: find_gpu(cluster.rollout_gpu))
-    return found + _refused("model", lambda: find_model(config.model))
-
-
-def wrong_workload(config: SimulationConfig) -> list[Problem]:
-    """What is wrong about a workload whatever it runs on."""
-    return [
-        *_sizes(config),
-        *_lonely(config),
-        *_refused("workload.answers", lambda: _check_lengths(config)),
-    ]
+def wrong_numbers(config: SimulationConfig) -> Iterator[Problem]:
+    """Numbers of a workload that do not fit together, whatever it runs on."""
+    yield from _sizes(config)
+    yield from _lonely(config)
 
 
 def _sizes(config: SimulationConfig) -> Iterator[Problem]:
@@ -143,13 +87,8 @@ def _lonely(config: SimulationConfig) -> Iterator[Problem]:
                     yield _wrong(name, f"is {value}, but needs {first} beside it")
 
 
-def _check_lengths(config: SimulationConfig) -> None:
-    lengths = lengths_from(config.workload.answers)
-    if isinstance(lengths, RecordedLengths):
-        lengths.check_samples(config.workload.samples_per_prompt)
-
-
-def _placement(config: SimulationConfig, rollout_gpu: GPU) -> Iterator[Problem]:
+def wrong_placement(config: SimulationConfig, rollout_gpu: GPU) -> Iterator[Problem]:
+    """GPUs that cannot be divided as the cluster says."""
     cluster, split = config.cluster, config.rollout.tensor_parallel
     rollout = cluster.generating_gpus
     most = cluster.gpus if cluster.hybrid_gpus else cluster.gpus - 1
@@ -189,7 +128,6 @@ def _placement(config: SimulationConfig, rollout_gpu: GPU) -> Iterator[Problem]:
 
 
 def _hybrid(config: SimulationConfig) -> Iterator[Problem]:
-    """GPUs that cannot join the training of a step."""
     cluster, hybrid = config.cluster, config.cluster.hybrid_gpus
     setting, split = "cluster.hybrid_gpus", config.rollout.tensor_parallel
     if hybrid > cluster.rollout_gpus:
@@ -229,9 +167,11 @@ def _hybrid(config: SimulationConfig) -> Iterator[Problem]:
         )
 
 
-def _hybrid_schedule(config: SimulationConfig) -> Iterator[Problem]:
+def wrong_hybrid_schedule(config: SimulationConfig) -> Iterator[Problem]:
     """Schedules under which GPUs cannot join the training of a step."""
-    if schedule_of(config.schedule).on_new_weights is not OnNewWeights.INTERRUPT:
+    if config.cluster.colocated or not config.cluster.hybrid_gpus:
+        return
+    if config.schedule.policy.on_new_weights is not OnNewWeights.INTERRUPT:
         yield _wrong(
             "cluster.hybrid_gpus",
             f"is {config.cluster.hybrid_gpus}, but this schedule waits for responses to end before "
@@ -246,32 +186,21 @@ def _hybrid_schedule(config: SimulationConfig) -> Iterator[Problem]:
         )
 
 
-def _schedule(config: SimulationConfig) -> Iterator[Problem]:
-    schedule = config.schedule
-    found = list(_parts(config)) if schedule.require_batches else []
-    found += wrong_controller(config)
-    if config.cluster.hybrid_gpus and not config.cluster.colocated:
-        found += _hybrid_schedule(config)
-    yield from found
-    if found:
-        return
-    if config.cluster.colocated and schedule_of(schedule).overlaps:
+def wrong_overlap(config: SimulationConfig) -> Iterator[Problem]:
+    """Schedules that generate while they train, on GPUs that do one or the other."""
+    if config.cluster.colocated and config.schedule.policy.overlaps:
         yield _wrong(
             "schedule.name",
-            f"is {schedule.name!r}, which generates while it trains, but colocated GPUs do one or "
-            "the other; use placement: disaggregated, or schedule synchronous",
+            f"is {config.schedule.name!r}, which generates while it trains, but colocated GPUs do "
+            "one or the other; use placement: disaggregated, or schedule synchronous",
             Kind.PLACEMENT,
         )
-    try:
-        limits_of(config)
-    except ValueError as error:
-        yield _wrong("schedule.max_lag", f"schedule.{error}")
 
 
-def _parts(config: SimulationConfig) -> Iterator[Problem]:
+def wrong_parts(config: SimulationConfig) -> Iterator[Problem]:
     """Batches that cannot be trained on in parts."""
     workload, taken = config.workload, config.schedule.require_batches
-    if workload.minibatches % taken:
+    if taken and workload.minibatches % taken:
         yield _wrong(
             "schedule.require_batches",
             f"is {taken}, but must divide workload.minibatches ({workload.minibatches}), so that "
@@ -306,9 +235,78 @@ def _parts(config: SimulationConfig) -> Iterator[Problem]:
         )
 
 
-def _scaling(config: SimulationConfig) -> Iterator[Problem]:
+def wrong_ranks(config: SimulationConfig, controller: ControllerCost | None) -> Iterator[Problem]:
+    """Programs that do not share everything equally, or that need one controller."""
+    if controller is None or controller.kind != "spmd":
+        return
+    ranks, most = controller.readers, controller.receivers
+    yield from list(_divided(config, ranks, most)) or list(_shares(config, ranks))
+    yield from _together(config, ranks)
+
+
+def _divided(config: SimulationConfig, ranks: int, most: int) -> Iterator[Problem]:
+    cluster, rollout, workload = config.cluster, config.rollout, config.workload
+    engines = cluster.generating_gpus // rollout.tensor_parallel
+    prompts = workload.prompts_per_batch
+    if most % ranks or engines % ranks or prompts % ranks:
+        yield Problem(
+            Kind.DIVISIBILITY,
+            "controller.ranks",
+            f"controller.ranks is {ranks}, but must divide the data-parallel ranks of the trainer "
+            f"({most}), the engines ({engines}) and the prompts of a batch ({prompts}), of which "
+            f"each rank has an equal share; {math.gcd(most, engines, prompts)} does, and what "
+            "divides it",
+        )
+
+
+def _shares(config: SimulationConfig, ranks: int) -> Iterator[Problem]:
+    workload = config.workload
+    share = workload.prompts_per_batch // ranks * workload.samples_per_prompt
+    if share < workload.minibatches:
+        yield Problem(
+            Kind.SETTINGS,
+            "workload.minibatches",
+            f"workload.minibatches is {workload.minibatches}, but each of {ranks} ranks "
+            f"(controller.kind=spmd) has only {share} responses of a batch; lower it",
+        )
+    if 0 < (at_once := config.schedule.max_concurrent_prompts) < ranks:
+        yield Problem(
+            Kind.SETTINGS,
+            "schedule.max_concurrent_prompts",
+            f"schedule.max_concurrent_prompts is {at_once}, but each of {ranks} ranks "
+            "(controller.kind=spmd) needs one or more; raise it",
+        )
+
+
+def _together(config: SimulationConfig, ranks: int) -> Iterator[Problem]:
+    named, schedule = config.schedule, config.schedule.policy
+    if schedule.on_new_weights is not OnNewWeights.INTERRUPT or schedule.carry_over:
+        yield _alone(
+            "schedule.name",
+            f"{named.name!r} (interruptible: {str(named.interruptible).lower()}), under which "
+            f"{ranks} ranks would pause and load at different times; use synchronous, or "
+            "asynchronous with interruptible: true",
+        )
+    for setting, value, unused in (
+        ("schedule.require_batches", named.require_batches if config.batch_parts > 1 else 0, 0),
+        ("cluster.hybrid_gpus", 0 if config.cluster.colocated else config.cluster.hybrid_gpus, 0),
+        ("faults.node_mtbf_h", config.faults.node_mtbf_h, 0),
+    ):
+        if value:
+            yield _alone(setting, f"{value:g}, but needs one controller; set it to {unused}")
+
+
+def _alone(setting: str, text: str) -> Problem:
+    return Problem(
+        Kind.SETTINGS, setting, f"{setting} is {text}, or use another controller.kind than spmd"
+    )
+
+
+def wrong_scaling(config: SimulationConfig) -> Iterator[Problem]:
     """Engines that cannot join and leave."""
     setting, scaling, cluster = "scaling.max_engines", config.scaling, config.cluster
+    if not scaling.max_engines:
+        return
     engines = cluster.generating_gpus // config.rollout.tensor_parallel
     if not scaling.min_engines <= engines <= scaling.max_engines:
         yield _wrong(
@@ -338,12 +336,9 @@ def _scaling(config: SimulationConfig) -> Iterator[Problem]:
         )
 
 
-def _at_once(config: SimulationConfig, model: ModelShape, rollout_gpu: GPU) -> Iterator[Problem]:
+def wrong_in_flight(config: SimulationConfig, slots: int) -> Iterator[Problem]:
     """More responses in flight than are simulated in reasonable time."""
     workload, schedule = config.workload, config.schedule
-    engines = config.cluster.generating_gpus // config.rollout.tensor_parallel
-    engines = max(engines, config.scaling.max_engines)
-    slots = engines * running_sequences(config, model, rollout_gpu)
     by_engines = schedule.max_concurrent_prompts * workload.samples_per_prompt or slots
     batch = workload.prompts_per_batch * workload.samples_per_prompt
     responses = min(max(batch, by_engines), (1 + schedule.versions_ahead) * batch)
@@ -357,61 +352,27 @@ def _at_once(config: SimulationConfig, model: ModelShape, rollout_gpu: GPU) -> I
         )
 
 
-def _costs(
-    config: SimulationConfig, model: ModelShape, gpu: GPU, rollout_gpu: GPU
-) -> Iterator[Problem]:
-    workload, cluster = config.workload, config.cluster
-    longest = workload.prompt_tokens + workload.answers.max_tokens
-    longest += workload.tool_tokens * ((workload.turns_most or workload.turns) - 1)
-    gpus = cluster.training_gpus
-    yield from _refused("rollout.weight_precision", lambda: check_precision(config, rollout_gpu))
-    if wrong := _refused("trainer.lora_rank", lambda: check_adapters(config)):
-        yield from wrong
-        return
-    if wrong := _refused("rollout.speculative_tokens", lambda: speculation_of(config)):
-        yield from wrong
-        return
-    yield from _refused(
-        "rollout",
-        lambda: engine_cache_tokens(config, model, rollout_gpu, longest_tokens=longest),
-    )
-    sequences = workload.prompts_per_batch * workload.samples_per_prompt
-    trainer = _refused(
-        "trainer",
-        lambda: training_cost(
-            config.trainer,
-            model,
-            gpu,
-            gpus,
-            longest_tokens=longest,
-            fewest_sequences=sequences // workload.minibatches,
-        ),
-    )
-    yield from trainer
-    if cluster.switches and not trainer:  # whose layout it moves
-        yield from _refused("weights", lambda: switch_cost(config, model, gpu))
-    if cluster.sends_weights:
-        yield from _refused("weights", lambda: weight_update(config, model, gpu))
+def longest_tokens(workload: WorkloadConfig) -> int:
+    """Tokens of the longest sequence: prompt, response, and results of tools between turns."""
+    results = workload.tool_tokens * (workload.most_turns - 1)
+    return workload.prompt_tokens + workload.answers.max_tokens + results
 
 
-def _failures(
-    config: SimulationConfig, model: ModelShape, gpu: GPU, rollout_gpu: GPU
+def wrong_failures(
+    config: SimulationConfig, training: Training, engines: Engines, nodes: int
 ) -> Iterator[Problem]:
     """Work that failures end nearly always: it restarts again and again, and the run never ends."""
     workload, mtbf_h = config.workload, config.faults.node_mtbf_h
-    mean_tokens = lengths_from(workload.answers).mean_tokens()
-    gpus = config.cluster.training_gpus
-    nodes = math.ceil(gpus / gpu.node_gpus)
-    parts = config.batch_parts
+    if not mtbf_h:
+        return
+    parts, mean_tokens = config.batch_parts, engines.lengths.mean_tokens()
     sequences = workload.prompts_per_batch * workload.samples_per_prompt // parts
     lengths = [workload.prompt_tokens + round(mean_tokens)] * sequences
-    training = training_cost(part_trainer(config.trainer, parts), model, gpu, gpus)
     # A failure during a part of a batch undoes the parts before it, too.
     step_s = parts * training.step(lengths, minibatches=workload.minibatches // parts).seconds
     yield from _fails(f"a training step of {step_s:,.0f} s", step_s, nodes, mtbf_h)
-    decode = engine_decode(config, model, rollout_gpu)
     tokens = round(min(workload.answers.max_tokens, _LONG_ANSWER * mean_tokens))
-    seconds = tokens * decode.step_s(1, workload.prompt_tokens + tokens / 2)
+    seconds = tokens * engines.decode().step_s(1, workload.prompt_tokens + tokens / 2)
     yield from _fails(f"a response of {tokens:,} tokens in {seconds:,.0f} s", seconds, 1, mtbf_h)
 
 
@@ -429,12 +390,3 @@ def _fails(what: str, seconds: float, nodes: int, mtbf_h: float) -> Iterator[Pro
 
 def _wrong(setting: str, text: str, kind: Kind = Kind.SETTINGS) -> Problem:
     return Problem(kind, setting, f"{setting} {text}")
-
-
-def _refused(setting: str, make: Callable[[], object]) -> list[Problem]:
-    """What a part of the cost model says about its own numbers."""
-    try:
-        make()
-    except ValueError as error:
-        return list(problems_of(error, setting))
-    return []

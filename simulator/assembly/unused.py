@@ -8,12 +8,13 @@ from typing import Final, TypeAlias
 
 from areal_lab.config.record import value_of
 from simulator.config.load import ALIASES
-from simulator.config.schema import ControllerConfig, LengthConfig, SimulationConfig, TrainerConfig
+from simulator.config.schema import DriftConfig, LengthConfig, SimulationConfig
 
-_Row: TypeAlias = tuple[str, object, bool, str]
-"""A setting, its value (None if it is the default), whether it has no effect, and why."""
-_STEP: Final = "trainer.step_s is the whole step; leave one of them out"
+_Row: TypeAlias = tuple[str, bool, str]
+"""A setting, whether it has no effect, and why."""
+_USUAL: Final = SimulationConfig()
 _DECODE: Final = "rollout.decode_step_s includes the engine's CPU time; leave one of them out"
+_STEP: Final = "trainer.step_s is the whole step; leave one of them out"
 _MEASURED: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "sleep": ("sleep_s", "wake_s"),
@@ -27,7 +28,7 @@ _MEASURED: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 
 def ignored_settings(config: SimulationConfig) -> Iterator[str]:
     """One line per setting that differs from its default but has no effect, with a fix."""
-    for name, value, excluded, why in (
+    for name, excluded, why in (
         *_schedule_rows(config),
         *_rollout_rows(config),
         *_trainer_rows(config),
@@ -35,7 +36,8 @@ def ignored_settings(config: SimulationConfig) -> Iterator[str]:
         *_outside_rows(config),
         *_controller_rows(config),
     ):
-        if value is not None and excluded:
+        value = value_of(config, name)
+        if excluded and value != value_of(_USUAL, name):
             yield f"{name} is {_shown(value)}, but has no effect: {why}"
     yield from _ignored_turns(config)
     yield from _ignored_spread(config.workload.answers)
@@ -58,171 +60,107 @@ def _shown(value: object) -> object:
 
 def _schedule_rows(config: SimulationConfig) -> Iterator[_Row]:
     schedule, minibatches = config.schedule, config.workload.minibatches
-    bound = "schedule.batch_order=bounded_lag"
-    yield from (
-        (
-            "schedule.max_lag",
-            schedule.max_lag or None,
-            schedule.batch_order != "bounded_lag",
-            f"schedule.batch_order is {schedule.batch_order}; use {bound}",
-        ),
-        (
-            "schedule.drop_late",
-            schedule.drop_late or None,
-            schedule.batch_order != "bounded_lag",
-            f"schedule.batch_order is {schedule.batch_order}; use {bound}",
-        ),
-        (
-            "schedule.require_batches",
-            schedule.require_batches or None,
-            schedule.require_batches == minibatches,
-            f"a batch has {minibatches} minibatch{'es' * (minibatches > 1)} "
-            "(workload.minibatches), so the trainer waits for all of it; lower it, or leave it out",
-        ),
-        (
-            "cluster.hybrid_gpus",
-            config.cluster.hybrid_gpus or None,
-            config.cluster.colocated,
-            "all GPUs are colocated and train; use cluster.placement=disaggregated",
-        ),
+    order = f"schedule.batch_order is {schedule.batch_order}; use schedule.batch_order=bounded_lag"
+    for name in ("max_lag", "drop_late"):
+        yield f"schedule.{name}", schedule.batch_order != "bounded_lag", order
+    bounded = schedule.name == "bounded_drift"
+    drift = [f"workload.drift.{name}" for name in DriftConfig.model_fields]
+    for name in ("schedule.max_drift", "schedule.min_eta", *drift):
+        yield name, not bounded, f"schedule.name is {schedule.name}; use bounded_drift"
+    yield (
+        "schedule.require_batches",
+        schedule.require_batches == minibatches,
+        f"a batch has {minibatches} minibatch{'es' * (minibatches > 1)} "
+        "(workload.minibatches), so the trainer waits for all of it; lower it, or leave it out",
+    )
+    yield (
+        "cluster.hybrid_gpus",
+        config.cluster.colocated,
+        "all GPUs are colocated and train; use cluster.placement=disaggregated",
     )
 
 
 def _rollout_rows(config: SimulationConfig) -> Iterator[_Row]:
     rollout = config.rollout
     measured = rollout.decode_step_s is not None
-    yield ("rollout.engine_overhead_s", rollout.engine_overhead_s, measured, _DECODE)
-    yield ("rollout.engine_sequence_s", rollout.engine_sequence_s, measured, _DECODE)
-    yield ("rollout.engine_overlap", rollout.engine_overlap, measured, _DECODE)
+    for name in ("engine_overhead_s", "engine_sequence_s", "engine_overlap"):
+        yield f"rollout.{name}", measured, _DECODE
     # A measured CPU time leaves the engine's way to overlap it.
     given = rollout.engine_overhead_s is not None and rollout.engine_overlap is not None
-    yield (
-        "rollout.engine",
-        None if rollout.engine == "default" else rollout.engine,
-        measured or given,
-        "measured times replace the engine's; leave one of them out",
-    )
-    yield (
-        "rollout.cuda_graphs",
-        None if rollout.cuda_graphs else False,
-        measured,
-        "rollout.decode_step_s includes the launches; leave one of them out",
-    )
+    why = "measured times replace the engine's; leave one of them out"
+    yield "rollout.engine", measured or given, why
+    why = "rollout.decode_step_s includes the launches; leave one of them out"
+    yield "rollout.cuda_graphs", measured, why
 
 
 def _trainer_rows(config: SimulationConfig) -> Iterator[_Row]:
-    trainer, usual = config.trainer, TrainerConfig()
+    trainer = config.trainer
     measured = trainer.step_s is not None
     for name in ("time_factor", "fixed_s", "balance"):
-        value = getattr(trainer, name)
-        yield (f"trainer.{name}", None if value == getattr(usual, name) else value, measured, _STEP)
-    yield (
-        "trainer.mfu",
-        trainer.mfu,
-        measured,
-        "trainer.step_s replaces it; leave one of them out",
-    )
+        yield f"trainer.{name}", measured, _STEP
+    yield "trainer.mfu", measured, "trainer.step_s replaces it; leave one of them out"
     # What alternating GPUs move to main memory depends on the trainer's state.
     only_step = measured and not config.cluster.switches
-    yield (
-        "trainer.kind",
-        None if trainer.kind == usual.kind else trainer.kind,
-        only_step,
-        _STEP,
-    )
+    yield "trainer.kind", only_step, _STEP
     yield (
         "trainer.lora_rank",
-        trainer.lora_rank or None,
         only_step and config.weights.merge_adapters,
         "trainer.step_s is the whole step, and all weights are sent (weights.merge_adapters); "
         "leave both out",
     )
-    yield (
-        "trainer.precision",
-        None if trainer.precision == usual.precision else trainer.precision,
-        measured or trainer.mfu is not None,
-        _STEP if measured else "trainer.mfu is a share of the bf16 peak; leave one of them out",
-    )
+    why = "trainer.mfu is a share of the bf16 peak; leave one of them out"
+    excluded = measured or trainer.mfu is not None
+    yield "trainer.precision", excluded, _STEP if measured else why
     yield (
         "trainer.pipeline_chunks",
-        None if trainer.pipeline_chunks == 1 else trainer.pipeline_chunks,
         trainer.pipeline_parallel == 1,
         "one stage has no bubble; raise trainer.pipeline_parallel",
     )
     yield (
         "trainer.expert_imbalance",
-        trainer.expert_imbalance,
         trainer.expert_parallel == 1,
         "without trainer.expert_parallel every GPU has all experts",
     )
 
 
 def _weights_rows(config: SimulationConfig) -> Iterator[_Row]:
-    weights, cluster = config.weights, config.cluster
-    yield (
-        "weights.switch_s",
-        weights.switch_s,
-        not cluster.switches,
-        "only colocated and hybrid GPUs switch; use weights.update_s instead",
-    )
+    cluster, colocation = config.cluster, config.colocation
+    why = "only colocated and hybrid GPUs switch; use weights.update_s instead"
+    yield "weights.switch_s", not cluster.switches, why
+    why = "all GPUs that generate also train, and refit; use colocation.refit_s"
     for name in ("update_s", "export_s", "load_s"):
-        yield (
-            f"weights.{name}",
-            getattr(weights, name),
-            not cluster.sends_weights,
-            "all GPUs that generate also train, and refit; use colocation.refit_s",
-        )
+        yield f"weights.{name}", not cluster.sends_weights, why
     # Engines that discard their weights need merged ones, however long the refit takes.
-    needed = config.colocation.sleep == "discard"
+    needed = colocation.sleep == "discard"
+    excluded = not (cluster.sends_weights or colocation.refit_s is None or needed)
     for name in ("merge_adapters", "quantize_before_sending"):
         yield (
             f"weights.{name}",
-            getattr(weights, name) or None,
-            not (cluster.sends_weights or config.colocation.refit_s is None or needed),
+            excluded,
             "colocation.refit_s is the whole refit; leave one of them out",
         )
 
 
 def _outside_rows(config: SimulationConfig) -> Iterator[_Row]:
-    outside = config.outside
-    for what, seconds, steps in (
-        ("validation", outside.validation_s, outside.validation_steps),
-        ("checkpoint", outside.checkpoint_s, outside.checkpoint_steps),
-    ):
-        yield (
-            f"outside.{what}_s",
-            seconds or None,
-            not steps,
-            f"there is no {what}; set outside.{what}_steps",
-        )
-        yield (
-            f"outside.{what}_steps",
-            steps or None,
-            not seconds,
-            f"a {what} takes no time; set outside.{what}_s",
-        )
+    for what in ("validation", "checkpoint"):
+        seconds, steps = f"outside.{what}_s", f"outside.{what}_steps"
+        yield seconds, not value_of(config, steps), f"there is no {what}; set {steps}"
+        yield steps, not value_of(config, seconds), f"a {what} takes no time; set {seconds}"
 
 
 def _controller_rows(config: SimulationConfig) -> Iterator[_Row]:
-    controller, usual = config.controller, ControllerConfig()
-    network = controller.network_bytes_per_s
+    kind = config.controller.kind
     yield (
         "controller.ranks",
-        controller.ranks or None,
-        controller.kind != "spmd",
+        kind != "spmd",
         "only ranks without a controller have programs of their own; use controller.kind=spmd",
     )
-    yield (
-        "controller.inputs",
-        controller.inputs or None,
-        controller.kind == "none",
-        "the controller takes no time; set controller.kind",
-    )
+    why = "the controller takes no time; set controller.kind"
+    yield "controller.inputs", kind == "none", why
     yield (
         "controller.network_bytes_per_s",
-        None if network == usual.network_bytes_per_s else network,
-        controller.kind in ("none", "spmd"),
-        f"with controller.kind={controller.kind} responses do not travel; use single or metadata",
+        kind in ("none", "spmd"),
+        f"with controller.kind={kind} responses do not travel; use single or metadata",
     )
 
 
@@ -241,7 +179,6 @@ def _ignored_turns(config: SimulationConfig) -> Iterator[str]:
 
 
 def _ignored_spread(answers: LengthConfig) -> Iterator[str]:
-    """Spreads of lengths that another setting overrides."""
     sigma = "" if answers.sigma == LengthConfig().sigma else f"{answers.sigma:g}"
     share = "" if answers.truncated_share is None else f"{answers.truncated_share:g}"
     given = {"sigma": sigma, "tail": answers.tail, "truncated_share": share}

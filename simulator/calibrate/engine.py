@@ -16,6 +16,7 @@ from typing import Final
 import numpy as np
 
 from simulator.calibrate.fit import (
+    EnginePoint,
     PartFit,
     Values,
     check_enough,
@@ -23,8 +24,7 @@ from simulator.calibrate.fit import (
     is_held_out,
     with_equal_total,
 )
-from simulator.calibrate.work import EnginePoint
-from simulator.costs.roofline import smooth_max
+from simulator.costs.coefficients import smooth_max
 from simulator.stats.least_squares import fit_positive
 
 KNEES: Final = (1.0, 2.0, 4.0, 8.0)
@@ -46,11 +46,7 @@ _PREFILL: Final = ("rollout.prefill_pass_s", "rollout.prefill_token_s", "rollout
 
 
 def fit_engine(points: Sequence[EnginePoint]) -> tuple[PartFit, PartFit | None]:
-    """Decode steps, and prefills if there are enough, from spans with the engine's counts.
-
-    Raises:
-        ValueError: one line: there are too few of either kind.
-    """
+    """Decode steps, and prefills if there are enough, from spans with the engine's counts."""
     plain = [point for point in points if not point.prompt_tokens]
     if not enough([point.place for point in plain], LEAST_DECODE):
         return fit_together(points)
@@ -59,15 +55,7 @@ def fit_engine(points: Sequence[EnginePoint]) -> tuple[PartFit, PartFit | None]:
 
 
 def fit_decode(points: Sequence[EnginePoint], what: str) -> PartFit:
-    """Decode steps: a step, its sequences, their context, and the knee between the first two.
-
-    Args:
-        points: stretches without prefills.
-        what: name of the points, for errors.
-
-    Raises:
-        ValueError: one line: there are too few points.
-    """
+    """Decode steps: a step, its sequences, their context, and the knee between the first two."""
     check_enough([point.place for point in points], what, least=LEAST_DECODE)
     fitted = [point for point in points if not is_held_out(point.place)]
     measured = np.array([point.seconds for point in fitted])
@@ -126,11 +114,7 @@ def fit_prefill(points: Sequence[EnginePoint], decode: PartFit) -> PartFit | Non
 
 
 def fit_together(points: Sequence[EnginePoint]) -> tuple[PartFit, PartFit]:
-    """Decode steps and prefills at once, if few stretches have no prefills.
-
-    Raises:
-        ValueError: one line: there are too few points.
-    """
+    """Decode steps and prefills at once, if few stretches have no prefills."""
     check_enough([point.place for point in points], "stretches of engine steps", _LEAST_TOGETHER)
     seen = [point for point in points if not is_held_out(point.place)]
     measured = np.array([point.seconds for point in seen])
@@ -175,7 +159,6 @@ def fit_together(points: Sequence[EnginePoint]) -> tuple[PartFit, PartFit]:
 
 
 def _decode_start(points: Sequence[EnginePoint]) -> tuple[float, float, float]:
-    """Initial guess."""
     measured = np.array([point.seconds for point in points])
     batches = np.array([point.batch for point in points])
     contexts = np.array([max(point.context_tokens, 1.0) for point in points])
@@ -192,7 +175,6 @@ def _decode_sizes(point: EnginePoint) -> tuple[float, float, float]:
 
 
 def _prefill_sizes(point: EnginePoint) -> tuple[float, float, float]:
-    """Passes with a prefill, and their prompt tokens and pairs."""
     return point.steps if point.prompt_tokens else 0.0, point.prompt_tokens, point.prompt_pairs
 
 
@@ -204,7 +186,6 @@ def _decode_settings(values: Sequence[float], knee: float) -> dict[str, float]:
 def _without_traces(
     values: Sequence[float], sizes: Sequence[Sequence[float]] | Values, measured: Values
 ) -> list[float]:
-    """Coefficients, with 0 for negligible ones."""
     return [
         value if value * float((size / measured).max()) > LEAST_SHARE else 0.0
         for value, size in zip(values, np.asarray(sizes).T, strict=True)

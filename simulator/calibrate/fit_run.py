@@ -17,31 +17,32 @@ from pathlib import Path
 from statistics import fmean
 from typing import Final
 
+from areal_lab.config.given import given_path, given_texts
 from areal_lab.config.record import value_of
 from areal_lab.control.events import Interrupt
+from areal_lab.host.terminal import printable
 from areal_lab.runlog.lags import TrainedBatch
 from areal_lab.runlog.read_run import RecordedRun, read_run
 from simulator.calibrate.engine import fit_decode, fit_engine
-from simulator.calibrate.fit import PartFit, fit_training
-from simulator.calibrate.length_fit import LengthFit
-from simulator.calibrate.length_source import LEAST_STEPS, lengths_of_run
-from simulator.calibrate.lengths import fit_observed
-from simulator.calibrate.settings import (
-    Value,
-    cluster_settings,
-    recorded_settings,
-    samples_per_prompt,
-)
-from simulator.calibrate.work import (
+from simulator.calibrate.fit import (
     EnginePoint,
+    PartFit,
     csv_points,
+    fit_training,
     group_points,
     mean_prompt_tokens,
     span_points,
 )
+from simulator.calibrate.length_fit import LengthFit
+from simulator.calibrate.length_source import LEAST_STEPS, lengths_of_run
+from simulator.calibrate.lengths import fit_observed
 from simulator.catalogue.models import find_model
 from simulator.config.load import ALIASES, load_simulation
 from simulator.workload.recorded_run import (
+    Value,
+    cluster_settings,
+    recorded_settings,
+    samples_per_prompt,
     scoring_seconds,
     training_points,
     update_seconds,
@@ -79,7 +80,7 @@ class Calibration:
 
 
 def calibrate_from(
-    source: Path, overrides: Sequence[str] = (), *, without: Collection[int] = FIRST
+    source: str | Path, overrides: Sequence[str] = (), *, without: Collection[int] = FIRST
 ) -> Calibration:
     """Fit costs and lengths.
 
@@ -87,12 +88,12 @@ def calibrate_from(
         source: a run folder, its events.jsonl, or a CSV file with batch, context and ms.
         overrides: settings `a.b=c` that are copied into the result.
         without: training steps that fits of times exclude. Excluding each further step in turn
-        shows
-            how much the result depends on it.
+            shows how much the result depends on it.
 
     Raises:
         ValueError: one line: missing file, column or steps, or a value that is not a number.
     """
+    source, overrides = given_path(source, "source"), given_texts(overrides, "overrides")
     own = own_settings(overrides)
     if source.suffix.lower() == ".csv":
         return _from_csv(source, own)
@@ -109,7 +110,7 @@ def calibrate_from(
 def _from_csv(source: Path, own: Mapping[str, Value]) -> Calibration:
     points = csv_points(source)
     decode = fit_decode(points, f"rows of {source.name}")
-    about = f"fitted to {source.name} ({len(points)} decode steps)"
+    about = printable(f"fitted to {source.name} ({len(points)} decode steps)")
     return Calibration(
         source=source,
         about=about,
@@ -152,7 +153,7 @@ def _from_run(
     parts = tuple(part for part in (decode, prefill, training) if part is not None)
     lengths = fit_observed(lengths_of_run(run))
     schedule = run.log.header.limits.get("schedule")
-    about = f"fitted to the run {run.folder.name} ({len(steps)} steps, {schedule})"
+    about = printable(f"fitted to the run {run.folder.name} ({len(steps)} steps, {schedule})")
     settings: dict[str, Value] = {
         **_model(run, own),
         **recorded_settings(run),
@@ -183,11 +184,6 @@ def _from_run(
 
 
 def _model(run: RecordedRun, own: Mapping[str, Value]) -> dict[str, Value]:
-    """The trained model, if the run names one that the simulator knows.
-
-    Raises:
-        ValueError: the run names none, and no override does.
-    """
     if "model" in own:
         return {}
     name = str(run.settings.get("actor.path", ""))
@@ -205,7 +201,6 @@ def _costs(parts: Sequence[PartFit]) -> dict[str, Value]:
 
 
 def _updates(run: RecordedRun) -> dict[str, Value]:
-    """Mean times of export, load and scoring, without the first."""
     exports_s = [point.export_s for point in training_points(run)][1:]
     loads_s = update_seconds(run.log)[1:]
     settings: dict[str, Value] = {
@@ -247,11 +242,7 @@ def _computed_share(run: RecordedRun, first: Sequence[EnginePoint], prompt_token
 
 
 def own_settings(overrides: Sequence[str]) -> dict[str, Value]:
-    """The user's overrides, by dotted name.
-
-    Raises:
-        ValueError: one line: an unknown setting, or a value of the wrong type.
-    """
+    """The user's overrides, by dotted name."""
     config = load_simulation(None, overrides)
     names = [one.partition("=")[0].strip() for one in overrides]
     return {name: value_of(config, name) for name in (ALIASES.get(one, one) for one in names)}

@@ -19,24 +19,25 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from areal_lab.host.durable import replace_text
+from areal_lab.host.terminal import printable
 from simulator.calibrate.length_source import Observed
 from simulator.stats.format import number
 from simulator.workload.histogram import Histogram
-from simulator.workload.lengths import ConstantLengths, Distribution
-from simulator.workload.lognormal import LogNormalLengths
+from simulator.workload.lengths import ConstantLengths, Distribution, LogNormalLengths
 from simulator.workload.trace_lengths import TraceLengths
 
 Family: TypeAlias = Literal["lognormal", "trace", "constant"]
-"""A distribution of `workload.answers.kind`: fitted, as observed, or all of the mean length."""
+"""Distribution of `workload.answers.kind`: fitted, as observed, or all of the mean length."""
 
 
 class WithinPrompts(NamedTuple):
-    """How alike the responses to one prompt are, in ln(tokens)."""
+    """Similarity of the responses to one prompt, in ln(tokens)."""
 
     correlation: float
-    """Between two responses to one prompt, 0 to 1."""
+    """Correlation between two responses to one prompt, 0 to 1."""
     interval: tuple[float, float]
-    """Its 95 % interval, over prompts."""
+    """95 % interval of the correlation, over prompts."""
     sigma: float
     """Standard deviation among the responses to one prompt."""
 
@@ -56,7 +57,7 @@ class LengthFit:
     capped_share: float
     """Share of the observed lengths that reached the cap; 0 if there is no cap."""
     within_prompts: WithinPrompts | None
-    """None if the lengths do not say which responses answer the same prompt."""
+    """None if the lengths do not say which responses have the same prompt."""
     answers: int
     """Responses that were fitted to."""
     held_out_answers: int
@@ -65,7 +66,7 @@ class LengthFit:
     between its distribution function and that of the held-out responses, or, if there are none, of
     the responses that it was fitted to."""
     notes: tuple[str, ...] = ()
-    """What the fit assumes, and what the lengths do not say; a sentence each."""
+    """Assumptions of the fit, and gaps of the lengths; a sentence each."""
     observed: Observed = field(repr=False)
 
     @property
@@ -200,7 +201,7 @@ class LengthFit:
         path = _temporary() / "lengths.csv" if path is None else Path(path)
         if path.suffix.lower() != ".csv":
             raise ValueError(f"{path} must end in .csv, so that a simulation takes it for a table")
-        path.write_text(self.to_csv(), encoding="utf-8")
+        replace_text(path, self.to_csv())
         return self.stored_as(path)
 
     def to_csv(self) -> str:
@@ -208,13 +209,14 @@ class LengthFit:
         return self.observed.histogram.to_csv()
 
     def stored_as(self, path: str | Path) -> LengthFit:
-        """The same fit, which takes its observed lengths to be in this file; nothing is written."""
+        """Return this fit with its observed lengths in this file; nothing is written."""
         return replace(self, observed=replace(self.observed, trace=str(path)))
 
     @property
     def summary(self) -> list[str]:
         """The fit in two or three lines."""
-        lines = [f"Lengths of {self.answers:,} responses: {self.observed.source}."]
+        source = " ".join(printable(self.observed.source).split())  # a line of YAML, as a comment
+        lines = [f"Lengths of {self.answers:,} responses: {source}."]
         if self.kind == "constant":
             return [*lines, f"All have {self.mean_tokens:,.0f} tokens."]
         held_out = f"{self.held_out_answers:,} held-out responses"
@@ -228,7 +230,6 @@ class LengthFit:
         ]
 
     def _checked(self, kind: Family | None, max_tokens: int | None) -> tuple[Family, int]:
-        """The family and the cap that are asked for."""
         kind = kind or self.kind
         if kind not in self.families:
             raise ValueError(f"kind is {kind!r}, but must be one of {', '.join(self.families)}")
@@ -250,7 +251,6 @@ class LengthFit:
         return float(round(self.model("trace", max_tokens=cap).mean_tokens()))
 
     def _mean_with(self, cap: int) -> float:
-        """Mean of the fitted log-normal after a cap."""
         if cap == self.max_tokens:
             return self.mean_tokens
         return lognormal(self.mean_tokens, self.sigma, self.max_tokens).mean_with_cap(cap)
@@ -283,5 +283,4 @@ def _dotted(**values: str | float) -> dict[str, str | float]:
 
 
 def _rounded(value: str | float) -> str | float:
-    """Six digits of a number that is not whole."""
     return float(f"{value:.6g}") if isinstance(value, float) else value

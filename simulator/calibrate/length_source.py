@@ -9,7 +9,7 @@ Path("runs/mine"), RecordedRun                    a run: its log, and its cap fr
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -23,7 +23,7 @@ from simulator.calibrate.fit import is_held_out
 from simulator.workload.histogram import Histogram
 from simulator.workload.length_table import read_table
 from simulator.workload.recorded_run import response_tokens
-from simulator.workload.traces import load_histogram, text_of, traces
+from simulator.workload.trace_lengths import load_histogram, text_of, traces
 
 Groups: TypeAlias = Sequence[Sequence[float]]
 LengthSource: TypeAlias = (
@@ -45,13 +45,13 @@ class Observed:
     groups: Groups = ()
     """Lengths of the responses to each prompt; empty if that is not known."""
     held_out: Groups = ()
-    """Those of other training steps, which are not fitted to."""
+    """Lengths of the training steps that the fit leaves out."""
     cap: int | None = None
     """Largest length that a response could have; None if it is not known."""
     source: str = ""
     """Name of the source, for people."""
     trace: str = ""
-    """Value of `workload.answers.trace` that gives these lengths; empty if there is none."""
+    """Value of `workload.answers.trace` that gives these lengths; empty without one."""
     recorded: str = ""
     """The run folder, if they are of a run."""
     notes: tuple[str, ...] = ()
@@ -72,9 +72,6 @@ def observed_lengths(
         column: column of a table with the lengths; empty finds it by its name.
         prompt_column: column of a table that names the prompt.
         name: of text and bytes, for messages.
-
-    Raises:
-        ValueError: one line: nothing there, or the first value that is not a length.
     """
     if isinstance(source, bytes):
         return _table(_decoded(source, name), name, column, prompt_column)
@@ -96,9 +93,6 @@ def lengths_of_run(run: RecordedRun) -> Observed:
 
     The groups of training steps that `is_held_out` names are held out. A run with fewer than
     `LEAST_STEPS` steps holds out nothing, and counts groups that were not trained on, too.
-
-    Raises:
-        ValueError: one line: no response has ended.
     """
     tokens = response_tokens(run.log)
     steps = run.batches
@@ -175,6 +169,11 @@ def _table(text: str, name: str, column: str, prompt_column: str) -> Observed:
 
 
 def _numbers(values: Sequence[float] | Groups | NDArray[np.number[Any]]) -> Observed:
+    if not isinstance(values, Iterable):
+        raise ValueError(
+            f"the lengths are {type(values).__name__} ({values!r:.60}), but must be numbers, a "
+            "file, a run folder, or the name of a trace"
+        )
     rows = list(values)
     by_prompt = any(isinstance(row, list | tuple | np.ndarray) for row in rows)
     groups = [[_length(one, n) for one in row] for n, row in enumerate(rows)] if by_prompt else []

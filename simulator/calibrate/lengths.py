@@ -1,4 +1,4 @@
-r"""Fit a distribution of response lengths: log-normal with a spike at the cap, or one length.
+r"""Fit a distribution of response lengths (log-normal with a spike at the cap), and its curves.
 
     numbers, CSV, trace, run --observed_lengths--> Observed --fit_observed--> LengthFit
 
@@ -8,34 +8,44 @@ it would have been at least as long (a censored observation):
 
 $$ \ln L = \sum_{x < c} \ln \frac{\phi(z(x))}{\sigma} + n_{x = c} \ln (1 - \Phi(z(c))), \quad
 z(x) = (\ln x - \mu) / \sigma $$
+
+Curves of response lengths for pictures, and what the longest response of a batch costs.
+
+    quantile_curves   tokens against the share of responses, for a probability plot
+    batch_curve       responses that still run against the tokens that each has generated
+    batch_tail        the same as numbers, averaged over random batches
+
+A batch is one synchronous step: all responses start together and get a token per decode step.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from typing import Final
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final, TypedDict
 
 import numpy as np
+from numpy.typing import NDArray
 
-from simulator.calibrate.length_fit import (
-    Family,
-    LengthFit,
-    WithinPrompts,
-    distance,
-    lognormal,
-)
+from simulator.calibrate.length_fit import Family, LengthFit, WithinPrompts, distance, lognormal
 from simulator.calibrate.length_source import Groups, LengthSource, Observed, observed_lengths
 from simulator.config.schema import LengthConfig
-from simulator.stats.components import components, correlation_interval, summaries
-from simulator.workload.histogram import Histogram
-from simulator.workload.lengths import ConstantLengths, Distribution
+from simulator.stats.statistics import (
+    Estimate,
+    components,
+    correlation_interval,
+    estimate,
+    summaries,
+)
+from simulator.workload.histogram import Histogram, normal_quantiles
+from simulator.workload.lengths import ConstantLengths, Distribution, Lengths
 
 _SIGMAS: Final = np.geomspace(0.02, 3.0, 120)
 """Spreads of ln(tokens) to try, in steps of 4 %; then finer ones around the best."""
 _FINER: Final = 41
 _SPIKE: Final = 5.0
-"""How many times more frequent than its neighbors the longest length must be to be a cap."""
+"""Times more frequent than its neighbors the longest length must be to be a cap."""
 _NEIGHBORS: Final = 0.9
 """Neighbors are the lengths from this share of the longest one on."""
 _MOSTLY_CUT: Final = 0.3
@@ -115,9 +125,9 @@ def fit_observed(observed: Observed) -> LengthFit:
 
 
 def within_prompts(groups: Groups) -> WithinPrompts | None:
-    """How alike the responses to one prompt are; None if no prompt has several that differ.
+    """Similarity of the responses to one prompt; None if no prompt has several that differ.
 
-    By analysis of variance of ln(tokens) (`simulator.stats.components`), whatever the size of the
+    By analysis of variance of ln(tokens) (`simulator.stats.statistics`), whatever the size of the
     groups. A cap lowers the correlation: lengths at the cap count as they are.
     """
     logs = [np.log(np.asarray(group, np.float64)).tolist() for group in groups if len(group)]
@@ -135,7 +145,7 @@ def within_prompts(groups: Groups) -> WithinPrompts | None:
 
 
 def _has_spike(histogram: Histogram) -> bool:
-    """Whether the longest length is so frequent that it must be a cap."""
+    """Return whether the longest length is so frequent that it must be a cap."""
     longest = histogram.longest
     at_end = histogram.to_tokens == longest
     count = float(histogram.weight[at_end].sum())
@@ -190,3 +200,100 @@ def _notes(observed: Observed, cap: int, reached: float, within: WithinPrompts |
             f"correlation within a prompt, {LengthConfig().group_correlation:g}."
         )
     return notes
+
+
+_LEAST_SHARE: Final = 1e-4
+"""Most extreme share of a curve."""
+
+
+class QuantilePoint(TypedDict):
+    """A point of a probability plot."""
+
+    family: Family
+    share: float
+    """Share of the responses up to this length."""
+    score: float
+    """The share as a quantile of the normal distribution: a log-normal is a straight line."""
+    tokens: float
+
+
+class BatchPoint(TypedDict):
+    """A moment of a batch."""
+
+    tokens: float
+    """Decode steps since its start."""
+    running: float
+    """Share of its responses that have not ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchTail:
+    """Effect of the longest response on a batch; means over random batches."""
+
+    mean_tokens: Estimate
+    """Mean length of a response of the batch."""
+    longest_tokens: Estimate
+    """Decode steps until the last response ends."""
+    done_at_half: Estimate
+    """Share of the responses that have ended when half of these steps are done."""
+    waiting: Estimate
+    """Share of the places of ended responses in the decode steps: 1 - mean / longest."""
+
+
+def quantile_curves(
+    fit: LengthFit, families: Sequence[Family] | None = None, *, points: int = 121
+) -> list[QuantilePoint]:
+    """Quantiles of the observed lengths (`trace`) and of what is fitted to them.
+
+    The shares are evenly spaced in normal scores, from one response of all to all but one.
+    """
+    least = min(0.25, max(_LEAST_SHARE, 0.5 / fit.answers))
+    edge = float(normal_quantiles(np.array([1 - least]))[0])
+    scores = np.linspace(-edge, edge, points)
+    shares = np.array([math.erfc(-score / math.sqrt(2)) / 2 for score in scores.tolist()])
+    return [
+        {"family": family, "share": share, "score": score, "tokens": tokens}
+        for family in families or fit.families
+        for share, score, tokens in zip(
+            shares.tolist(), scores.tolist(), fit.quantiles(shares, family).tolist(), strict=True
+        )
+    ]
+
+
+def batch_curve(
+    lengths: Lengths, groups: int, samples: int, *, seed: int = 1, points: int = 200
+) -> list[BatchPoint]:
+    """Responses of one random batch that still run, over its decode steps."""
+    tokens = np.sort(_batch(lengths, groups, samples, np.random.default_rng(seed)).ravel())
+    places = np.linspace(0, tokens[-1], points)
+    running = 1 - np.searchsorted(tokens, places, side="right") / len(tokens)
+    return [
+        {"tokens": place, "running": share}
+        for place, share in zip(places.tolist(), running.tolist(), strict=True)
+    ]
+
+
+def batch_tail(
+    lengths: Lengths, groups: int, samples: int, *, batches: int = 40, seed: int = 1
+) -> BatchTail:
+    """Averages over random batches, with 95 % intervals."""
+    generator = np.random.default_rng(seed)
+    drawn = [_batch(lengths, groups, samples, generator) for _ in range(batches)]
+    means = [float(one.mean()) for one in drawn]
+    longest = [float(one.max()) for one in drawn]
+    return BatchTail(
+        mean_tokens=estimate(means),
+        longest_tokens=estimate(longest),
+        done_at_half=estimate([float((one <= one.max() / 2).mean()) for one in drawn]),
+        waiting=estimate([1 - mean / most for mean, most in zip(means, longest, strict=True)]),
+    )
+
+
+def _batch(
+    lengths: Lengths, groups: int, samples: int, generator: np.random.Generator
+) -> NDArray[np.int64]:
+    if groups < 1 or samples < 1:
+        raise ValueError(
+            f"a batch of {groups} prompts x {samples} responses is empty; both must be at least 1"
+        )
+    return lengths.draw(generator, groups, samples)

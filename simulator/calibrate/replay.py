@@ -15,16 +15,18 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
+from areal_lab.control.ledger import mean_lag
 from areal_lab.runlog.activity import PAUSED, activity
-from areal_lab.runlog.by_hand import eta_changes, pauses
-from areal_lab.runlog.lags import TrainedBatch, mean_lag, total
+from areal_lab.runlog.incidents import pauses
+from areal_lab.runlog.lags import TrainedBatch, total
 from areal_lab.runlog.read_run import RecordedRun
 from areal_lab.runlog.records import TRAINER, Log, finite_json
+from areal_lab.runlog.replay import eta_changes
 from simulator.assembly.simulate import simulated_log
-from simulator.calibrate.settings import Value, recorded_settings
 from simulator.config.schema import SimulationConfig
 from simulator.run.accounting import add_up
 from simulator.run.pools import LOAD
+from simulator.workload.recorded_run import Value, recorded_settings
 
 ENGINES: Final = "engines"
 _UPDATED: Final = "taking new weights"
@@ -161,7 +163,6 @@ class _Reading:
 
 
 def _use(log: Log, begin_s: float, end_s: float) -> dict[str, dict[str, float]]:
-    """Shares of time of the trainer, and of all engines together."""
     seconds: dict[str, dict[str, float]] = {TRAINER: {}, ENGINES: {}}
     for process, stretches in activity(log).items():
         pool = TRAINER if process == TRAINER else ENGINES

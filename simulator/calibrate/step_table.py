@@ -15,7 +15,6 @@ The layout, the model and the kind of trainer come from the settings.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,15 +23,17 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from areal_lab.config.suggest import plain
+from areal_lab.config.unknown import plain
+from areal_lab.host.foreign import read_table_text, table_cells
+from areal_lab.host.terminal import printable
 from simulator.calibrate.fit_run import own_settings
-from simulator.calibrate.settings import Value
-from simulator.catalogue.find_gpu import find_gpu
+from simulator.catalogue.gpu import find_gpu
 from simulator.catalogue.models import find_model
 from simulator.config.load import load_simulation
 from simulator.config.schema import SimulationConfig
 from simulator.costs.training import training_cost
 from simulator.stats.least_squares import fit_positive
+from simulator.workload.recorded_run import Value
 
 Values = NDArray[np.float64]
 _ALIKE: Final = 1.25
@@ -71,7 +72,8 @@ class StepTableFit:
     def about(self) -> str:
         """One line, for reports."""
         rows = len(self.measured_s)
-        return f"{self.kind} fitted to {rows} step{'s' * (rows > 1)} of {self.source.name}"
+        kind = f"{self.kind} fitted to {rows} step{'s' * (rows > 1)}"
+        return printable(f"{kind} of {self.source.name}")
 
     @property
     def error(self) -> float:
@@ -91,7 +93,7 @@ class StepTableFit:
         }
 
     def lines(self) -> list[str]:
-        """What to tell the user."""
+        """The result in lines for the user."""
         found = [
             f"{self.about}: factor {self.time_factor:.3g}, {self.fixed_s:.3g} s per step",
             *(
@@ -127,17 +129,19 @@ class StepTableFit:
 
 
 def fit_step_table(source: Path, overrides: Sequence[str] = ()) -> StepTableFit:
-    """Fit the trainer of the settings to a table.
-
-    Args:
-        source: the CSV file.
-        overrides: settings `a.b=c`: the trainer's kind and layout, model, GPU.
-
-    Raises:
-        ValueError: one line: a missing column or value, or a step that the settings cannot run.
-    """
+    """Fit the trainer of the settings to a table."""
     config = load_simulation(None, tuple(overrides))
-    steps = read_steps(source, config)
+    return fit_steps(source, read_steps(source, config), config, own=own_settings(overrides))
+
+
+def fit_steps(
+    source: Path,
+    steps: Sequence[MeasuredStep],
+    config: SimulationConfig,
+    *,
+    own: Mapping[str, Value],
+) -> StepTableFit:
+    """Fit the trainer of a config to measured steps; `own` are settings of the result."""
     measured = np.array([one.seconds for one in steps])
     shares = np.array([_shares(config, one) for one in steps])
     best = _fit(shares, measured)
@@ -161,27 +165,23 @@ def fit_step_table(source: Path, overrides: Sequence[str] = ()) -> StepTableFit:
         measured_s=measured,
         predicted_s=_predict(best, shares),
         left_out=left_out,
-        own=own_settings(overrides),
+        own=own,
     )
 
 
 def read_steps(source: Path, config: SimulationConfig) -> list[MeasuredStep]:
-    """Rows of the table, with what they lack taken from the settings.
-
-    Raises:
-        ValueError: one line: no such file, a missing column, no rows, or an impossible value.
-    """
+    """Rows of the table, with what they lack taken from the settings."""
     if not source.is_file():
         raise ValueError(f"{source} does not exist (looked in {Path.cwd()})")
-    lines = source.read_text(encoding="utf-8-sig").splitlines()
+    lines = read_table_text(source).splitlines()
     kept = [(n, line) for n, line in enumerate(lines, 1) if line.strip() and line[0] != "#"]
-    cells = list(csv.reader([line for _, line in kept]))
+    cells = table_cells([line for _, line in kept], source)
     header = [plain(cell) for cell in cells[0]] if cells else []
     sized = "lengths" in header or {"tokens", "sequences"} <= set(header)
     if "seconds" not in header or not sized:
         raise ValueError(
             f"{source} needs the columns seconds, and tokens and sequences or lengths; it has "
-            f"{', '.join(cell.strip() for cell in cells[0]) if cells else 'none'}"
+            + (", ".join(cell.strip() for cell in cells[0])[:200] if cells else "none")
         )
     if len(cells) == 1:
         raise ValueError(f"{source} has a header but no rows; it needs one training step per row")
@@ -259,7 +259,6 @@ def _shares(config: SimulationConfig, step: MeasuredStep) -> tuple[float, float]
 
 
 def _fit(shares: Values, measured: Values) -> tuple[float, float]:
-    """Factor and fixed seconds; the second is 0 if the steps are too few or too similar."""
     whole = shares.sum(axis=1)
     if len(measured) >= 2 and whole.max() >= _ALIKE * whole.min():
         start = (1.0, max(1e-3, 0.05 * float(measured.min())))

@@ -6,14 +6,19 @@ compared with their implementation are read like Llama, with a note in `caveats`
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from simulator.catalogue.linear_attention import LinearAttention, SlidingWindow
-from simulator.catalogue.transformer import LatentAttention, ModelShape
+from areal_lab.host.foreign import parse_json, read_text, unreadable
+from simulator.catalogue.transformer import (
+    LatentAttention,
+    LinearAttention,
+    ModelShape,
+    SlidingWindow,
+)
 
 _SPELLINGS = {
     "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
@@ -22,7 +27,13 @@ _SPELLINGS = {
     "kv_heads": ("num_key_value_heads", "num_kv_heads"),
     "intermediate": ("intermediate_size", "ffn_hidden_size", "n_inner", "ffn_dim"),
     "experts": ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
-    "active_experts": ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk"),
+    "active_experts": (
+        "num_experts_per_tok",
+        "num_experts_per_token",
+        "moe_k",
+        "moe_topk",
+        "top_k_experts",
+    ),
     "moe_intermediate": ("moe_intermediate_size", "expert_ffn_hidden_size"),
 }
 """Names of each field in configurations, in order of precedence."""
@@ -34,15 +45,10 @@ def _families(names: str) -> frozenset[str]:
 
 _SHARED_EXPERTS = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
 _FIRST_MIXTURE = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
+_SHARED_WIDTH = "shared_intermediate_size"
 _EVERY_MIXTURE = ("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval")
 """Settings that a family may leave out: the number of shared experts, the first layer that is a
 mixture of experts, and the distance between two of them."""
-
-_TIED = _families(
-    "bloom cohere cohere2 cohere2_moe ernie4_5 ernie4_5_moe falcon gemma gemma2 gemma3 gpt2 "
-    "gpt_bigcode opt smollm3 starcoder2 vaultgemma youtu"
-)
-"""Families whose head is the input embedding by default."""
 
 _TWO_MATRICES = _families(
     "apertus arcee bloom codegen falcon gpt2 gpt_bigcode gpt_neox gptj nanochat nemotron opt "
@@ -64,33 +70,72 @@ _COMPARED = _TWO_MATRICES | _families(
 """Families whose parameters were compared with transformers 5.23: equal within 1.4 %, and within
 0.1 % if positions are not learned."""
 
-_WINDOWED = ("sliding_attention", "chunked_attention")
+_FULL = _families("full_attention attention global_attention")
+"""Kinds of layers that attend to the whole context; `attention` is Granite 4's."""
+_WINDOWED = _families(
+    "sliding_attention chunked_attention sliding_window_attention local_attention"
+)
 """Kinds of layers that attend to the last tokens, or to those of the same chunk."""
-_INDEXED = "indexed_attention"
-"""A kind of layer that chooses what it attends to; its cost is not modeled."""
+_CHOOSING = _families(
+    "indexed_attention sparse_attention deepseek_sparse_attention compressed_sparse_attention "
+    "heavily_compressed_attention"
+)
+"""Kinds of layers that choose or compress what they attend to; they are counted as if they attended
+to all of it, with a note."""
 _LINEAR = "linear_attention"
+PATTERN_KINDS: Final = _WINDOWED | _CHOOSING | {"full_attention"}
+"""Kinds of layers that `FAMILIES_FILE` has patterns of."""
+_INDEXES = ("index_topk", "index_head_dim", "compress_ratios", "sparse_attention_config")
+"""Settings of layers that choose or compress what they attend to, of configs without
+`layer_types`."""
 
 _NO_CONTEXT = ("mamba", "ssm_", "state_size", "conv_L_cache", "lru_width")
 """Prefixes of settings of layers with a state that is not modeled."""
 _HARMLESS = ("mamba_ssm_dtype",)
 """Settings with such a prefix that say nothing about layers."""
 
+READ_FIELDS: Final = frozenset(
+    _families(
+        "vocab_size head_dim kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim "
+        "sliding_window attention_chunk_size use_sliding_window max_position_embeddings "
+        "global_head_dim shared_expert_intermediate_size full_attention_interval "
+        "linear_num_key_heads linear_num_value_heads linear_key_head_dim linear_value_head_dim "
+        "linear_conv_kernel_dim tie_word_embeddings moe_layer_freq"
+    )
+).union(*_SPELLINGS.values(), _SHARED_EXPERTS, _FIRST_MIXTURE, _EVERY_MIXTURE)
+"""Fields whose defaults are in `FAMILIES_FILE`."""
+FAMILIES_FILE: Final = Path(__file__).parent / "data" / "families.json"
+"""Defaults of transformers 5.23 for fields that a config leaves out, by family
+(`tools.model_families`)."""
+_QUANTIZATION_FILE: Final = "hf_quant_config.json"
+"""Beside a config: NVIDIA's ModelOpt names the quantization there; some releases only there."""
+_NESTED: Final = ("text_config", "llm_config", "language_config")
+_PATTERNS: Final = ("sliding_window_pattern", "_sliding_window_pattern")
+_MOST: Final = 1 << 40
+_MOST_LAYERS: Final = 10_000
+
 
 def read_config(path: Path) -> ModelShape:
-    """Shape of the model in a folder or a `config.json`.
-
-    Raises:
-        ValueError: one line: no such file, not JSON, or a missing or wrong field.
-    """
+    """Shape of the model in a folder or a `config.json`."""
     file = path / "config.json" if path.is_dir() else path
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{file} cannot be read: {error}") from error
-    if not isinstance(config, dict):
-        raise ValueError(f"{file} holds a {type(config).__name__}, but must hold an object")
+    config = _read_object(file)
+    beside = file.with_name(file.name.removesuffix("config.json") + _QUANTIZATION_FILE)
+    if file.name.endswith("config.json") and beside.is_file():
+        quantized = _read_object(beside).get("quantization")
+        if isinstance(quantized, dict) and quantized.get("quant_algo"):
+            config = {"quantization_config": {"quant_method": "modelopt", **quantized}, **config}
     name = file.resolve().parent.name if file.name == "config.json" else file.stem
     return from_config(config, name)
+
+
+def _read_object(file: Path) -> dict[str, Any]:
+    try:
+        value = parse_json(read_text(file))
+    except (OSError, ValueError) as error:
+        raise unreadable(file, error) from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{file} holds a {type(value).__name__}, but must hold an object")
+    return value
 
 
 def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
@@ -100,19 +145,19 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
         config: its content. Multimodal models describe the language model in `text_config`; only
             that part is counted, because only it generates.
         name: name of the model, for results and messages.
-
-    Raises:
-        ValueError: one line: a missing or wrong field, or layers without attention, whose cost does
-            not grow with the context as the simulator assumes.
     """
     whole = config
-    for key in ("text_config", "llm_config", "language_config"):
+    for key in _NESTED:
         nested = config.get(key)
         if isinstance(nested, Mapping):
             config = nested
             break
-    read = _Fields(config, name)
     family = str(config.get("model_type", whole.get("model_type", ""))).removesuffix("_text")
+    defaults = _family_defaults().get(family, {})
+    if config is not whole:
+        config = {**defaults, **config, "layer_types": config.get("layer_types")}
+    config = _with_kinds(config, defaults)
+    read = _Fields(config, name)
     if whole.get("is_encoder_decoder") or config.get("is_encoder_decoder"):
         raise ValueError(f"{name} is an encoder-decoder model; only decoders can be simulated")
     linear = _linear(read)
@@ -120,6 +165,10 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
     heads, hidden = read.number("heads"), read.number("hidden")
     kv_heads = _kv_heads(read, heads)
     layers = read.number("layers")
+    if layers > _MOST_LAYERS:
+        raise ValueError(
+            f"config.json of {name} has {layers} layers; at most {_MOST_LAYERS} can be"
+        )
     mixture = _mixture(read, layers)
     return ModelShape(
         name=name,
@@ -143,6 +192,21 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
     )
 
 
+@cache
+def _family_defaults() -> Mapping[str, Mapping[str, Any]]:
+    found: dict[str, dict[str, Any]] = parse_json(read_text(FAMILIES_FILE))
+    return found
+
+
+def _with_kinds(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A config with the kinds of its layers, where its family has a pattern and it says nothing."""
+    pattern, layers = defaults.get("layer_types"), config.get("num_hidden_layers")
+    said = any(config.get(key) is not None for key in ("layer_types", *_PATTERNS))
+    if said or not pattern or not isinstance(layers, int) or not 0 < layers <= _MOST_LAYERS:
+        return config
+    return {**config, "layer_types": (pattern * layers)[:layers]}
+
+
 class _Fields:
     """A config whose readers raise errors that name a missing or wrong field."""
 
@@ -159,7 +223,7 @@ class _Fields:
         return self._first(_SPELLINGS[field])
 
     def has(self, field: str) -> bool:
-        """Whether any of its spellings has a value."""
+        """Return whether any of its spellings has a value."""
         return any(self.config.get(key) is not None for key in _SPELLINGS[field])
 
     def optional(self, keys: tuple[str, ...], default: int) -> int:
@@ -168,13 +232,13 @@ class _Fields:
         return self._first(given) if given else default
 
     def listed(self, key: str) -> list[Any]:
-        """A field that is a list; empty if there is none."""
+        """A field that is a list; empty without one."""
         value = self.config.get(key)
         if value is None:
             return []
         if not isinstance(value, list):
             raise ValueError(
-                f"{key!r} in config.json of {self.name} is {value!r}, but must be a list"
+                f"{key!r} in config.json of {self.name} is {value!r:.80}, but must be a list"
             )
         return value
 
@@ -183,24 +247,43 @@ class _Fields:
             value = self.config.get(key)
             if value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            if isinstance(value, list) and value:
+                if any(one != value[0] for one in value):
+                    raise ValueError(
+                        f"{key!r} in config.json of {self.name} differs between layers "
+                        f"({str(value)[:60]}...), which is not modeled; it cannot be simulated"
+                    )
+                value = value[0]
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _MOST:
                 raise ValueError(
-                    f"{key!r} in config.json of {self.name} is {value!r}, "
+                    f"{key!r} in config.json of {self.name} is {value!r:.80}, "
                     "but must be a whole number >= 0"
+                    + (f" and < {_MOST}" if isinstance(value, int) and value >= _MOST else "")
                 )
             return value
         others = f" (nor {', '.join(map(repr, keys[1:]))})" if keys[1:] else ""
-        raise ValueError(f"config.json of {self.name} has no {keys[0]!r}{others}")
+        raise ValueError(
+            f"config.json of {self.name} has no {keys[0]!r}{others}; add it to the file"
+        )
 
 
 def _refuse_other_layers(read: _Fields, linear: LinearAttention | None) -> None:
-    known = ("full_attention", *_WINDOWED, _INDEXED, *((_LINEAR,) if linear else ()))
-    strange = sorted({str(kind) for kind in read.listed("layer_types")} - {*known})
-    strange += [
-        key
-        for key, value in read.config.items()
-        if key.startswith(_NO_CONTEXT) and key not in _HARMLESS and value
-    ]
+    known = _FULL | _WINDOWED | _CHOOSING | {_LINEAR for _ in (linear,) if linear}
+    kinds = {str(kind) for kind in read.listed("layer_types")}
+    strange = sorted(kinds - known)
+    if read.config.get("block_configs"):
+        raise ValueError(
+            f"{read.name} has layers that differ in width (block_configs), which are not modeled; "
+            "it cannot be simulated"
+        )
+    # Granite 4 has settings of Mamba layers even if all of its layers are attention.
+    granite = str(read.config.get("model_type", "")).startswith("granite")
+    if strange or not (granite and kinds):
+        strange += [
+            key
+            for key, value in read.config.items()
+            if key.startswith(_NO_CONTEXT) and key not in _HARMLESS and value
+        ]
     width, hidden = read.config.get("routed_expert_hidden_size"), read.config.get("hidden_size")
     if width is not None and width != hidden:
         raise ValueError(
@@ -208,8 +291,9 @@ def _refuse_other_layers(read: _Fields, linear: LinearAttention | None) -> None:
             f"{width}), which are not modeled; it cannot be simulated"
         )
     if strange:
+        named = ", ".join(strange[:3])[:200]
         raise ValueError(
-            f"{read.name} has layers other than attention ({', '.join(strange[:3])}), whose cost "
+            f"{read.name} has layers other than attention ({named}), whose cost "
             "does not grow with the context as in a transformer; it cannot be simulated"
         )
 
@@ -237,6 +321,8 @@ def _head_dim(read: _Fields, hidden: int, heads: int) -> int:
 def _intermediate(read: _Fields, hidden: int, mixture: Mapping[str, int]) -> int:
     if read.config.get("intermediate_size_mlp") is not None:  # Llama 4: the other one is an expert
         return read.exactly("intermediate_size_mlp")
+    if not mixture and read.config.get(_SHARED_WIDTH):  # Granite 4 without experts
+        return read.exactly(_SHARED_WIDTH)
     if read.has("intermediate"):
         return read.number("intermediate")
     if "n_embd" in read.config or "n_layer" in read.config:  # GPT-2 and relatives
@@ -247,14 +333,15 @@ def _intermediate(read: _Fields, hidden: int, mixture: Mapping[str, int]) -> int
 
 
 def _mixture(read: _Fields, layers: int) -> dict[str, int]:
-    """The fields of a mixture of experts; empty for a dense model."""
     config = read.config
     if not read.has("experts") or read.number("experts") < 2:
         return {}
     # Mixtral, Phi-3.5-MoE, gpt-oss and Llama 4 have experts of `intermediate_size`.
     width = read.number("moe_intermediate" if read.has("moe_intermediate") else "intermediate")
-    shared = config.get("shared_expert_intermediate_size")
-    if shared is None:
+    shared = read.optional(("shared_expert_intermediate_size", _SHARED_WIDTH), 0)
+    if config.get("enable_moe_block"):  # Gemma 4 adds the experts to the network of a dense layer
+        shared += read.number("intermediate")
+    elif config.get("shared_expert_intermediate_size") is None and not shared:
         llama_4 = str(config.get("model_type", "")).startswith("llama4")
         shared = width * (1 if llama_4 else read.optional(_SHARED_EXPERTS, 0))
     return {
@@ -267,7 +354,6 @@ def _mixture(read: _Fields, layers: int) -> dict[str, int]:
 
 
 def _mixture_layers(read: _Fields, layers: int) -> int:
-    """Number of layers that are mixtures of experts, in each family's notation."""
     config = read.config
     for key, dense in (("mlp_layer_types", "dense"), ("moe_layer_freq", 0)):
         kinds = config.get(key)
@@ -298,7 +384,6 @@ def _latent(read: _Fields) -> LatentAttention | None:
 
 
 def _linear(read: _Fields) -> LinearAttention | None:
-    """Layers with a state, in the notation of Qwen3-Next and Qwen3.5, or of Kimi Linear."""
     config = read.config
     layers = sum(kind == _LINEAR for kind in read.listed("layer_types"))
     nested = config.get("linear_attn_config")
@@ -336,14 +421,13 @@ def _equal_heads(read: _Fields, names: tuple[str, str, str]) -> dict[str, int]:
 
 
 def _window(read: _Fields, layers: int) -> SlidingWindow | None:
-    """Layers with a window; None if there are none, or if it is never exceeded."""
     kinds = [str(kind) for kind in read.listed("layer_types")]
     windowed = sum(kind in _WINDOWED for kind in kinds)
     tokens = _window_tokens(read)
     if tokens is None:
         return None
     if not kinds:
-        pattern = read.optional(("sliding_window_pattern", "_sliding_window_pattern"), 0)
+        pattern = read.optional(_PATTERNS, 0)
         windowed = layers - layers // pattern if pattern else 0
     return SlidingWindow(layers=windowed, tokens=tokens) if windowed else None
 
@@ -359,7 +443,7 @@ def _window_tokens(read: _Fields) -> int | None:
     config = read.config
     if not config.get("use_sliding_window", True):
         return None
-    longest = config.get("max_position_embeddings") or math.inf
+    longest = read.optional(("max_position_embeddings",), 0) or math.inf
     for key in ("sliding_window", "attention_chunk_size"):
         tokens = config.get(key)
         if isinstance(tokens, int) and not isinstance(tokens, bool) and 0 < tokens < longest:
@@ -372,11 +456,10 @@ def _tied(whole: Mapping[str, Any], config: Mapping[str, Any], family: str) -> b
         tied = one.get("tie_word_embeddings")
         if tied is not None:
             return bool(tied)
-    return family in _TIED
+    return bool(_family_defaults().get(family, {}).get("tie_word_embeddings"))
 
 
 def _quantization(whole: Mapping[str, Any], config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """How the checkpoint is quantized; empty if it is not."""
     found = whole.get("quantization_config") or config.get("quantization_config") or {}
     return found if isinstance(found, Mapping) else {"quant_method": found}
 
@@ -385,13 +468,15 @@ def _caveats(whole: Mapping[str, Any], read: _Fields, family: str, layers: int) 
     config = read.config
     if family not in _COMPARED:
         yield f"family {family!r} is unknown: it is counted like Llama"
-    if config is not whole:
+    if any(isinstance(whole.get(key), Mapping) for key in _NESTED):
         yield "only its language model is counted"
     quantized = _quantization(whole, config)
     if quantized and quantized.get("quant_method") != "mxfp4":
         yield "its weights are quantized, but sizes are computed for bf16"
-    indexed = sum(kind == _INDEXED for kind in read.listed("layer_types"))
-    if _whole_window(read, layers) is not None:
+    kinds = [str(kind) for kind in read.listed("layer_types")]
+    indexed = sum(kind in _CHOOSING for kind in kinds)
+    chooses = not kinds and any(config.get(key) for key in _INDEXES)
+    if chooses or _whole_window(read, layers) is not None:
         indexed = layers
     if indexed:
         yield (

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import tomllib
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Final
 
-from areal_lab.config.suggest import did_you_mean, plain
+from areal_lab.config.given import given_text
+from areal_lab.config.unknown import did_you_mean, plain
 from simulator.catalogue.huggingface_config import from_config, read_config
-from simulator.catalogue.hybrid_models import HYBRIDS
-from simulator.catalogue.transformer import LatentAttention, ModelShape
+from simulator.catalogue.transformer import (
+    LatentAttention,
+    LinearAttention,
+    ModelShape,
+    SlidingWindow,
+)
 
 __all__ = [
     "LatentAttention",
@@ -23,70 +29,20 @@ __all__ = [
     "read_config",
 ]
 
-_LITGPT = "config.json on Hugging Face as in LitGPT litgpt/config.py (2025)"
-_AICONFIGURATOR = "config.json on Hugging Face as in AIConfigurator 0.12.0 (NVIDIA, 2026-09)"
+_FILE: Final = Path(__file__).parent / "data" / "models.toml"
+_PARTS: Final = {"linear": LinearAttention, "window": SlidingWindow, "latent": LatentAttention}
 
 
-_Row = tuple[str, int, int, int, int, int, int, int, bool, str]
-_ROWS: tuple[_Row, ...] = (
-    # name, layers, hidden, heads, key-value heads, head width, MLP width, vocabulary, tied, source
-    ("Qwen2.5-0.5B", 24, 896, 14, 2, 64, 4864, 151936, True, _LITGPT),
-    ("Qwen2.5-1.5B", 28, 1536, 12, 2, 128, 8960, 151936, True, _LITGPT),
-    ("Qwen2.5-3B", 36, 2048, 16, 2, 128, 11008, 151936, True, _LITGPT),
-    ("Qwen2.5-7B", 28, 3584, 28, 4, 128, 18944, 152064, False, _LITGPT),
-    ("Qwen2.5-14B", 48, 5120, 40, 8, 128, 13824, 152064, False, _LITGPT),
-    ("Qwen2.5-32B", 64, 5120, 40, 8, 128, 27648, 152064, False, _LITGPT),
-    ("Qwen2.5-72B", 80, 8192, 64, 8, 128, 29568, 152064, False, _LITGPT),
-    ("Qwen3-0.6B", 28, 1024, 16, 8, 128, 3072, 151936, True, _AICONFIGURATOR),
-    ("Qwen3-1.7B", 28, 2048, 16, 8, 128, 6144, 151936, True, _AICONFIGURATOR),
-    ("Qwen3-4B", 36, 2560, 32, 8, 128, 9728, 151936, True, _LITGPT),
-    ("Qwen3-8B", 36, 4096, 32, 8, 128, 12288, 151936, False, _AICONFIGURATOR),
-    ("Qwen3-14B", 40, 5120, 40, 8, 128, 17408, 151936, False, _LITGPT),
-    ("Qwen3-32B", 64, 5120, 64, 8, 128, 25600, 151936, False, _AICONFIGURATOR),
-    ("Qwen3-30B-A3B", 48, 2048, 32, 4, 128, 6144, 151936, False, _AICONFIGURATOR),
-    ("Qwen3-235B-A22B", 94, 4096, 64, 4, 128, 12288, 151936, False, _AICONFIGURATOR),
-    ("Llama-3.2-1B", 16, 2048, 32, 8, 64, 8192, 128256, True, _LITGPT),
-    ("Llama-3.2-3B", 28, 3072, 24, 8, 128, 8192, 128256, True, _LITGPT),
-    ("Llama-3.1-8B", 32, 4096, 32, 8, 128, 14336, 128256, False, _AICONFIGURATOR),
-    ("Llama-3.1-70B", 80, 8192, 64, 8, 128, 28672, 128256, False, _AICONFIGURATOR),
-    ("Llama-3.1-405B", 126, 16384, 128, 8, 128, 53248, 128256, False, _AICONFIGURATOR),
-    ("SmolLM2-135M", 30, 576, 9, 3, 64, 1536, 49152, True, _LITGPT),
-    ("Mixtral-8x7B", 32, 4096, 32, 8, 128, 14336, 32000, False, _AICONFIGURATOR),
-    ("DeepSeek-V3", 61, 7168, 128, 128, 128, 18432, 129280, False, _AICONFIGURATOR),
-)
-_MIXTURES: dict[str, dict[str, Any]] = {
-    "Qwen3-30B-A3B": {"experts": 128, "active_experts": 8, "moe_intermediate": 768},
-    "Qwen3-235B-A22B": {"experts": 128, "active_experts": 8, "moe_intermediate": 1536},
-    "Mixtral-8x7B": {"experts": 8, "active_experts": 2, "moe_intermediate": 14336},
-    # Without the module that predicts a second token, which ordinary generation does not use.
-    "DeepSeek-V3": {
-        "experts": 256,
-        "active_experts": 8,
-        "moe_intermediate": 2048,
-        "shared_intermediate": 2048,
-        "first_dense_layers": 3,
-        "latent": LatentAttention(
-            cached_rank=512, rope_head_dim=64, value_head_dim=128, query_rank=1536
-        ),
-    },
-}
-
-
-def _shape(row: _Row) -> ModelShape:
-    name, layers, hidden, heads, kv_heads, head_dim, intermediate, vocabulary, tied, source = row
-    return ModelShape(
-        name=name,
-        layers=layers,
-        hidden=hidden,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        intermediate=intermediate,
-        vocabulary=vocabulary,
-        tied_embeddings=tied,
-        source=source,
-        **_MIXTURES.get(name, {}),
-    )
+def _read_shapes() -> dict[str, ModelShape]:
+    read = tomllib.loads(_FILE.read_text(encoding="utf-8"))
+    shapes = {}
+    for name, row in read["rows"].items():
+        fields = dict(zip(read["columns"], row, strict=True)) | read["fields"].get(name, {})
+        fields["source"] = read["sources"][fields["source"]]
+        for part in _PARTS.keys() & fields.keys():
+            fields[part] = _PARTS[part](**fields[part])
+        shapes[name] = ModelShape(name=name, **fields)
+    return shapes
 
 
 def _distilled(base: ModelShape) -> ModelShape:
@@ -103,7 +59,7 @@ def _distilled(base: ModelShape) -> ModelShape:
     )
 
 
-_BASES = {row[0]: _shape(row) for row in _ROWS}
+_BASES: Final = _read_shapes()
 _DISTILLED = tuple(
     _distilled(_BASES[name])
     for name in (
@@ -112,10 +68,8 @@ _DISTILLED = tuple(
     )
 )
 
-MODELS = MappingProxyType(
-    {shape.name: shape for shape in (*_DISTILLED, *_BASES.values(), *HYBRIDS)}
-)
-"""Shapes by name."""
+MODELS = MappingProxyType({shape.name: shape for shape in (*_DISTILLED, *_BASES.values())})
+"""Shapes by name; `data/models.toml` has the numbers and their sources."""
 
 _ALIASES = MappingProxyType(
     {
@@ -142,7 +96,7 @@ _ADDITIONS = re.compile(
 """Prefixes and suffixes of names that do not change the shape: `Meta-Llama-3.1-8B-Instruct`."""
 
 
-def find_model(name_or_path: str) -> ModelShape:
+def find_model(name_or_path: str | Path | ModelShape) -> ModelShape:
     """A model of the catalogue, or of a Hugging Face folder or `config.json`.
 
     Args:
@@ -152,6 +106,9 @@ def find_model(name_or_path: str) -> ModelShape:
     Raises:
         ValueError: one line: an unknown name (with the nearest ones), or a broken file.
     """
+    if isinstance(name_or_path, ModelShape):
+        return name_or_path
+    name_or_path = given_text(name_or_path, "the model")
     path = Path(name_or_path)
     if path.is_file() or (path / "config.json").is_file():
         return read_config(path)

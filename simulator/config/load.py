@@ -1,4 +1,4 @@
-"""From a preset or a YAML file, and `a.b=c` overrides, to a `SimulationConfig`.
+"""Load a `SimulationConfig` from a preset or a YAML file, and `a.b=c` overrides.
 
     defaults (simulator.config.schema) <- preset or YAML file <- overrides, the last one wins
 
@@ -12,8 +12,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from areal_lab.config.load import Overrides, load_record
-from areal_lab.config.shipped import named_file, settings_file
+from areal_lab.config.given import Overrides, Source, given_config, source_files
+from areal_lab.config.load import load_record
+from areal_lab.config.shipped import named_file
 from simulator.config.schema import SimulationConfig
 
 ALIASES: Final[Mapping[str, str]] = MappingProxyType(
@@ -36,12 +37,13 @@ _PRESETS: Final = Path(__file__).parents[1] / "presets"
 
 
 def load_simulation(
-    source: str | Path | None = None, overrides: Overrides = ()
+    source: Source | None = None, overrides: Overrides | None = ()
 ) -> SimulationConfig:
     """Merge a YAML file or a preset, and overrides, onto the defaults.
 
     Args:
-        source: a YAML file, or the name of a preset; None takes the defaults.
+        source: a YAML file, the name of a preset, settings by name, or a config to start from; None
+            takes the defaults.
         overrides: `a.b=c` each, the value in YAML: `schedule.eta=inf`, `gpus=64`; or values
             by name: `{"schedule.eta": 4, "gpus": 64}`.
 
@@ -50,12 +52,18 @@ def load_simulation(
             (with the nearest name) and each value that is not allowed.
             `simulator.assembly.check` says whether the numbers fit together.
     """
-    path = None if source is None else settings_file(source, _preset_files(), "preset")
+    files = source_files(source, _preset_files(), "preset")
     start = SimulationConfig()
-    config = load_record(start, path, overrides, ALIASES, may_be_empty=False)
-    if path is not None and config.name == start.name:
-        config.name = path.stem
+    config = load_record(start, files, overrides, ALIASES, may_be_empty=False)
+    for path in files:
+        if isinstance(path, Path) and config.name == start.name:
+            config.name = path.stem
     return config
+
+
+def simulation_config(given: object) -> SimulationConfig:
+    """The config of an argument: a `SimulationConfig`, or what `load_simulation` takes."""
+    return given_config(given, SimulationConfig, load_simulation)
 
 
 def presets() -> dict[str, str]:
@@ -64,11 +72,7 @@ def presets() -> dict[str, str]:
 
 
 def preset_path(name: str) -> Path:
-    """The file of a preset, whatever the case and punctuation of its name.
-
-    Raises:
-        ValueError: in one line, with the nearest names.
-    """
+    """The file of a preset, whatever the case and punctuation of its name."""
     return named_file(name, _preset_files(), "preset")
 
 

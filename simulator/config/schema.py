@@ -1,4 +1,6 @@
-"""What is simulated: a cluster, a model, a workload and a schedule; the schema of the YAML files.
+"""Settings of a simulated number of engines that changes while the run continues.
+
+What is simulated: a cluster, a model, a workload and a schedule; the schema of the YAML files.
 
     model, workload, cluster, rollout, trainer, weights, schedule, faults --build--> costs, limits
                                                                           --simulate--> results
@@ -10,18 +12,30 @@ named `*_s` are null by default, which means "by the cost model". A field checks
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, Self
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import AllowInfNan, Field
+from pydantic import AllowInfNan, Field, model_validator
 
 from areal_lab.config.record import About, Count, NonNegative, Record, Share, Whole
+from areal_lab.config.sections import ScalingConfig
+from areal_lab.control.drift import DriftBound
+from areal_lab.control.limits import SlotsName
 from areal_lab.control.order import OrderName
 from areal_lab.control.routing import RoutingName
-from areal_lab.control.schedule import ScheduleName, schedule_named
-from simulator.config.scaling import SimulatedScalingConfig
+from areal_lab.control.schedule import MAX_DRIFT, Schedule, ScheduleName, schedule_named
+
+
+class SimulatedScalingConfig(ScalingConfig):
+    """Engines join and leave while the run continues; the first are on `cluster.rollout_gpus`."""
+
+    startup_s: Annotated[float, Ge(0), Le(86_400), About(hint="at most a day")] = 120.0
+    """From the decision until a new engine loads its weights; its GPUs are paid for."""
+
 
 YEAR_S: Final = 365 * 24 * 3600
+_ROLLOUT_SHARE: Final = 0.75
+"""Of the GPUs, those that generate unless `rollout_gpus` is given: the paper's split."""
 _YEAR = About(hint="at most a year")
 
 Seconds = Annotated[float, Ge(0), Le(YEAR_S), _YEAR]
@@ -31,10 +45,17 @@ Versions = Annotated[
 ]
 TailName = Literal["", "math", "deepscaler", "reasoning", "service", "conversation"]
 EngineName = Literal[
-    "default", "vllm-0.6", "vllm-0.8", "vllm-0.14", "sglang-0.4", "sglang-0.5", "areal-0.3"
+    "default",
+    "vllm-0.6",
+    "vllm-0.8",
+    "vllm-0.14",
+    "sglang-0.4",
+    "sglang-0.5",
+    "areal-0.3",
+    "embedded",
 ]
 Placement = Literal["disaggregated", "colocated"]
-TrainerKind = Literal["areal", "megatron", "fsdp2", "prime_rl", "torchtitan"]
+TrainerKind = Literal["areal", "megatron", "fsdp2", "prime_rl", "torchtitan", "areal_lab"]
 Sleep = Literal["to_host", "discard", "none"]
 Offload = Literal["all", "optimizer", "none"]
 Refit = Literal["packed", "by_tensor"]
@@ -75,6 +96,19 @@ class LengthConfig(Record):
     """Relative growth of the uncut length from one training step to the next."""
 
 
+class DriftConfig(Record):
+    """Drift of the policy while responses wait, for `schedule.name=bounded_drift`."""
+
+    learning_rate: Annotated[float, Gt(0), Le(1)] = 1e-4
+    """Learning rate of the run; drift grows with its power 0.92."""
+    drift_at_one: Annotated[float, Gt(0), AllowInfNan(False), About(unit="nats")] = 0.0078
+    """Drift of tokens that are one version old, at a learning rate of 1e-4 with one minibatch. The
+    default is of models of 102 thousand weights: set it so that the drift of your own run at its
+    lag follows."""
+    age_exponent: Annotated[float, Gt(0), Le(4)] = 0.64
+    """Power of the age in versions with which drift grows; fitted up to a lag of 8."""
+
+
 class LatencyConfig(Record):
     """Time spent outside the GPUs."""
 
@@ -96,6 +130,8 @@ class WorkloadConfig(Record):
     prompt_tokens: Whole = 256
     """Length of a prompt, shared by its responses. The paper caps prompts at 1,024."""
     answers: LengthConfig = Field(default_factory=LengthConfig)
+    drift: DriftConfig = Field(default_factory=DriftConfig)
+    """Drift of trained tokens by their lag."""
     minibatches: Count = 4
     """Optimizer steps per training step."""
     steps: Count = 40
@@ -124,6 +160,11 @@ class WorkloadConfig(Record):
     """Tokens that one tool call adds to the context. They are read, and trained over, but not
     generated, and throughput does not count them."""
 
+    @property
+    def most_turns(self) -> int:
+        """Largest number of model calls per response."""
+        return self.turns_most or self.turns
+
 
 class ClusterConfig(Record):
     """GPUs and how they are split."""
@@ -136,7 +177,8 @@ class ClusterConfig(Record):
     placement: Placement = "disaggregated"
     """`disaggregated`: separate GPUs generate and train. `colocated`: all GPUs alternate."""
     rollout_gpus: int = 96
-    """GPUs used for generation; the rest train. Ignored when colocated."""
+    """GPUs used for generation; the rest train. By default three quarters of `gpus`. Ignored when
+    colocated."""
     hybrid_gpus: Whole = 0
     """Of the GPUs that generate, those that join the training of each step: their engines pause,
     with their responses, from the batch until the new weights are loaded (`colocation`). With
@@ -148,9 +190,16 @@ class ClusterConfig(Record):
     overhead: NonNegative = 0.0
     """Share added to the price for storage, network and operation; 0.3 to 0.5 is usual."""
 
+    @model_validator(mode="after")
+    def _follow_gpus(self) -> Self:
+        if "rollout_gpus" not in self.model_fields_set:
+            # Not by assignment, which would validate again and count as given.
+            self.__dict__["rollout_gpus"] = max(1, round(_ROLLOUT_SHARE * self.gpus))
+        return self
+
     @property
     def colocated(self) -> bool:
-        """Whether the same GPUs generate and train."""
+        """True if the same GPUs generate and train."""
         return self.placement == "colocated"
 
     @property
@@ -170,12 +219,12 @@ class ClusterConfig(Record):
 
     @property
     def switches(self) -> bool:
-        """Whether some GPUs alternate between generation and training."""
+        """True if some GPUs alternate between generation and training."""
         return self.colocated or self.hybrid_gpus > 0
 
     @property
     def sends_weights(self) -> bool:
-        """Whether engines get weights from other GPUs; false if all that generate also train."""
+        """True if engines get weights from other GPUs; false if all that generate also train."""
         return not self.colocated and self.rollout_gpus > self.hybrid_gpus
 
     @property
@@ -233,7 +282,8 @@ class RolloutConfig(Record):
     """Engine and first version with these numbers: CPU time per decode step, how it grows with the
     running sequences, whether it overlaps with the GPU. `vllm-0.6` is V0, `vllm-0.8` V1,
     `vllm-0.14` V1 with asynchronous scheduling, `areal-0.3` SGLang 0.4.6 on the hosts of AReaL's
-    paper; `default` is 1.5 ms, overlapped."""
+    paper, `embedded` this library's own, which launches each kernel of a layer (reckoned, not
+    measured); `default` is 1.5 ms, overlapped."""
     engine_overhead_s: Seconds | None = None
     """Measured CPU time per decode step (scheduling, sampling, detokenizing); null takes the
     engine's."""
@@ -246,6 +296,9 @@ class RolloutConfig(Record):
     cuda_graphs: bool = True
     """Decode with CUDA graphs. False launches each kernel, 0.43 ms of CPU per layer of the model
     (within a factor of two)."""
+    time_factor: Annotated[float, Gt(0), Le(100), About(hint="1.2 takes a fifth longer")] = 1.0
+    """Measured factor on all times of the engines, which `areal-lab import --advise` fits to the
+    generation of a logged run."""
     decode_step_s: PositiveSeconds | None = None
     """Measured decode step, CPU time included, whatever the batch; null takes the cost model."""
     decode_sequence_s: Seconds = 0.0
@@ -269,7 +322,8 @@ class TrainerConfig(Record):
     kind: TrainerKind = "areal"
     """Whose speed and structure: `areal` (Megatron-Core 0.11 in AReaL, 2025-05), `megatron`
     (Megatron-Core as NeMo-RL runs it), `fsdp2` (PyTorch's FSDP without compilation, as in verl),
-    `prime_rl` or `torchtitan` (FSDP2, compiled)."""
+    `prime_rl` or `torchtitan` (FSDP2, compiled), `areal_lab` (this library's own, reckoned from
+    operation counts, not measured)."""
     tensor_parallel: Count = 1
     """GPUs that share each matrix product."""
     pipeline_parallel: Count = 1
@@ -289,7 +343,7 @@ class TrainerConfig(Record):
     takes 1.5. Balancing in pre-training brings it near 1."""
     shard_group: Whole = 0
     """GPUs that shard one copy of the parameters (FSDP's `fsdp_size`); further groups hold copies.
-    0 shards over all. Only for `fsdp2`, `prime_rl` and `torchtitan`."""
+    0 shards over all. Only for `fsdp2`, `prime_rl`, `torchtitan` and `areal_lab`."""
     precision: Literal["bf16", "fp8"] = "bf16"
     """Matrix products of the layers in `bf16` or `fp8`; attention and the head stay in bf16."""
     lora_rank: Whole = 0
@@ -440,11 +494,15 @@ class ScheduleConfig(Record):
     name: ScheduleName = "asynchronous"
     """Schedule."""
     eta: Versions = 4.0
-    """Staleness bound: versions that generation may run ahead. Some
-    schedules fix it: `synchronous` at 0, `one_step_overlap` at 1."""
+    """Staleness bound: versions that generation may run ahead. Some schedules fix it:
+    `synchronous` at 0, `one_step_overlap` at 1. For `bounded_drift` it is the largest one."""
+    max_drift: Annotated[float, Gt(0), About(unit="nats")] = MAX_DRIFT
+    """Bound on drift (`workload.drift`) by which `bounded_drift` sets eta."""
+    min_eta: Annotated[NonNegative, About(unit="versions")] = 0.0
+    """Smallest eta of `bounded_drift`, with which a run starts."""
     interruptible: bool = True
-    """Interrupt running responses for new weights; false waits until they end (`asynchronous`
-    only)."""
+    """Interrupt running responses for new weights; false waits until they end (`asynchronous` and
+    `bounded_drift` only)."""
     batch_order: OrderName = "oldest_finished_first"
     """Which finished prompts make up the next batch."""
     max_lag: Annotated[NonNegative, About(unit="versions")] = 0.0
@@ -453,6 +511,9 @@ class ScheduleConfig(Record):
     """With `bounded_lag`: drop prompts that would exceed the bound instead of waiting for them."""
     max_concurrent_prompts: Whole = 0
     """Maximum prompts in flight; 0 takes what the engines can run, at least a batch."""
+    slots: SlotsName = "groups"
+    """What frees the place of a response: the end of all responses to its prompt (`groups`), or its
+    own end (`samples`), after which the next prompt starts while the longest responses run."""
     require_batches: Whole = 0
     """Minibatches that the trainer takes at once, as soon as their prompts have finished, while the
     others of the batch are generated (verl's fully asynchronous recipe). Its
@@ -460,10 +521,27 @@ class ScheduleConfig(Record):
     last minibatch. Each time log-probs are scored, and a reference model in main memory
     (`trainer.kind=megatron`) is swapped in and out. 0 waits for the whole batch."""
 
+    @model_validator(mode="after")
+    def _check_least(self) -> Self:
+        if self.name == "bounded_drift" and self.min_eta > self.eta:
+            raise ValueError(
+                f"schedule.min_eta is {self.min_eta:g}, but must be at most eta ({self.eta:g}), "
+                "the largest one"
+            )
+        return self
+
+    @property
+    def policy(self) -> Schedule:
+        """The schedule that these settings name."""
+        bound = DriftBound(max_drift=self.max_drift, min_eta=self.min_eta)
+        return schedule_named(
+            self.name, eta=self.eta, interruptible=self.interruptible, bound=bound
+        )
+
     @property
     def versions_ahead(self) -> float:
         """How many versions this schedule lets generation run ahead; not all of them read eta."""
-        return schedule_named(self.name, eta=self.eta).eta
+        return self.policy.largest_eta
 
 
 class FaultsConfig(Record):

@@ -12,12 +12,12 @@ from __future__ import annotations
 import math
 
 from simulator.catalogue.gpu import GPU
-from simulator.costs.coefficients import LinkCoefficients
-from simulator.costs.typical_coefficients import kernel_coefficients
+from simulator.costs.coefficients import LinkCoefficients, kernel_coefficients
 
 NODE_PAIR_LATENCY_S = 20e-6
 NODE_PAIR_EFFICIENCY = 0.72
-"""Between two DGX H100: 36.1 of 50 GB/s, and the latency above. Within one: 362 of 450, and 8 us.
+"""Share of the data sheet's rate between two DGX H100: 36.1 of 50 GB/s, and the latency above.
+Within one: 362 of 450, and 8 us.
 
 Straight lines through the medians of Vidur's `data/profiling/network/h100_dgx/send_recv.csv`
 (microsoft/vidur 7d47513, 2024), messages over 1 MB, mean error 4 % between nodes and 2 % within.
@@ -133,11 +133,7 @@ def all_to_all_s(
 
 
 def point_to_point_s(size_bytes: float, gpu: GPU, *, across_nodes: bool) -> float:
-    """One message from a GPU to another, as between the stages of a pipeline.
-
-    Args:
-        across_nodes: through the network instead of the node's links.
-    """
+    """One message from a GPU to another, as between the stages of a pipeline."""
     _check(size_bytes, 2)
     if across_nodes:
         rate = gpu.network_bytes_per_s * NODE_PAIR_EFFICIENCY

@@ -22,16 +22,13 @@ from dataclasses import dataclass, field
 
 from simulator.catalogue.gpu import GPU
 from simulator.catalogue.transformer import ModelShape
-from simulator.costs.attention.hybrid import plain, sequence_read_s
-from simulator.costs.coefficients import KernelCoefficients
+from simulator.costs.coefficients import KernelCoefficients, plain, sequence_read_s, smooth_max
 from simulator.costs.communication import engine_all_reduce_s
-from simulator.costs.engine_cpu import ENGINE_S
 from simulator.costs.engine_memory import check_tensor_parallel
-from simulator.costs.measured_engine import MeasuredDecode
-from simulator.costs.precision.fp8_kernels import FP8Kernels, precise_coefficients
-from simulator.costs.precision.numbers import BF16, EngineNumbers
-from simulator.costs.roofline import smooth_max
-from simulator.costs.speculation.draft import Speculation
+from simulator.costs.fp8_kernels import FP8Kernels, precise_coefficients
+from simulator.costs.measured_engine import ENGINE_S, MeasuredDecode
+from simulator.costs.speculation import Speculation
+from simulator.costs.weight_bytes import BF16, EngineNumbers
 
 _ROUNDING = 1e-6
 """Fraction of a step that may be missing at its end: times are sums of many floats."""
@@ -48,7 +45,7 @@ class DecodeCost:
     overhead_s: float
     """CPU time of the engine per step, without a slowdown."""
     overhead_sequence_s: float = 0.0
-    """The same per sequence of the step."""
+    """CPU time per sequence of the step."""
     launch_s: float = 0.0
     """CPU time to launch the kernels of a step, without a slowdown; 0 with CUDA graphs."""
     overlap: bool = True
@@ -138,12 +135,7 @@ class DecodeCost:
         return self.base_s(sequences) + self.context_token_s * context_tokens
 
     def step_s(self, sequences: int, context_tokens: float) -> float:
-        """Seconds of a step, the engine's CPU included.
-
-        Args:
-            sequences: B, the number of sequences.
-            context_tokens: C, their context before the step, summed.
-        """
+        """Seconds of a step, the engine's CPU included."""
         taken_s = self.gpu_s(sequences, context_tokens) + self._added_s(sequences)
         return max(taken_s, self._least_s(sequences))
 
@@ -204,7 +196,6 @@ class DecodeCost:
         return self.floor_s + self.engine_sequence_s * sequences
 
     def _parts(self, sequences: int) -> dict[str, float]:
-        """GPU seconds of a step at context 0, by part."""
         if sequences < 1:
             raise ValueError(f"sequences of a decode step is {sequences}, but must be >= 1")
         if self.measured is not None:
@@ -288,9 +279,6 @@ def decode_cost(
         numbers: precision of weights and cache.
         fp8: custom coefficients of fp8; None uses the GPU's.
         speculation: what a step drafts; None nothing.
-
-    Raises:
-        ValueError: the model cannot be split over `tensor_parallel` GPUs, or a time is negative.
     """
     known, kernels = precise_coefficients(gpu, numbers, coefficients, fp8)
     return DecodeCost(

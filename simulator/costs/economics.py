@@ -50,7 +50,7 @@ class Cost:
     """Dollars of a run or of a part of it; None if no price is known."""
 
     dollars: float | None
-    """At typical prices."""
+    """Dollars at typical prices."""
     low: float | None
     high: float | None
     gpu_hours: float
@@ -60,11 +60,7 @@ class Cost:
     """Source of the price, by GPU."""
 
     def divided(self, by: float) -> Cost:
-        """The cost divided by a number: per step, or per million trained tokens.
-
-        Raises:
-            ValueError: `by` is not positive.
-        """
+        """The cost divided by a number: per step, or per million trained tokens."""
         if not math.isfinite(by) or by <= 0:
             raise ValueError(f"cannot divide a cost by {by}; use a number > 0")
         parts = {name: dollars / by for name, dollars in self.parts.items()}
@@ -91,9 +87,6 @@ def run_cost(
         pools: all GPUs, each in one pool; a colocated cluster is one pool.
         price_per_gpu_h: replaces the catalogue's prices for all GPUs.
         overhead: fraction added for storage, network and operation.
-
-    Raises:
-        ValueError: a price or share below 0.
     """
     for name, value in (("price_per_gpu_h", price_per_gpu_h), ("overhead", overhead)):
         if value is not None and (not math.isfinite(value) or value < 0):
@@ -156,7 +149,6 @@ def _price(gpu: GPU, price_per_gpu_h: float | None) -> Price:
 def _dollars(
     pools: Sequence[PoolUse], prices: Sequence[float | None], overhead: float
 ) -> dict[str, float] | None:
-    """Dollars by pool, and of the overhead; None if a price is unknown."""
     parts: dict[str, float] = {}
     for pool, price in zip(pools, prices, strict=True):
         if price is None:

@@ -13,12 +13,11 @@ import math
 from typing import NamedTuple
 
 from areal_lab.config.problem import Kind, refusal
-from simulator.catalogue.find_gpu import GPUS
-from simulator.catalogue.gpu import GPU
+from simulator.catalogue.gpu import GPU, GPUS
 from simulator.catalogue.transformer import ModelShape
-from simulator.costs.attention.hybrid import sequence_bytes
-from simulator.costs.precision.numbers import BF16, EngineNumbers
-from simulator.costs.speculation.draft import Speculation
+from simulator.costs.coefficients import sequence_bytes
+from simulator.costs.speculation import Speculation
+from simulator.costs.weight_bytes import BF16, EngineNumbers
 
 _MOST_GPUS = 72
 """Largest engine that is recommended: a rack."""
@@ -44,10 +43,6 @@ def cache_tokens(
         numbers: precision of weights and cache.
         sequences: that run at the same time, each with windows and states beside the cache.
         speculation: whose draft has weights and a cache too; None without.
-
-    Raises:
-        ValueError: one line, with a fix: the model or its longest sequence does not fit, it cannot
-            be split over `tensor_parallel` GPUs, or the utilization is not in (0, 1].
     """
     if not 0 < utilization <= 1:
         raise ValueError(
@@ -83,12 +78,7 @@ def cache_tokens(
 
 
 def check_tensor_parallel(model: ModelShape, gpu: GPU, tensor_parallel: int) -> None:
-    """Refuse a split that no engine supports.
-
-    Raises:
-        ValueError: attention heads cannot be split evenly over `tensor_parallel` GPUs; lists the
-            numbers that work.
-    """
+    """Refuse a split that no engine supports."""
     if _splits(model, tensor_parallel):
         return
     possible = [one for one in range(1, gpu.node_gpus + 1) if _splits(model, one)]
@@ -112,8 +102,6 @@ def _splits(model: ModelShape, gpus: int) -> bool:
 
 
 class _Held(NamedTuple):
-    """What an engine holds."""
-
     model: ModelShape
     numbers: EngineNumbers
     sequences: int
@@ -121,7 +109,7 @@ class _Held(NamedTuple):
 
     @property
     def weight_bytes(self) -> float:
-        """Of the model and its draft."""
+        """Bytes of the model and its draft."""
         weights = self.numbers.weight_bytes(self.model)
         if self.speculation is None:
             return weights
@@ -130,18 +118,38 @@ class _Held(NamedTuple):
 
 def _tokens(held: _Held, gpu: GPU, tensor_parallel: int, utilization: float) -> int:
     """Tokens that fit; negative if the weights alone do not."""
-    model, numbers, sequences, speculation = held
     room = gpu.memory_bytes * utilization - held.weight_bytes / tensor_parallel
-    room -= sequences * sequence_bytes(model, numbers, tensor_parallel)
+    room -= held.sequences * sequence_bytes(held.model, held.numbers, tensor_parallel)
+    return math.floor(room / _token_bytes(held, tensor_parallel))
+
+
+def _token_bytes(held: _Held, tensor_parallel: int) -> float:
+    """Cache of a token on one GPU, with the draft's."""
+    model, numbers, _, speculation = held
     per_token = numbers.cache_bytes_per_token(model) / model.cache_shards(tensor_parallel)
-    if speculation is not None:
-        per_token *= speculation.more_cache(model)
-    return math.floor(room / per_token)
+    return per_token if speculation is None else per_token * speculation.more_cache(model)
+
+
+def _most_sequences(
+    held: _Held, gpu: GPU, tensor_parallel: int, utilization: float, longest: int
+) -> int:
+    """Sequences, fewer than held, beside whose windows and states the longest one fits; 0 if none.
+
+    With the weights alone too large, or without windows and states, their number is not the cause.
+    """
+    one = sequence_bytes(held.model, held.numbers, tensor_parallel)
+    if not held.sequences or not one:
+        return 0
+    alone = held._replace(sequences=0)
+    free = _tokens(alone, gpu, tensor_parallel, utilization) - longest
+    per_token = _token_bytes(held, tensor_parallel)
+    return max(0, min(held.sequences - 1, math.floor(free * per_token / one)))
 
 
 def _fix(held: _Held, gpu: GPU, tensor_parallel: int, utilization: float, longest: int) -> str:
-    """The smallest change that makes it fit."""
     model = held.model
+    if fewer := _most_sequences(held, gpu, tensor_parallel, utilization, longest):
+        return f"use max_running={fewer}: windows and states of fewer sequences leave room"
     for split in range(tensor_parallel + 1, gpu.node_gpus + 1):
         if _splits(model, split) and _tokens(held, gpu, split, utilization) >= longest:
             return f"use tensor_parallel={split}"

@@ -14,24 +14,18 @@ from dataclasses import dataclass, field
 
 from simulator.catalogue.gpu import GPU
 from simulator.catalogue.transformer import ModelShape
-from simulator.costs.attention.hybrid import plain, states_s
-from simulator.costs.coefficients import KernelCoefficients
+from simulator.costs.coefficients import KernelCoefficients, plain, smooth_max, states_s
 from simulator.costs.communication import engine_all_reduce_s
 from simulator.costs.engine_memory import check_tensor_parallel
-from simulator.costs.precision.fp8_kernels import FP8Kernels, precise_coefficients
-from simulator.costs.precision.numbers import BF16, EngineNumbers
-from simulator.costs.roofline import smooth_max
+from simulator.costs.fp8_kernels import FP8Kernels, precise_coefficients
+from simulator.costs.weight_bytes import BF16, EngineNumbers
 
 CHUNK_TOKENS = 8192
 """Largest number of tokens per pass: `chunked_prefill_size` of SGLang on GPUs of 80 GB."""
 
 
 def causal_pairs(new_tokens: int, cached_tokens: int = 0) -> int:
-    """Attention pairs of one sequence: a new token attends to all earlier tokens and itself.
-
-    Args:
-        cached_tokens: earlier tokens, whose keys and values are cached.
-    """
+    """Attention pairs of one sequence: a new token attends to all earlier tokens and itself."""
     return new_tokens * cached_tokens + new_tokens * (new_tokens + 1) // 2
 
 
@@ -154,9 +148,6 @@ def prefill_cost(
         coefficients: custom coefficients of bf16; None uses the GPU's.
         numbers: precision of weights and cache.
         fp8: custom coefficients of fp8; None uses the GPU's.
-
-    Raises:
-        ValueError: the model cannot be split over `tensor_parallel` GPUs.
     """
     known, kernels = precise_coefficients(gpu, numbers, coefficients, fp8)
     return PrefillCost(

@@ -20,13 +20,9 @@ from areal_lab.config.problem import refusal
 from simulator.catalogue.gpu import GPU
 from simulator.catalogue.transformer import ModelShape
 from simulator.config.schema import TrainerConfig
-from simulator.costs.colocation.host_copies import copy_rate
 from simulator.costs.communication import point_to_point_s
-from simulator.costs.layers.exchanges import exchanges
-from simulator.costs.layers.groups import Groups, groups_of
-from simulator.costs.layers.shards import gathered_s, gradients_s
-from simulator.costs.layers.work import forward_work
-from simulator.costs.lora.adapters import TRAFFIC, Adapters, adapters_of, traffic_bytes
+from simulator.costs.host_copies import copy_rate
+from simulator.costs.layer_work import exchanges, forward_work, gathered_s, gradients_s
 from simulator.costs.micro_batching import (
     Cut,
     check_ranks,
@@ -35,12 +31,12 @@ from simulator.costs.micro_batching import (
     measure,
     padded_alike,
 )
-from simulator.costs.pipeline_schedule import forward_only_s, one_forward_one_backward_s
-from simulator.costs.trainer_speeds import AREAL
-from simulator.costs.trainers.named import expert_imbalance, speed_of
-from simulator.costs.training_memory import (
+from simulator.costs.trainers import AREAL, expert_imbalance, slowed_in_runs, speed_of
+from simulator.costs.training_layout import (
     OPTIMIZER_BYTES,
+    Groups,
     check_training_memory,
+    groups_of,
     training_memory,
 )
 from simulator.costs.training_speed import BYTES_PER_NUMBER, TrainerSpeed, forward_flops
@@ -59,12 +55,16 @@ from simulator.costs.training_timing import (
     Sizes,
     Training,
     TrainTiming,
+    forward_only_s,
+    one_forward_one_backward_s,
 )
+from simulator.costs.weight_bytes import TRAFFIC, Adapters, adapters_of, traffic_bytes
 
 Values = NDArray[np.float64]
 
 _OPTIMIZER_TRAFFIC_BYTES = 30
-"""Per parameter: fp32 parameter and two moments read and written, gradient read, bf16 written."""
+"""Bytes per parameter: fp32 parameter and two moments read and written, gradient read, bf16
+written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,11 +117,7 @@ class TrainingCost:
         return 3 + self.again
 
     def check_memory(self, micro_batch_tokens: float) -> None:
-        """Refuse micro-batches that do not fit.
-
-        Raises:
-            ValueError: one line, with the bound and a fix.
-        """
+        """Refuse micro-batches that do not fit."""
         memory = training_memory(
             self.model,
             self.config,
@@ -136,16 +132,7 @@ class TrainingCost:
         )
 
     def step(self, lengths: Sizes, *, minibatches: int) -> TrainTiming:
-        """One training step.
-
-        Args:
-            lengths: tokens of prompt and response of each sequence, in batch order.
-            minibatches: optimizer steps that the batch is cut into, in batch order.
-
-        Raises:
-            ValueError: a sequence exceeds the budget of a micro-batch, or a minibatch has fewer
-                sequences than there are data-parallel ranks.
-        """
+        """One training step."""
         config = self.config
         sizes = np.asarray(lengths, np.int64)
         cut = self._cut(sizes, minibatches)
@@ -203,12 +190,11 @@ class TrainingCost:
 
     @property
     def adapters(self) -> Adapters | None:
-        """What is trained, if not all weights."""
+        """Trained adapters; None trains all weights."""
         return adapters_of(self.config)
 
     @property
     def _trained_share(self) -> float:
-        """Trained parameters / all of them."""
         return 1.0 if self.adapters is None else self.adapters.share(self.model)
 
     def _adapter_flops(self, tokens: float) -> float:
@@ -303,7 +289,6 @@ class TrainingCost:
         return factor * forward_s, factor * backward_s
 
     def _hop_s(self, tokens: Values) -> Values:
-        """Seconds to send a micro-batch's hidden vectors to the next stage."""
         if self.config.pipeline_parallel == 1:
             return np.zeros_like(tokens)
         across = self.gpus > self.gpu.node_gpus
@@ -333,7 +318,7 @@ class TrainingCost:
 
     @property
     def _host_bytes_per_s(self) -> float:
-        """Of copies with pinned memory, while all GPUs of a host copy."""
+        """Rate of copies with pinned memory, while all GPUs of a host copy."""
         return copy_rate("to host", self.gpu, pinned=True, gpus=self.gpus).bytes_per_s
 
     @property
@@ -391,21 +376,16 @@ def training_cost(
         gpus: number of training GPUs; the whole cluster when colocated.
         longest_tokens: longest allowed prompt plus response; 0 skips the check.
         fewest_sequences: sequences of the smallest minibatch; None skips the check.
-
-    Raises:
-        ValueError: the layout does not divide the GPUs or the model, does not fit in memory, the
-            longest sequence does not fit in a micro-batch, or a minibatch has fewer sequences than
-            there are data-parallel ranks.
     """
     if config.step_s is not None:
         groups_of(config, model, gpus)
         return MeasuredTraining(seconds=config.step_s, token_s=config.token_s, model=model)
-    speed = speed_of(config.kind, gpu)
+    speed = slowed_in_runs(speed_of(config.kind, gpu), gpu, model)
     if config.shard_group and not speed.gathers:
         raise refusal(
             "trainer.shard_group",
             f"trainer.shard_group is {config.shard_group}, but trainer.kind {config.kind} does not "
-            "shard parameters; set it to 0, or use fsdp2, prime_rl or torchtitan",
+            "shard parameters; set it to 0, or use fsdp2, prime_rl, torchtitan or areal_lab",
         )
     cost = TrainingCost(
         config=config,

@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 
 from simulator.catalogue.gpu import GPU
 from simulator.catalogue.transformer import ModelShape
-from simulator.costs.attention.hybrid import attention_flops, pair_flops, states_s
-from simulator.costs.typical_coefficients import reached_share
+from simulator.costs.coefficients import attention_flops, pair_flops, reached_share, states_s
 
 Values = NDArray[np.float64]
 ExpertCosts: TypeAlias = Literal["layer", "grouped"]
@@ -48,13 +47,14 @@ class TrainerSpeed:
     """Reads or writes of a hidden vector per token, layer and pass: norms, activations, residuals,
     the MLP's intermediate values, and the head's share."""
     layer_s: float
-    """Per layer and pass, for any number of tokens: launches, gathering of sharded weights."""
+    """Seconds per layer and pass, for any number of tokens: launches, gathering of sharded
+    weights."""
     expert_traffic: float
     """Like `hidden_traffic`, for every expert that a token of a mixture uses."""
     expert_layer_s: float
     """Like `layer_s`, in addition, for a layer with experts."""
     step_s: float
-    """Per optimizer step, for any number of tokens: statistics, logging."""
+    """Seconds per optimizer step, for any number of tokens: statistics, logging."""
     slowdown: float = 1.0
     """Factor on all times, relative to the trainer that the other coefficients were fitted to."""
     fp8_speedup: float = 1.0
@@ -91,7 +91,7 @@ class TrainerSpeed:
     error: float
     """Mean absolute relative error of the seconds, on the points used for the fit."""
     mixture_error: float | None = None
-    """The same for mixtures of experts; None if it is not another."""
+    """Error for mixtures of experts; None if it is equal."""
     provenance: str
 
     def __post_init__(self) -> None:
@@ -158,10 +158,10 @@ class PublishedPoint:
     gpu: str
     sequence_tokens: int
     micro_batches: int
-    """Per GPU; all with activation recompute."""
+    """Micro-batches per GPU; all with activation recompute."""
     seconds: float
     statistics: bool
-    """Whether the step computes RL statistics (`TrainerSpeed.step_s`)."""
+    """True if the step computes RL statistics (`TrainerSpeed.step_s`)."""
 
 
 _PRIME_RL = (

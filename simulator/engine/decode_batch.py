@@ -23,8 +23,7 @@ from collections.abc import Sequence
 from operator import mul
 from typing import Protocol, TypeAlias
 
-from simulator.engine.sequences import NO_START, Cohort, Group
-from simulator.engine.versions import Epoch, Segments
+from simulator.engine.sequences import NO_START, Cohort, Epoch, Group, Segments
 
 _MOST_STEPS = 1 << 19
 """Steps after which the counter restarts. Python is half as fast with integers of 2**30 and more;
@@ -46,7 +45,7 @@ class StepCost(Protocol):
 
     @property
     def engine_sequence_s(self) -> float:
-        """The same per sequence of the step."""
+        """CPU time per sequence of the step."""
         ...
 
     @property
@@ -322,7 +321,6 @@ class DecodeBatch:
             self._owned -= self._own[code & self._mask]
 
     def _close(self, cohort: Cohort) -> None:
-        """Free the slot, and the cached prompt if nothing else uses it."""
         slot, group = cohort.slot, cohort.group
         self._lasts.remove(self._last[slot])
         self._starts[slot] = NO_START
@@ -332,7 +330,6 @@ class DecodeBatch:
             self._prefixes -= group.prompt_tokens
 
     def _move_zero(self) -> None:
-        """Restart the step counter at 0."""
         by = self._step
         self._zero += by
         self._step = 0
@@ -431,13 +428,11 @@ class DecodeBatch:
         return self._zero + step, sequences, sequences * step - owned + self._prefixes
 
     def _arrive(self, ahead: _Ahead) -> None:
-        """Set the batch to the state `ahead`."""
         self.time_s, self._step, self.sequences, self._origins, self._owned, behind, _ = ahead
         del self.ends[:behind]
         self._ahead = None
 
     def _ended_cohorts(self, codes: Sequence[int]) -> list[Cohort]:
-        """Close the cohorts whose last entry is among these."""
         # Two members that end together have the same entry.
         last, mask = self._last, self._mask
         slots = dict.fromkeys([code & mask for code in codes if code == last[code & mask]])

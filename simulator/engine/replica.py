@@ -34,9 +34,18 @@ from areal_lab.control.events import GroupId, Version
 from simulator.costs.prefill import causal_pairs
 from simulator.engine.clock import Clock, RecordSpan
 from simulator.engine.decode_batch import DecodeBatch, StepCost
-from simulator.engine.kept_contexts import KeptContexts
-from simulator.engine.sequences import Cohort, Group, Queued
-from simulator.engine.versions import Decoded, Ended, Epoch, Segments, decoded, segments
+from simulator.engine.sequences import (
+    Cohort,
+    Decoded,
+    Ended,
+    Epoch,
+    Group,
+    KeptContexts,
+    Queued,
+    Segments,
+    decoded,
+    segments,
+)
 
 IDLE = "idle"
 DECODE = "decode"
@@ -54,7 +63,7 @@ SGLang keeps `new_token_ratio` times what it may still generate, at most 4,096 t
 falls from 0.7 to 0.7 * 0.14 within 600 steps (SGLang 0.5, `schedule_policy.py`, `environ.py`).
 """
 RESERVE_NEW_TOKENS = 4096
-"""The same for each newly admitted sequence: SGLang's clip of `max_new_tokens`."""
+"""Reserved tokens of each newly admitted sequence: SGLang's clip of `max_new_tokens`."""
 RETRACT_STEPS = 20
 """Steps for which a retraction must make room (SGLang 0.5, `environ.py`)."""
 
@@ -85,7 +94,7 @@ class GroupDone(NamedTuple):
 
     @property
     def decoded(self) -> list[Decoded]:
-        """The same, with responses that decoded together in one entry."""
+        """The segments, with responses that decoded together in one entry."""
         return decoded(self.ended, self.lengths)
 
 
@@ -148,6 +157,8 @@ class Replica:
         self._queue: deque[Queued] = deque()
         self._epoch = Epoch(-1, 0)
         self._done: list[GroupDone] = []
+        self._by_sample = False
+        self._ended_samples: list[tuple[float, GroupId, int]] = []  # by time
         self._ended_tokens = 0  # of groups that are done, dropped or lost
         self._admission_due = False  # at the batch's time, because something has changed
         self._reading = False  # a prefill runs until the batch's time
@@ -201,8 +212,9 @@ class Replica:
         batch = self._batch
         if (self._admission_due or self._reading) and batch.time_s <= self._now_s:
             self._run(self._now_s)
-        if self._done:
-            return max(self._done[0].time_s, self._now_s)
+        if self._ended_samples or self._done:  # a sample ends before its group, or with it
+            known_s = self._ended_samples[0][0] if self._ended_samples else self._done[0].time_s
+            return max(known_s, self._now_s)
         if self._paused:
             return math.inf
         if self._admission_due:
@@ -225,6 +237,24 @@ class Replica:
             return done
         self._done = [one for one in done if one.time_s > now_s]
         return [one for one in done if one.time_s <= now_s]
+
+    def report_samples(self) -> None:
+        """From now on, keep the end of each sample for `ended_samples`.
+
+        Each sample is a cohort, so that its end is a change of the batch.
+        """
+        self._by_sample = True
+
+    def ended_samples(self, now_s: float) -> list[tuple[GroupId, int]]:
+        """Groups and numbers of their samples that ended until `now_s`, each once; after
+        `advance`."""
+        ended: dict[GroupId, int] = {}
+        for time_s, group, samples in self._ended_samples:
+            if time_s <= now_s:
+                ended[group] = ended.get(group, 0) + samples
+        if ended:
+            self._ended_samples = [one for one in self._ended_samples if one[0] > now_s]
+        return list(ended.items())
 
     # --- commands --------------------------------------------------------------------------------
 
@@ -354,6 +384,8 @@ class Replica:
         self._run(now_s, more_to_come=True)
         if group in self._groups and not self._paused:
             self._end_step(now_s)
+        if self._ended_samples:
+            self._ended_samples = [one for one in self._ended_samples if one[1] != group]
         for done in self._done:
             if done.group == group:
                 self._done.remove(done)
@@ -393,6 +425,7 @@ class Replica:
         batch.time_s = max(now_s, batch.time_s)
         lost += self._groups
         self._groups.clear()
+        self._ended_samples.clear()
         self._queue.clear()
         self._kept.clear()
         self._paused = self._reading = self._admission_due = False
@@ -404,11 +437,7 @@ class Replica:
     # --- while paused ----------------------------------------------------------------------------
 
     def tokens_of(self, group: GroupId) -> list[int]:
-        """Tokens of each response of a group so far; all of them if it has ended.
-
-        Raises:
-            ValueError: if the engine is not paused, or does not have the group.
-        """
+        """Tokens of each response of a group so far; all of them if it has ended."""
         for done in self._done:
             if done.group == group:
                 return list(done.lengths)
@@ -422,12 +451,7 @@ class Replica:
         return [tokens[member] for member in range(len(one.lengths))]
 
     def revise(self, group: GroupId, lengths: Sequence[int]) -> None:
-        """Replace the lengths of a group's responses, since other weights end them elsewhere.
-
-        Raises:
-            ValueError: if the engine is not paused or does not have the group; if a response that
-                has ended changes, or another one would have ended by now, or exceeds the cache.
-        """
+        """Replace the lengths of a group's responses, since other weights end them elsewhere."""
         done, before = self.tokens_of(group), None
         for one in self._done:
             if one.group == group:
@@ -497,7 +521,6 @@ class Replica:
                     self._after_change()
 
     def _end_step(self, now_s: float) -> None:
-        """Let the running step end, because the batch is about to change."""
         batch = self._batch
         if batch.ends:
             for cohort in batch.end_step(now_s):
@@ -543,7 +566,8 @@ class Replica:
                 self._joined_s = time_s
                 self._read_tokens = self._read_pairs = self._read_again = 0
             known = self._known(group) if group.begins_with else 0
-            batch.join(group, members, batch.step - done, self._epoch, item.past)
+            for cohort in [[one] for one in members] if self._by_sample else [members]:
+                batch.join(group, cohort, batch.step - done, self._epoch, item.past)
             free -= once + count * (each + reserve)
             sequences += count
             joined += count
@@ -569,7 +593,6 @@ class Replica:
         return known
 
     def _read(self, tokens: int, pairs: int, *, again: bool) -> None:
-        """Add to what the next prefill reads."""
         self._read_tokens += tokens
         self._read_pairs += pairs
         if again:
@@ -613,10 +636,11 @@ class Replica:
         return batch.cached_tokens, pairs + sum(prompts.values())
 
     def _finish(self, cohort: Cohort) -> None:
-        """Close a cohort whose sequences have all ended."""
         group, members, lengths = cohort.group, cohort.members, cohort.group.lengths
         ended = group.ended
         ended.append((cohort.epoch, cohort.start_step, cohort.past, members))
+        if self._by_sample:
+            self._ended_samples.append((self._batch.time_s, group.number, len(members)))
         if len(members) < len(lengths):
             group.left -= len(members)
             if group.left:

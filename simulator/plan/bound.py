@@ -28,36 +28,32 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.assembly.engines import engine_decode, running_sequences
-from simulator.assembly.parts import part_trainer
-from simulator.catalogue.find_gpu import find_gpu
+from simulator.assembly.build import part_trainer
+from simulator.assembly.engines import engines_of
+from simulator.catalogue.gpu import find_gpu
 from simulator.catalogue.models import find_model
 from simulator.config.schema import LengthConfig, SimulationConfig, TrainerConfig
-from simulator.costs.colocation.switch import switch_cost
 from simulator.costs.decode import DecodeCost
+from simulator.costs.switch import switch_cost
 from simulator.costs.training import training_cost
 from simulator.costs.weight_sync import weight_update
 from simulator.workload.lengths import lengths_from
-from simulator.workload.streams import LENGTHS, stream
+from simulator.workload.randomness import LENGTHS, stream
 
 _Fields: TypeAlias = tuple[tuple[str, Any], ...]
 """Names and values of a record: a key of a cache."""
 _BATCHES = 3
-"""Batches whose lengths are drawn: the first ones of the simulation with this seed."""
+"""Batches whose lengths are generated: the first ones of the simulation with this seed."""
 
 
 def least_step_s(config: SimulationConfig) -> float:
     """Least seconds of a training step, up to random differences of the lengths."""
-    cluster, rollout, workload = config.cluster, config.rollout, config.workload
-    gpu = find_gpu(cluster.gpu)
-    rollout_gpu = find_gpu(cluster.generating_gpu)
-    model = find_model(config.model)
+    cluster, workload, engines = config.cluster, config.workload, engines_of(config)
+    gpu, model = find_gpu(cluster.gpu), engines.model
     lengths = _drawn(config)
     train_s, part_s = _train_s(config)
-    decode = engine_decode(config, model, rollout_gpu)
-    engines = cluster.generating_gpus // rollout.tensor_parallel
-    running = running_sequences(config, model, rollout_gpu)
-    work_s = _work_s(decode, lengths, workload.prompt_tokens, running) / engines
+    decode = engines.decode()
+    work_s = _work_s(decode, lengths, workload.prompt_tokens, engines.running) / engines.count
     switch = switch_cost(config, model, gpu) if cluster.switches else None
     export_s, load_s = 0.0, 0.0
     if cluster.sends_weights:
@@ -128,7 +124,6 @@ def _alone_s(decode: DecodeCost, prompt_tokens: int, tokens: int) -> float:
 
 
 def _train_s(config: SimulationConfig) -> tuple[float, float]:
-    """Seconds to train on a batch, and on the shortest of its parts, which may be all of it."""
     workload, cluster = config.workload, config.cluster
     return _step_s(
         tuple(config.trainer),

@@ -239,7 +239,6 @@ def _limits(axes: Axes, plan: Plan, *, priced: bool) -> None:
 
 
 def _plain_ticks(axes: Axes) -> None:
-    """Plain numbers instead of powers, with several ticks per decade."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     for axis, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
@@ -257,6 +256,5 @@ def _money(one: Outcome, *, priced: bool) -> float:
 
 
 def _reach(outcomes: Sequence[Outcome]) -> Any:
-    """Distances to the ends of the intervals: below, above."""
     found = [one.predicted_hours for one in outcomes]
     return [[one.value - one.low for one in found], [one.high - one.value for one in found]]

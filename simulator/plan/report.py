@@ -1,4 +1,6 @@
-"""Report a plan as one JSON object.
+"""Tables of a plan for a terminal: its summary, the front and the sensitivity.
+
+Report a plan as one JSON object.
 
 Hours, dollars, GPU-hours and the ratio are `{mean, low, high, seeds_low, seeds_high}`: a 90 %
 interval that contains the model's error on measured runs, and the 95 % interval over the seeds
@@ -7,20 +9,184 @@ alone, null for a single seed. Money is null if no price is known.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from rich.console import Console
+from rich.table import Table
+
 from areal_lab.runlog.records import finite_json
-from simulator.plan.result import Outcome, Plan
+from simulator.plan.result import End, Option, Outcome, Plan
 from simulator.plan.sensitivity import at_end, measure
 from simulator.plan.summary import (
+    against,
     counted,
     model_error_lines,
+    no_comparison,
     plan_warnings,
+    question_lines,
+    ranked_by,
     recommendation_lines,
     verdict,
+    workload_line,
 )
-from simulator.report.error_lines import change_record, record_of, step_record
-from simulator.report.measured_errors import gpus_of
+from simulator.report.measured_errors import PERCENT, change_record, gpus_of, record_of, step_record
+from simulator.stats.format import number, span
+from simulator.stats.statistics import Prediction
+
+_OPTIONS_SHOWN = 12
+"""Rows of clusters and of staleness bounds."""
+_SAME = "unchanged"
+"""Shown as the new best if the recommendation stays."""
+
+
+def show_plan(console: Console, plan: Plan) -> None:
+    """Print a plan."""
+    console.print(plan.config.name, style="bold", markup=False)
+    for line in question_lines(plan):
+        console.print(line, highlight=False)
+    if plan.front:
+        console.print()
+        console.print(_front_table(plan))
+    console.print()
+    for line in recommendation_lines(plan):
+        console.print(line, highlight=False)
+    for title, options in (
+        ("every cluster that was asked about, at its best", plan.clusters),
+        ("every staleness bound on the recommended cluster, at its best", plan.etas),
+    ):
+        if {one.outcome for one in options} - set(plan.front) and len(options) > 1:
+            console.print()
+            console.print(_options_table(plan, title, options))
+    console.print()
+    for one in plan.comparisons:
+        console.print(verdict(one), highlight=False)
+    if plan.space.possible and not plan.comparisons:
+        console.print(no_comparison(plan), highlight=False)
+    for line in model_error_lines(plan):
+        console.print(line, highlight=False)
+    if plan.sensitivity is not None:
+        console.print()
+        console.print(_sensitivity_table(plan))
+    for line in plan_warnings(plan):
+        console.print(f"note: {line}", style="yellow", highlight=False, markup=False)
+
+
+def _front_table(plan: Plan) -> Table:
+    from rich.table import Table
+
+    table = Table(
+        title=(
+            "Pareto front of time, cost and GPUs  (* recommendation, ! over a limit; busy: "
+            f"engines, trainer){ranked_by(plan)}"
+        ),
+        title_justify="left",
+        box=None,
+        padding=(0, 1, 0, 0),
+    )
+    table.add_column("")
+    table.add_column("GPUs", no_wrap=True)
+    table.add_column("generate + train", min_width=16)
+    table.add_column("schedule", no_wrap=True)
+    for name in ("hours", PERCENT, "dollars", PERCENT, "busy"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("bottleneck", no_wrap=True)
+    for one in plan.front:
+        mark = "*" if one is plan.best else "" if one.meets(plan.config.limits) else "!"
+        candidate = one.candidate
+        table.add_row(
+            mark,
+            candidate.hardware,
+            candidate.split,
+            candidate.schedule.replace("asynchronous, ", ""),
+            *_cells(one.predicted_hours),
+            *_cells(one.predicted_dollars),
+            f"{one.engine_share:.0%}, {one.trainer_share:.0%}",
+            one.limit,
+        )
+    return table
+
+
+def _options_table(plan: Plan, title: str, options: Sequence[Option]) -> Table:
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
+    table.add_column("", no_wrap=True)
+    table.add_column("layout and schedule", min_width=16)
+    for name in ("hours", "dollars"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("against the recommendation")
+    for option in options[:_OPTIONS_SHOWN]:
+        one = option.outcome
+        if one is None:
+            cells = ("", f"> {number(option.least_hours)}", "")
+        else:
+            candidate = one.candidate
+            rough = "" if option.seeds == plan.config.search.seeds else "~"
+            cells = (
+                f"{candidate.split}; {candidate.schedule.replace('asynchronous, ', '')}",
+                f"{rough}{_cells(one.predicted_hours)[0]}",
+                f"{rough}{_cells(one.predicted_dollars)[0]}",
+            )
+        table.add_row(option.name, *cells, against(plan, option))
+    if len(options) > _OPTIONS_SHOWN:
+        table.add_row(f"and {len(options) - _OPTIONS_SHOWN} more", "", "", "", "--json has all")
+    if any(one.outcome and one.seeds < plan.config.search.seeds for one in options):
+        table.caption = "~: simulated once, with few steps, because others dominate it"
+        table.caption_justify = "left"
+    return table
+
+
+def _cells(value: Prediction | None) -> tuple[str, str]:
+    if value is None:
+        return "unknown", ""
+    return number(value.value), span({"low": value.low, "high": value.high})
+
+
+def _sensitivity_table(plan: Plan) -> Table:
+    from rich.table import Table
+
+    assert plan.sensitivity is not None
+    name = measure(plan.config.objective)
+    table = Table(
+        title=f"sensitivity: {name} of the recommendation, each input at both ends of its range",
+        title_justify="left",
+        box=None,
+        padding=(0, 1, 0, 0),
+    )
+    table.add_column("input", no_wrap=True)
+    table.add_column("range", no_wrap=True)
+    table.add_column(f"change of {name}", justify="right", no_wrap=True)
+    table.add_column("new best")
+    table.add_column("source of the range")
+    for one in plan.sensitivity.inputs:
+        changes = [_change(plan, end) for end in (one.low, one.high)]
+        best = {end.value: _best_then(plan, end) for end in (one.low, one.high)}
+        change = (
+            _SAME
+            if set(best.values()) == {_SAME}
+            else "; ".join(f"{value}: {text}" for value, text in best.items() if text != _SAME)
+        )
+        ends = f"{one.low.value} .. {one.high.value}"
+        table.add_row(one.name, ends, " .. ".join(changes), change, one.source)
+    return table
+
+
+def _change(plan: Plan, end: End) -> str:
+    assert plan.sensitivity is not None
+    own, name = plan.sensitivity.base, measure(plan.config.objective)
+    there = at_end(end, own)
+    return "impossible" if there is None else f"{there.value(name) / own.value(name) - 1:+.1%}"
+
+
+def _best_then(plan: Plan, end: End) -> str:
+    assert plan.sensitivity is not None
+    if end.best is None:
+        return "none within the limits"
+    if end.best.candidate is plan.sensitivity.base.candidate:
+        return _SAME
+    candidate = end.best.candidate
+    return f"{candidate.hardware} ({candidate.split}; {candidate.schedule})"
 
 
 def plan_report(plan: Plan) -> dict[str, Any]:
@@ -46,6 +212,9 @@ def plan_report(plan: Plan) -> dict[str, Any]:
         "front": [_outcome(one, plan) for one in plan.front],
         "best": None if plan.best is None else _outcome(plan.best, plan),
         "answer": "\n".join(recommendation_lines(plan)),
+        "clusters": [_option(one, plan) for one in plan.clusters],
+        "etas": [_option(one, plan) for one in plan.etas],
+        "workload": workload_line(plan.config),
         "asynchrony": [
             {
                 **{"hardware": one.synchronous.candidate.hardware, "pays": one.pays},
@@ -85,6 +254,16 @@ def _sensitivity(plan: Plan) -> dict[str, Any] | None:
         "value": own.value(name),
         "finalists": plan.sensitivity.finalists,
         "inputs": rows,
+    }
+
+
+def _option(one: Option, plan: Plan) -> dict[str, Any]:
+    return {
+        "name": one.name,
+        "outcome": None if one.outcome is None else _outcome(one.outcome, plan),
+        "seeds": one.seeds,
+        "least_hours": one.least_hours,
+        "says": against(plan, one),
     }
 
 

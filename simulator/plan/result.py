@@ -3,6 +3,11 @@
 Hours and dollars are for all steps of the run: steps x the mean step after warm-up. `Estimate`s
 have the 95 % interval over the seeds; `Prediction`s a 90 % interval that also contains the model's
 error on measured runs (`simulator.report.measured_errors`).
+
+Pareto front of points with time, money and number of GPUs, which are all minimized.
+
+Money is dollars, or GPU-hours of a GPU type if no price is known, which only compare with GPU-hours
+of the same type.
 """
 
 from __future__ import annotations
@@ -11,34 +16,79 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from simulator.catalogue.find_gpu import find_gpu
-from simulator.catalogue.gpu import GPU, Price
+from simulator.catalogue.gpu import GPU, Price, find_gpu
 from simulator.costs.economics import HOUR_S, Cost, PoolUse, run_cost
 from simulator.plan.schema import LimitsConfig, PlanConfig, PriceEntry
 from simulator.plan.space import Candidate, Space
 from simulator.plan.trial import Trial
-from simulator.report.bottleneck import GENERATING, bottleneck
-from simulator.report.error_lines import undecided
-from simulator.report.measured_errors import Known, MeasuredErrors, kind_of
+from simulator.report.measured_errors import Known, MeasuredErrors, kind_of, undecided
+from simulator.report.notes import GENERATING, bottleneck
 from simulator.run.pools import MOVING_WEIGHTS
-from simulator.stats.model_error import Prediction, prediction
-from simulator.stats.pareto import DOLLARS, Point
-from simulator.stats.statistics import Estimate, estimate
+from simulator.stats.statistics import Estimate, Prediction, estimate, prediction
+
+DOLLARS = "dollars"
+
+
+class Point(NamedTuple):
+    """Time, money and GPUs of a candidate."""
+
+    hours: float
+    money: float
+    gpus: int
+    unit: str = DOLLARS
+    """Unit of money: `dollars`, or the type of GPU whose hours they are."""
+
+
+Named = TypeVar("Named")
+
+
+def dominates(one: Point, other: Point, *, slack: float = 0.0) -> bool:
+    """Return whether one is at least as good as the other in everything, and better in something.
+
+    Args:
+        slack: fraction by which the other must be worse in both time and money; with slack, it is
+            enough to be equal after that.
+    """
+    if one.unit != other.unit or one.gpus > other.gpus:
+        return False
+    longer, dearer = one.hours * (1 + slack), one.money * (1 + slack)
+    if longer > other.hours or dearer > other.money:
+        return False
+    return slack > 0 or (one.hours, one.money, one.gpus) != (other.hours, other.money, other.gpus)
+
+
+def front(points: Sequence[tuple[Named, Point]], *, slack: float = 0.0) -> list[Named]:
+    """Points that no other one dominates, in the given order; with slack also points near them.
+
+    Equal points all stay.
+    """
+    return [
+        name
+        for name, point in points
+        if not any(dominates(other, point, slack=slack) for _, other in points)
+    ]
+
+
+def most_promising_first(points: Sequence[tuple[Named, Point]]) -> list[Named]:
+    """All points, ordered by how many others dominate each: the front comes first."""
+    ranks = [sum(dominates(other, point) for _, other in points) for _, point in points]
+    order = sorted(range(len(points)), key=lambda place: ranks[place])
+    return [points[place][0] for place in order]
 
 
 class KnownErrors(NamedTuple):
-    """What is known of the model's error on runs of a candidate's kind."""
+    """Known errors of the model on runs of a candidate's kind."""
 
     step: Known
-    """Of the seconds per step, and so of hours and dollars."""
+    """Error of the seconds per step, and so of hours and dollars."""
     gain: Known
-    """Of the gain of asynchrony."""
+    """Error of the gain of asynchrony."""
 
 
 def known_errors(candidate: Candidate, errors: MeasuredErrors) -> KnownErrors:
-    """What is known of the model's error on runs of a candidate's kind."""
+    """Return the known errors of the model on runs of a candidate's kind."""
     kind = kind_of(candidate.config)
     return KnownErrors(step=errors.step(kind), gain=errors.gain(kind))
 
@@ -51,32 +101,33 @@ class Outcome:
     trials: tuple[Trial, ...]
     """One per seed; all compared candidates have the same seeds."""
     steps: int
-    """Of the whole run."""
+    """Steps of the whole run."""
     hourly: Cost
     """Cost of one hour of the cluster."""
     known: KnownErrors
-    """How far predictions of measured runs of its kind were off."""
+    """Errors of predictions of measured runs of its kind."""
     pessimistic: bool = False
-    """Whether it is ranked, and held against limits, by the high end of its interval."""
+    """True if it is ranked, and held against limits, by the high end of its interval."""
 
     @property
     def hours(self) -> Estimate:
-        """Of the whole run."""
+        """Hours of the whole run."""
         return estimate(self._hours)
 
     @property
     def predicted_hours(self) -> Prediction:
-        """Of the whole run; with one seed, the interval is that of the model's error alone."""
+        """Hours of the whole run; with one seed, the interval is that of the model's error
+        alone."""
         return prediction(self._hours, self.known.step.error)
 
     @property
     def predicted_gpu_hours(self) -> Prediction:
-        """Of the whole run."""
+        """GPU-hours of the whole run."""
         return self.predicted_hours.times(self.candidate.gpus)
 
     @property
     def predicted_dollars(self) -> Prediction | None:
-        """Of the whole run at typical prices; None if a price is unknown."""
+        """Dollars of the whole run at typical prices; None if a price is unknown."""
         dollars = self.hourly.dollars
         return None if dollars is None else self.predicted_hours.times(dollars)
 
@@ -86,17 +137,17 @@ class Outcome:
 
     @property
     def ranked_hours(self) -> float:
-        """By which it is ranked: the mean, or the high end of the interval."""
+        """Hours by which it is ranked: the mean, or the high end of the interval."""
         return self.predicted_hours.high if self.pessimistic else self.hours.mean
 
     @property
     def gpu_hours(self) -> Estimate:
-        """Of the whole run."""
+        """GPU-hours of the whole run."""
         return times(self.hours, self.candidate.gpus)
 
     @property
     def dollars(self) -> Estimate | None:
-        """Of the whole run at typical prices; None if a price is unknown."""
+        """Dollars of the whole run at typical prices; None if a price is unknown."""
         return None if self.hourly.dollars is None else times(self.hours, self.hourly.dollars)
 
     @property
@@ -106,7 +157,7 @@ class Outcome:
 
     @property
     def limit(self) -> str:
-        """Its bottleneck."""
+        """Bottleneck of the run."""
         return limit_of(self.trials)
 
     @property
@@ -120,7 +171,7 @@ class Outcome:
         return engine_share(self.trials)
 
     def meets(self, limits: LimitsConfig) -> bool:
-        """Whether it is within deadline and budget; unknown money exceeds any budget."""
+        """Return whether it is within deadline and budget; unknown money exceeds any budget."""
         dollars = self.rank("dollars")
         return self.ranked_hours <= limits.deadline_h and dollars <= limits.budget_dollars
 
@@ -129,7 +180,7 @@ class Outcome:
         return self._at(self.hours.mean, objective)
 
     def rank(self, objective: str) -> float:
-        """The same, by which it is ranked: the mean, or the high end of the interval."""
+        """Value by which it is ranked: the mean, or the high end of the interval."""
         return self._at(self.ranked_hours, objective)
 
     def _at(self, hours: float, objective: str) -> float:
@@ -155,12 +206,12 @@ class Comparison:
 
     @property
     def predicted_ratio(self) -> Prediction:
-        """The same with the model's error on measured gains of asynchrony."""
+        """Ratio with the model's error on measured gains of asynchrony."""
         return prediction(self._ratios, self.asynchronous.known.gain.error)
 
     @property
     def pays(self) -> bool | None:
-        """Whether asynchrony is faster, and by at least 2 %.
+        """True if asynchrony is faster, and by at least 2 %.
 
         None if the interval with the model's error contains 1: it is undecided.
         """
@@ -171,7 +222,7 @@ class Comparison:
 
     @property
     def needs_seeds(self) -> bool:
-        """Whether the interval over the seeds alone contains a gain of 2 % and a loss."""
+        """True if the interval over the seeds alone contains a gain of 2 % and a loss."""
         ratio = self.ratio
         return math.isfinite(ratio.low) and ratio.low <= 1 < 1 + LEAST_GAIN <= ratio.high
 
@@ -192,7 +243,7 @@ class End:
     value: str
     """The input's value, with its unit."""
     outcomes: tuple[Outcome, ...]
-    """Of the finalists that can be simulated with it, in their order."""
+    """Outcomes of the finalists that can be simulated with it, in their order."""
     best: Outcome | None
     """The best of them; None if none is within the limits."""
     why_not: str = ""
@@ -223,6 +274,20 @@ class Sensitivity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Option:
+    """One of the clusters, or of the staleness bounds on a cluster, that the plan asks about."""
+
+    name: str
+    """The GPUs in words, or the bound as `eta 4`."""
+    outcome: Outcome | None
+    """The best one that was simulated; None if all were excluded by their lower bounds."""
+    seeds: int
+    """Repetitions of its simulation; 0 without one."""
+    least_hours: float
+    """Lower bound of its hours in closed form."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Plan:
     """The whole result of a search."""
 
@@ -235,14 +300,14 @@ class Plan:
     front: tuple[Outcome, ...]
     """Outcomes that no other one beats in hours, money and GPUs; fewest GPUs first."""
     best: Outcome | None
-    """The recommendation: the best by the objective, within the limits; None if there is none."""
+    """The recommendation: the best by the objective, within the limits; None without one."""
     comparisons: tuple[Comparison, ...] = ()
     sensitivity: Sensitivity | None = None
     simulations: int = 0
     least_hours: Mapping[int, float] = field(default_factory=dict)
     """Lower bound of each candidate's hours by its number, in closed form."""
     errors: MeasuredErrors
-    """Of predictions of measured runs, which the intervals contain."""
+    """Errors of predictions of measured runs, which the intervals contain."""
     waiting: frozenset[int] = frozenset()
     """Numbers of the candidates that the search had not reached when it was stopped."""
     stopped_in: str = ""
@@ -254,8 +319,41 @@ class Plan:
         return len(self.space.possible) - len(self.screened) - len(self.waiting)
 
     @property
+    def clusters(self) -> list[Option]:
+        """One option per cluster that the plan asks about, dominated ones too."""
+        by_cluster: dict[str, list[Candidate]] = {}
+        for one in self.space.possible:
+            by_cluster.setdefault(one.hardware, []).append(one)
+        return [self._option(name, found) for name, found in by_cluster.items()]
+
+    @property
+    def etas(self) -> list[Option]:
+        """One option per staleness bound on the recommended cluster; empty without one."""
+        if self.best is None:
+            return []
+        by_eta: dict[float, list[Candidate]] = {}
+        for one in self.space.possible:
+            if one.cluster == self.best.candidate.cluster:
+                by_eta.setdefault(one.eta, []).append(one)
+        return [self._option(f"eta {eta:g}", by_eta[eta]) for eta in sorted(by_eta)]
+
+    def _option(self, name: str, candidates: Sequence[Candidate]) -> Option:
+        numbers = {one.number for one in candidates}
+        for found in (self.outcomes, self.screened):
+            here = [one for one in found if one.candidate.number in numbers]
+            if here:
+                objective = self.config.objective
+                kept = [one for one in here if one.meets(self.config.limits)] or here
+                best = min(kept, key=lambda one: (one.rank(objective), one.ranked_hours))
+                return Option(
+                    name=name, outcome=best, seeds=len(best.trials), least_hours=best.hours.mean
+                )
+        least = min((self.least_hours.get(number, math.nan) for number in numbers), default=0.0)
+        return Option(name=name, outcome=None, seeds=0, least_hours=least)
+
+    @property
     def settled(self) -> bool:
-        """Whether the front and the recommendation are final, though the search may be stopped."""
+        """True if the front and the recommendation are final, though the search may be stopped."""
         return self.stopped_in in ("", "comparison", "sensitivity")
 
     @property
@@ -362,7 +460,6 @@ def engine_share(trials: Sequence[Trial]) -> float:
 
 
 def _mean_shares(trials: Sequence[Trial], pool: str) -> dict[str, float]:
-    """Busy and idle shares of a pool by name, mean over the seeds."""
     shares: dict[str, float] = {}
     for trial in trials:
         for name, share in (*trial.busy[pool].items(), *trial.idle[pool].items()):

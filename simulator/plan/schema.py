@@ -18,13 +18,14 @@ from annotated_types import Ge, Gt, Lt
 from pydantic import Field
 
 from areal_lab.config.dump import to_yaml
-from areal_lab.config.load import Overrides, load_record
+from areal_lab.config.given import Overrides, Source, given_config, source_files
+from areal_lab.config.load import load_record
 from areal_lab.config.problem import ConfigError, Kind, Problem, below, problems_of
 from areal_lab.config.record import About, Count, NonNegative, Record, Whole
-from areal_lab.config.shipped import plan_questions, settings_file
+from areal_lab.config.shipped import plan_questions
 from areal_lab.control.schedule import ScheduleName
-from simulator.assembly.check import wrong_names, wrong_workload
-from simulator.catalogue.find_gpu import find_gpu
+from simulator.assembly.build import lengths_of, named_of
+from simulator.catalogue.gpu import find_gpu
 from simulator.config.load import load_simulation
 from simulator.config.schema import Placement, SimulationConfig, Versions
 
@@ -144,30 +145,37 @@ class PlanConfig(Record):
     base: SimulationConfig = Field(default_factory=SimulationConfig)
 
 
-def load_plan(source: str | Path | None, overrides: Overrides = ()) -> PlanConfig:
+def load_plan(source: Source | None = None, overrides: Overrides | None = ()) -> PlanConfig:
     """Merge a plan file and overrides onto the simulation that it starts from.
 
     Args:
-        source: a YAML file, or the name of a shipped one (`plan_example`); None takes the defaults.
+        source: a YAML file, the name of a shipped one (`plan_example`), settings by name, or a plan
+            to start from; None takes the defaults.
         overrides: `a.b=c` each, the value in YAML; or values by name.
 
     Raises:
         ValueError: in one line each: no such file, unknown key (with the nearest name), or a value
             that is not allowed.
     """
-    path = None if source is None else settings_file(source, plan_questions(), "plan")
+    files = source_files(source, plan_questions(), "plan")
     start = PlanConfig()
-    if path is not None:
-        start.name = path.stem
-    plan = load_record(start, path, overrides, ALIASES, may_be_empty=False)
-    if plan.simulation:
+    for path in files:
+        if isinstance(path, Path):
+            start.name = path.stem
+    plan = load_record(start, files, overrides, ALIASES, may_be_empty=False)
+    if plan.simulation and not isinstance(source, PlanConfig):
         start.base = load_simulation(plan.simulation)
-        plan = load_record(start, path, overrides, ALIASES)
+        plan = load_record(start, files, overrides, ALIASES)
     check_plan(plan)
     return plan
 
 
-def plan_yaml(plan: PlanConfig) -> str:
+def plan_config(given: object) -> PlanConfig:
+    """The plan of an argument: a `PlanConfig`, or what `load_plan` takes."""
+    return given_config(given, PlanConfig, load_plan)
+
+
+def plan_yaml(plan: PlanConfig | Source) -> str:
     """A plan as the text of a file for `areal-lab plan`; only what differs from the defaults.
 
         Path("my_plan.yaml").write_text(plan_yaml(plan))    load_plan("my_plan.yaml") == plan
@@ -177,6 +185,7 @@ def plan_yaml(plan: PlanConfig) -> str:
     Raises:
         ValueError: there is no such file or preset, or a text that YAML cannot hold.
     """
+    plan = plan_config(plan)
     # The name always differs, and is written: without one, a plan has the name of its file.
     start = PlanConfig(name=f"not {plan.name}")
     if plan.simulation:
@@ -190,11 +199,13 @@ def check_plan(plan: PlanConfig) -> None:
     Raises:
         ConfigError: one line for each mistake.
     """
-    base = plan.base
+    base, unfit = plan.base, list[Problem]()
+    named_of(base, unfit)
+    lengths_of(base, unfit)
     found = [
         *_wrong_lengths(base),
         # What no candidate can fix, for none has another.
-        *(below("base", one) for one in wrong_names(base) + wrong_workload(base)),
+        *(below("base", one) for one in unfit),
         *_wrong_range(plan.candidates.node_range),
         *_wrong_warmup(plan.search),
         *_wrong_prices(plan.prices),

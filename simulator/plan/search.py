@@ -18,9 +18,9 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Final, Literal, NamedTuple, Self, TypeAlias
 
+from areal_lab.config.given import Source
 from simulator.costs.economics import HOUR_S, Cost
 from simulator.plan.bound import least_step_s
-from simulator.plan.measured import check_measured
 from simulator.plan.result import (
     Comparison,
     KnownErrors,
@@ -28,26 +28,28 @@ from simulator.plan.result import (
     Plan,
     Sensitivity,
     best_of,
+    dominates,
+    front,
     hourly_cost,
     known_errors,
+    most_promising_first,
     point_of,
 )
-from simulator.plan.schema import PlanConfig
+from simulator.plan.schema import PlanConfig, plan_config
 from simulator.plan.sensitivity import sensitivity
-from simulator.plan.space import Candidate, Space, expand
+from simulator.plan.space import Candidate, Space, check_measured, expand
 from simulator.plan.trial import Job, Progress, Run, Silent, Trial, run_here, shortened
 from simulator.report.measured_errors import MeasuredErrors, measured_errors
-from simulator.stats.model_error import prediction
-from simulator.stats.pareto import dominates, front, most_promising_first
+from simulator.stats.statistics import prediction
 
 _ROUND: Final = 24
 """Candidates that are simulated before those that cannot win are skipped again."""
 _RIVALS: Final = 4
-"""The same for the search of the fastest candidate of one cluster."""
+"""Candidates of the search of the fastest candidate of one cluster."""
 _BOUND_SLACK: Final = 0.97
-"""Factor on the lower bound: the simulation may draw shorter lengths."""
+"""Factor on the lower bound: the simulation may have shorter lengths."""
 _ALIKE: Final = 2
-"""How many synchronous, and asynchronous, candidates of one cluster are evaluated."""
+"""Synchronous, and asynchronous, candidates of one cluster that are evaluated."""
 
 Bound = Callable[[Candidate], float]
 """Least seconds of a training step."""
@@ -55,11 +57,11 @@ Stage: TypeAlias = Literal["bounds", "screening", "evaluation", "comparison", "s
 
 
 class Step(NamedTuple):
-    """Where a search is."""
+    """Progress of a search."""
 
     stage: Stage
     done: int
-    """Of `total`; 0 starts the stage, or the next part of a comparison."""
+    """Trials of `total`; 0 starts the stage, or the next part of a comparison."""
     total: int
     """Candidates, or in later stages simulations."""
     waits: bool = False
@@ -71,7 +73,7 @@ def _least_s(candidate: Candidate) -> float:
 
 
 def find_plan(
-    config: PlanConfig,
+    config: PlanConfig | Source,
     run: Run = run_here,
     *,
     progress: Progress | None = None,
@@ -91,7 +93,12 @@ def find_plan(
             measured number of the base depends on.
     """
     search = PlanSearch(config, run, bound=bound, errors=errors)
-    progress = progress or Silent()
+    follow(search, progress or Silent())
+    return search.plan
+
+
+def follow(search: PlanSearch, progress: Progress) -> None:
+    """Search to the end. An exception, such as `KeyboardInterrupt`, leaves `search.plan`."""
     done = 0
     for step in search:
         if step.waits:
@@ -101,7 +108,6 @@ def find_plan(
         else:
             progress.stage(step.stage, step.total)
         done = step.done
-    return search.plan
 
 
 def nearest_to(best: Outcome, outcomes: Iterable[Outcome], count: int) -> list[Outcome]:
@@ -135,7 +141,7 @@ class PlanSearch:
 
     def __init__(
         self,
-        config: PlanConfig,
+        config: PlanConfig | Source,
         run: Run = run_here,
         *,
         bound: Bound = _least_s,
@@ -151,7 +157,7 @@ class PlanSearch:
         Raises:
             ValueError: as `find_plan`.
         """
-        self._config = config
+        self._config = config = plan_config(config)
         self._run = run
         self._bound = bound
         self._errors = errors or measured_errors()
@@ -166,7 +172,8 @@ class PlanSearch:
         self._screened: dict[int, Outcome] = {}
         self._evaluated: dict[int, Outcome] = {}
         self._in_play: dict[int, Outcome] | None = None
-        """What the front and the recommendation are chosen from; None takes all screened ones."""
+        """Outcomes of which the front and the recommendation are chosen; None takes all screened
+        ones."""
         self._comparisons: tuple[Comparison, ...] = ()
         self._so_far: Callable[[], Sensitivity | None] = lambda: None
         """The sensitivity by now; it is not put together before somebody looks."""
@@ -176,7 +183,7 @@ class PlanSearch:
         self._steps = self._search()
 
     def __iter__(self) -> Self:
-        """Itself: a second loop continues the first."""
+        """Return itself: a second loop continues the first."""
         return self
 
     def __next__(self) -> Step:
@@ -201,7 +208,7 @@ class PlanSearch:
 
     @property
     def plan(self) -> Plan:
-        """What is known by now; a screened candidate that waits for evaluation has one seed.
+        """The plan so far; a screened candidate that waits for evaluation has one seed.
 
         The sensitivity has the inputs that were simulated at both ends.
         """
@@ -224,7 +231,6 @@ class PlanSearch:
         )
 
     def _search(self) -> Generator[Step]:
-        """All stages."""
         possible = self._space.possible
         yield from self._screen(possible)
         worth = _worth_evaluating(self._screened.values(), self._config)
@@ -241,7 +247,6 @@ class PlanSearch:
         self._complete = True
 
     def _cost(self, candidate: Candidate) -> Cost:
-        """Cost of one hour of a candidate's cluster."""
         if candidate.number not in self._hourly:
             self._hourly[candidate.number] = hourly_cost(candidate, self._config.prices)
         return self._hourly[candidate.number]
@@ -254,7 +259,7 @@ class PlanSearch:
         return self._least_h[candidate.number]
 
     def _known_errors(self, candidate: Candidate) -> KnownErrors:
-        """What is known of the model's error on runs of a candidate's kind."""
+        """Return the known errors of the model on runs of a candidate's kind."""
         if candidate.number not in self._known:
             self._known[candidate.number] = known_errors(candidate, self._errors)
         return self._known[candidate.number]
@@ -299,7 +304,6 @@ class PlanSearch:
                 yield Step("screening", done, len(candidates))
 
     def _evaluate(self, outcomes: Sequence[Outcome]) -> Generator[Step]:
-        """Simulate all seeds and more steps."""
         new = [one for one in outcomes if one.candidate.number not in self._evaluated]
         seeds = self._config.search.seeds
         jobs = [job for one in new for job in evaluation_jobs(self._config, one.candidate)]
@@ -375,7 +379,6 @@ class PlanSearch:
         return best
 
     def _vary(self, best: Outcome, finalists: Sequence[Outcome]) -> Generator[Step]:
-        """Simulate the finalists with other inputs."""
         jobs, so_far = sensitivity(self._config, best, finalists)
         yield Step("sensitivity", 0, len(jobs))
         trials: list[Trial] = []
@@ -386,7 +389,6 @@ class PlanSearch:
             yield Step("sensitivity", len(trials), len(jobs), waits=trial is None)
 
     def _screen_some(self, candidates: Sequence[Candidate]) -> Iterator[int]:
-        """Simulate candidates; yields 1 after each, and 0 to wait."""
         left = list(reversed(candidates))
         for trial in self._trials([screening_job(self._config, one) for one in candidates]):
             if trial is None:
@@ -405,7 +407,6 @@ class PlanSearch:
             yield 1
 
     def _trials(self, jobs: Sequence[Job]) -> Iterator[Trial | None]:
-        """Perform jobs, and count them."""
         for trial in self._run(jobs):
             self._simulations += trial is not None
             yield trial
@@ -448,7 +449,7 @@ def _worth_evaluating(outcomes: Iterable[Outcome], config: PlanConfig) -> list[O
 
 
 def _without_duplicates(found: Sequence[Outcome]) -> list[Outcome]:
-    """Of outcomes with equal needs, keep the one with the least staleness."""
+    """Keep the outcome with the least staleness among those with equal needs."""
     ordered = sorted(found, key=lambda one: (one.candidate.eta, one.candidate.number))
     distinct: dict[object, Outcome] = {}
     for one in ordered:
@@ -457,11 +458,6 @@ def _without_duplicates(found: Sequence[Outcome]) -> list[Outcome]:
 
 
 def _check_prices(config: PlanConfig, hourly: Sequence[Cost], space: Space) -> None:
-    """Refuse to compare unknown money.
-
-    Raises:
-        ValueError: no candidate has a price, but the objective or a limit is about money.
-    """
     asked = config.objective == "dollars" or math.isfinite(config.limits.budget_dollars)
     if not asked or not hourly or any(cost.dollars is not None for cost in hourly):
         return

@@ -14,26 +14,25 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeAlias
 
-from simulator.assembly.check import problems
-from simulator.assembly.engines import engine_cpu
-from simulator.catalogue.find_gpu import find_gpu
+from simulator.assembly.build import problems
+from simulator.assembly.engines import engines_of
+from simulator.catalogue.gpu import find_gpu
 from simulator.catalogue.models import find_model
 from simulator.config.schema import SimulationConfig
-from simulator.costs.colocation.switch import switch_cost
 from simulator.costs.decode import decode_cost
 from simulator.costs.economics import Cost
-from simulator.costs.trainers.named import trainer_error
+from simulator.costs.switch import switch_cost
+from simulator.costs.trainers import trainer_error
 from simulator.costs.weight_sync import weight_update
 from simulator.plan.result import End, Input, Outcome, Sensitivity, best_of
 from simulator.plan.schema import PlanConfig
 from simulator.plan.trial import Job, Trial, shortened
 from simulator.stats.format import number
-from simulator.workload.lengths import lengths_from
-from simulator.workload.tails import sigma_from
+from simulator.workload.lengths import lengths_from, sigma_from
 
 ENGINE_ENDS_S: Final = (1.0e-3, 2.4e-3)
 """CPU time per decode step: the smallest difference between Qwen2.5's published speeds and kernel
-times, and the largest of Qwen3-0.6B's (`simulator.costs.engine_cpu.ENGINE_S`)."""
+times, and the largest of Qwen3-0.6B's (`simulator.costs.measured_engine.ENGINE_S`)."""
 GIVEN: Final = 0.1
 """Assumed relative error of values given by the user."""
 LENGTH_MEAN: Final = 0.2
@@ -42,15 +41,13 @@ LENGTH_SIGMA: Final = 0.2
 UPDATE: Final = 0.3
 """Assumed relative error of a weight update if its fit has none."""
 CLEARLY: Final = 0.005
-"""By how much another candidate must be better with one seed to become the best."""
+"""Share by which another candidate must be better with one seed to become the best."""
 
 Change: TypeAlias = Callable[[Job], Job]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Varied:
-    """An input to vary, with its two ends."""
-
     name: str
     value: str
     source: str
@@ -149,7 +146,6 @@ def swing(one: Input, own: Outcome, name: str) -> float:
 
 
 def _inputs(config: SimulationConfig) -> Iterator[_Varied]:
-    """All inputs that this config uses, but the price."""
     if config.rollout.decode_step_s is None:
         yield _engine_overhead(config)
         yield _memory_bandwidth(config)
@@ -162,7 +158,7 @@ def _inputs(config: SimulationConfig) -> Iterator[_Varied]:
 
 
 def _engine_overhead(config: SimulationConfig) -> _Varied:
-    engine = engine_cpu(config)
+    engine = engines_of(config).cpu
     taken = engine.step_s
     if config.rollout.engine_overhead_s is not None:
         error, source = GIVEN, f"given: ±{GIVEN:.0%}"
@@ -257,7 +253,6 @@ def _weight_update(config: SimulationConfig) -> _Varied:
 
 
 def _with_update(job: Job, factor: float) -> Job:
-    """The job with its update or switch times multiplied by `factor`."""
     config = job.config
     model, gpu = find_model(config.model), find_gpu(config.cluster.gpu)
     switch_s = switch_cost(config, model, gpu).seconds * factor
@@ -333,14 +328,14 @@ def _price(own: Outcome, base: Sequence[Outcome], plan: PlanConfig) -> Input | N
         at = next(one for one in outcomes if one.candidate is own.candidate)
         assert at.hourly.dollars is not None
         return End(
-            value=f"{number(at.hourly.dollars / gpus)} $",
+            value=f"${number(at.hourly.dollars / gpus)}",
             outcomes=outcomes,
             best=_best_then(outcomes, own, plan),
         )
 
     return Input(
         name="price of a GPU-hour",
-        value=f"{number(cost.dollars / gpus)} $",
+        value=f"${number(cost.dollars / gpus)}",
         source=source,
         low=end("low", 1 - GIVEN),
         high=end("high", 1 + GIVEN),

@@ -1,18 +1,24 @@
 """The candidates of a plan: every combination, what is impossible about some, and why.
 
 lists of the plan file --every combination, once--> limits --> check --> possible candidates
+
+Check that measured times in a plan's base apply to all candidates.
+
+A time measured on some GPUs is the same for every candidate, so that more or other GPUs would seem
+to change nothing.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from areal_lab.config.problem import Kind
 from areal_lab.control.schedule import FIXED_ETA
-from simulator.assembly.check import problems
-from simulator.catalogue.find_gpu import OWN_FILES, find_gpu
+from simulator.assembly.build import problems
+from simulator.assembly.simulate import nearest_split
+from simulator.catalogue.gpu import OWN_FILES, find_gpu
 from simulator.config.schema import SimulationConfig
 from simulator.plan.schema import PlanConfig
 
@@ -22,7 +28,7 @@ class Candidate:
     """One combination."""
 
     number: int
-    """In the order of the plan file; names it, too."""
+    """Place in the order of the plan file; also its name."""
     config: SimulationConfig
 
     @property
@@ -32,23 +38,23 @@ class Candidate:
 
     @property
     def cluster(self) -> tuple[str, str, int]:
-        """What is bought: types and number."""
+        """Types and number of the GPUs to rent or buy."""
         cluster = self.config.cluster
         return (cluster.gpu, cluster.rollout_gpu, cluster.gpus)
 
     @property
     def eta(self) -> float:
-        """How many versions generation may run ahead."""
+        """Versions that generation may run ahead."""
         return self.config.schedule.versions_ahead
 
     @property
     def stale(self) -> bool:
-        """Whether it trains on responses of older weights; else it is synchronous."""
+        """True if it trains on responses of older weights; else it is synchronous."""
         return self.eta > 0
 
     @property
     def hardware(self) -> str:
-        """As in `128 H100`, `96 H20 + 32 H100` or `8 H100`."""
+        """GPUs in words, as `128 H100`, `96 H20 + 32 H100` or `8 H100`."""
         cluster = self.config.cluster
         name = find_gpu(cluster.gpu).name
         if cluster.colocated or cluster.generating_gpu == cluster.gpu:
@@ -72,7 +78,7 @@ class Candidate:
 
     @property
     def schedule(self) -> str:
-        """As in `asynchronous, eta 4`."""
+        """Schedule in words, as `asynchronous, eta 4`."""
         name = self.config.schedule.name.replace("_", " ")
         if self.config.schedule.name in FIXED_ETA:
             return name
@@ -212,20 +218,6 @@ def _combine(  # noqa: PLR0917 - what itertools.product yields, in its order
     )
 
 
-def nearest_split(gpus: int, share: float, engine: int, trainer: int) -> int | None:
-    """GPUs that generate, as near to a share of all as both sides can divide; None if none can.
-
-    Args:
-        share: of them that should generate.
-        engine: GPUs per engine.
-        trainer: GPUs per copy of the trained model.
-    """
-    fitting = [
-        rollout for rollout in range(engine, gpus, engine) if (gpus - rollout) % trainer == 0
-    ]
-    return min(fitting, key=lambda rollout: (abs(rollout - share * gpus), rollout), default=None)
-
-
 def _counts(plan: PlanConfig, gpu: str) -> Sequence[int]:
     lists, node = plan.candidates, find_gpu(gpu).node_gpus
     nodes = list(lists.nodes)
@@ -237,10 +229,89 @@ def _counts(plan: PlanConfig, gpu: str) -> Sequence[int]:
 
 
 def _key(config: SimulationConfig) -> tuple[object, ...]:
-    """What a combination is, whatever it was combined from."""
+    """Identity of a combination, whatever it was combined from."""
     cluster, trainer, schedule = config.cluster, config.trainer, config.schedule
     return (
         *(cluster.gpu, cluster.rollout_gpu, cluster.gpus, cluster.placement, cluster.rollout_gpus),
         *(schedule.name, schedule.versions_ahead, config.rollout.tensor_parallel),
         *(trainer.tensor_parallel, trainer.pipeline_parallel, trainer.micro_batch_tokens),
     )
+
+
+def check_measured(plan: PlanConfig, candidates: Sequence[Candidate]) -> None:
+    """Refuse candidates that differ in something that a measured number of the base depends on."""
+    found = list(_differing(plan, candidates))
+    if found:
+        raise ValueError("\n".join(found))
+
+
+def _differing(plan: PlanConfig, candidates: Sequence[Candidate]) -> Iterator[str]:
+    rollout, trainer = plan.base.rollout, plan.base.trainer
+    training = [_training_side(one) for one in candidates]
+    engines = [_engine_side(one) for one in candidates]
+    for name, seconds, sides, added in (
+        ("trainer.step_s", trainer.step_s, training, {"trainer.token_s": trainer.token_s}),
+        (
+            "rollout.decode_step_s",
+            rollout.decode_step_s,
+            engines,
+            {
+                "rollout.decode_sequence_s": rollout.decode_sequence_s,
+                "rollout.decode_context_token_s": rollout.decode_context_token_s,
+            },
+        ),
+        (
+            "rollout.prefill_pass_s",
+            rollout.prefill_pass_s,
+            engines,
+            {
+                "rollout.prefill_token_s": rollout.prefill_token_s,
+                "rollout.prefill_pair_s": rollout.prefill_pair_s,
+            },
+        ),
+    ):
+        differ = _what_differs(sides)
+        if seconds is None or not differ:
+            continue
+        fix = " ".join(
+            [f"base.{name}=null", *(f"base.{other}=0" for other, value in added.items() if value)]
+        )
+        yield (
+            f"base.{name} is {seconds:g}, measured on some GPUs, but candidates differ in "
+            f"{'; '.join(differ)}; let the cost model compute it ({fix}), or use only candidates "
+            "like those that were measured"
+        )
+
+
+def _training_side(one: Candidate) -> Mapping[str, object]:
+    cluster, trainer = one.config.cluster, one.config.trainer
+    return {
+        "type of GPU that trains": find_gpu(cluster.gpu).name,
+        "number of GPUs that train": cluster.training_gpus,
+        "trainer.tensor_parallel": trainer.tensor_parallel,
+        "trainer.pipeline_parallel": trainer.pipeline_parallel,
+        "trainer.micro_batch_tokens": trainer.micro_batch_tokens,
+    }
+
+
+def _engine_side(one: Candidate) -> Mapping[str, object]:
+    cluster = one.config.cluster
+    return {
+        "type of GPU that generates": find_gpu(cluster.generating_gpu).name,
+        "rollout.tensor_parallel": one.config.rollout.tensor_parallel,
+    }
+
+
+def _what_differs(sides: Sequence[Mapping[str, object]]) -> list[str]:
+    values = (
+        {name: dict.fromkeys(side[name] for side in sides) for name in sides[0]} if sides else {}
+    )
+    return [
+        f"{name} ({', '.join(map(str, sorted(some, key=_order)))})"
+        for name, some in values.items()
+        if len(some) > 1
+    ]
+
+
+def _order(value: object) -> tuple[float, str]:
+    return (float(value), "") if isinstance(value, int) else (0.0, str(value))

@@ -5,22 +5,32 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import Any, Final
 
 from areal_lab.config.problem import Kind
-from simulator.catalogue.find_gpu import find_gpu
-from simulator.plan.result import Comparison, End, Outcome, Plan
+from simulator.assembly.build import lengths_of
+from simulator.catalogue.gpu import find_gpu
+from simulator.config.load import load_simulation
+from simulator.config.schema import SimulationConfig
+from simulator.plan.result import Comparison, End, Option, Outcome, Plan
+from simulator.plan.schema import PlanConfig
 from simulator.plan.sensitivity import at_end, measure
 from simulator.plan.space import Refusal
-from simulator.report.bottleneck import STALENESS_BOUND
-from simulator.report.error_lines import PERCENT, known_lines, never_compared, never_line
-from simulator.report.measured_errors import gpus_of
-from simulator.report.provenance import price_warnings, warnings
+from simulator.report.measured_errors import (
+    PERCENT,
+    gpus_of,
+    known_lines,
+    never_compared,
+    never_line,
+)
+from simulator.report.notes import STALENESS_BOUND
+from simulator.report.to_json import price_warnings, warnings
 from simulator.stats.format import number, span
-from simulator.stats.model_error import Prediction
+from simulator.stats.statistics import Prediction
 
 AIMS: Final = {"gpus": "fewest GPUs", "dollars": "lowest cost", "hours": "shortest time"}
-"""What is searched for, by objective."""
+"""Goal of the search, by objective."""
 
 
 def question_lines(plan: Plan) -> Iterator[str]:
@@ -31,7 +41,7 @@ def question_lines(plan: Plan) -> Iterator[str]:
         for value, text in (
             (limits.eta, f"eta <= {limits.eta:g}"),
             (limits.deadline_h, f"at most {limits.deadline_h:g} h"),
-            (limits.budget_dollars, f"at most {limits.budget_dollars:,.0f} $"),
+            (limits.budget_dollars, f"at most ${limits.budget_dollars:,.0f}"),
             (limits.gpus, f"at most {limits.gpus:g} GPUs"),
         )
         if math.isfinite(value)
@@ -41,6 +51,7 @@ def question_lines(plan: Plan) -> Iterator[str]:
         f"{AIMS[plan.config.objective]} for {plan.config.steps:,} steps of "
         f"{plan.config.base.model}{within}{ranked_by(plan)}"
     )
+    yield workload_line(plan.config)
     space = plan.space
     yield (
         f"{space.combinations:,} combination{'s' if space.combinations > 1 else ''}: "
@@ -61,15 +72,71 @@ def question_lines(plan: Plan) -> Iterator[str]:
         yield f"stopped during {plan.stopped_in}{waits}"
 
 
+def workload_line(config: PlanConfig) -> str:
+    """The work of a step, with the source of each number."""
+    base = config.base
+    workload, lengths = base.workload, lengths_of(base, [])
+    assert lengths is not None, "check_plan has refused what has no lengths"
+    preset = load_simulation(config.simulation) if config.simulation else None
+
+    def told(name: str, value: object) -> str:
+        own, default = setting_of(base, name), setting_of(SimulationConfig(), name)
+        if preset is not None and own == setting_of(preset, name) != default:
+            return f"{value} ({config.simulation})"
+        return f"{value} (default)" if own == default else str(value)
+
+    parts = [
+        told("workload.prompts_per_batch", f"{workload.prompts_per_batch:,} prompts"),
+        told("workload.samples_per_prompt", f"{workload.samples_per_prompt:,} responses each"),
+        told("workload.prompt_tokens", f"prompts of {workload.prompt_tokens:,} tokens"),
+        told("workload.answers", f"responses of {lengths.mean_tokens():,.0f} tokens on average")
+        if workload.answers.kind in ("trace", "recorded")
+        else told(
+            "workload.answers.mean_tokens",
+            f"responses of {lengths.mean_tokens():,.0f} tokens on average",
+        ),
+        told("workload.answers.max_tokens", f"at most {workload.answers.max_tokens:,}"),
+    ]
+    if workload.most_turns > 1:
+        parts.append(told("workload.turns", f"{workload.turns} turns"))
+    return f"a step: {'; '.join(parts)}; change them as base.workload.*"
+
+
+def setting_of(config: SimulationConfig, name: str) -> object:
+    """Value of a dotted setting."""
+    return attrgetter(name)(config)
+
+
+def against(plan: Plan, one: Option) -> str:
+    """How an option compares with the recommendation, and what limits it."""
+    if one.outcome is None:
+        return f"not simulated: over {number(one.least_hours)} h in any layout, and so dominated"
+    if plan.best is None:
+        return one.outcome.limit
+    if one.outcome.candidate is plan.best.candidate:
+        return "the recommendation"
+    parts = []
+    best, other = plan.best, one.outcome
+    for name, more, less in (("hours", "slower", "faster"), ("dollars", "dearer", "cheaper")):
+        own, theirs = other.value(name), best.value(name)
+        if math.isfinite(own) and math.isfinite(theirs) and theirs > 0:
+            change = own / theirs - 1
+            parts.append(f"{abs(change):.0%} {more if change > 0 else less}")
+    if not other.meets(plan.config.limits):
+        parts.append("over a limit")
+    parts.append(other.limit)
+    return ", ".join(parts)
+
+
 def ranked_by(plan: Plan) -> str:
-    """How candidates are ranked, if not by their means; begins with a comma."""
+    """Order of candidates, if not by their means; begins with a comma."""
     if plan.config.rank_by == "mean":
         return ""
     return f", ranked by the pessimistic end of the {PERCENT} interval"
 
 
 def model_error_lines(plan: Plan) -> Iterator[str]:
-    """How far predictions like the recommendation, and gains, were off on measured runs."""
+    """Errors of predictions like the recommendation, and of gains, on measured runs."""
     shown = plan.best or next(iter(plan.front), None)
     if shown is None:
         return
@@ -99,7 +166,7 @@ def recommendation_lines(plan: Plan) -> Iterator[str]:
         if best.predicted_hours.high > limits.deadline_h:
             over.append(f"the deadline of {limits.deadline_h:g} h")
         if dollars and dollars.high > limits.budget_dollars:
-            over.append(f"the budget of {limits.budget_dollars:,.0f} $")
+            over.append(f"the budget of ${limits.budget_dollars:,.0f}")
         if over:
             yield (
                 f"its {PERCENT} interval exceeds {' and '.join(over)}; with rank_by=pessimistic "
@@ -135,18 +202,19 @@ def recommendation_lines(plan: Plan) -> Iterator[str]:
 
 
 def sensitivity_lines(plan: Plan) -> Iterator[str]:
-    """Whether the recommendation stays with every input at either end of its error, in words."""
+    """Say whether the recommendation stays with every input at either end of its error."""
     found = plan.sensitivity
     if found is None or not found.inputs:
         return
     own, name = found.base, measure(plan.config.objective)
-    unit = "h" if name == "hours" else "$"
     first = found.inputs[0]
     ends = [at_end(end, own) for end in (first.low, first.high)]
-    told = " to ".join("impossible" if one is None else number(one.value(name)) for one in ends)
+    told = " to ".join(
+        "impossible" if one is None else with_unit(number(one.value(name)), name) for one in ends
+    )
     yield (
         f"{first.name} matters most: {first.low.value} to {first.high.value} makes {name} {told} "
-        f"instead of {number(own.value(name))} {unit}"
+        f"instead of {with_unit(number(own.value(name)), name)}"
     )
     changes = [
         f"{one.name} {end.value}: {_then(end)}"
@@ -195,7 +263,7 @@ def nothing_possible(plan: Plan) -> str:
 
 
 def verdict(one: Comparison) -> str:
-    """Whether asynchrony pays on these GPUs, in one line."""
+    """Return whether asynchrony pays on these GPUs, in one line."""
     slow, fast, ratio = one.synchronous, one.asynchronous, one.predicted_ratio
     pair = (
         f"x{ratio.value:.3g}{_around(ratio)}: {number(slow.hours.mean)} h "
@@ -234,7 +302,7 @@ def plan_warnings(plan: Plan) -> list[str]:
 
 
 def no_comparison(plan: Plan) -> str:
-    """Why there is no comparison of synchronous and asynchronous candidates."""
+    """Reason for a missing comparison of synchronous and asynchronous candidates."""
     kinds = {one.stale for one in plan.space.possible}
     if kinds == {True}:
         return "no synchronous candidate to compare with: add 0 to candidates.eta"
@@ -244,35 +312,39 @@ def no_comparison(plan: Plan) -> str:
 
 
 def hours(one: Outcome) -> str:
-    """Of the whole run, with the interval."""
-    return predicted_text(one.predicted_hours, "h")
+    """Hours of the whole run, with the interval."""
+    return predicted_text(one.predicted_hours, "hours")
 
 
 def cost(one: Outcome) -> str:
     """Dollars of the whole run at typical prices, with the interval; GPU-hours without a price."""
     if one.predicted_dollars is None:
         return f"money unknown ({predicted_text(one.predicted_gpu_hours, 'GPU-hours')})"
-    return predicted_text(one.predicted_dollars, "$")
+    return predicted_text(one.predicted_dollars, "dollars")
 
 
 def predicted_text(value: Prediction, unit: str) -> str:
     """A number with its interval, as in `76.1 h (42 to 138)`."""
-    return f"{number(value.value)} {unit}{_around(value)}"
+    return f"{with_unit(number(value.value), unit)}{_around(value)}"
+
+
+def with_unit(text: str, unit: str) -> str:
+    """`76.1 h`, `$2,058`, or the unit behind the number."""
+    return f"${text}" if unit == "dollars" else f"{text} {'h' if unit == 'hours' else unit}"
 
 
 def _around(value: Prediction) -> str:
-    """The interval in brackets, after a space; empty if it is a point."""
     around = span({"low": value.low, "high": value.high})
     return f" ({around})" if around else ""
 
 
 def money(one: Outcome) -> str:
-    """The same, with the range between low and high prices."""
+    """Dollars, with the range between low and high prices."""
     text = cost(one)
     low, high = one.hourly.low, one.hourly.high
     if low is not None and high is not None and low < high:
         hours = one.hours.mean
-        text += f" (at low and high prices {number(low * hours)} to {number(high * hours)})"
+        text += f" (at low and high prices ${number(low * hours)} to ${number(high * hours)})"
     return text
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from areal_lab.control.ledger import mean_lag
 from areal_lab.plots.looks import Looks
 from areal_lab.plots.style import (
     BLACK,
@@ -33,7 +34,6 @@ from areal_lab.plots.style import (
     whole_numbers,
 )
 from areal_lab.runlog.activity import label
-from areal_lab.runlog.lags import mean_lag
 from areal_lab.runlog.time_cells import State
 from simulator.run.result import Replicated
 from simulator.stats.format import number, shown_name
@@ -72,9 +72,6 @@ def draw_utilization(
         runs: one simulation, or up to six that are compared.
         width: in inches.
         title: in place of the picture's own.
-
-    Raises:
-        ValueError: if there is no simulation, or more than six.
     """
     _check_count(runs)
     bars = [
@@ -126,9 +123,6 @@ def draw_lags(
         runs: one simulation, or up to six that are compared.
         width: in inches; a narrow picture shows the tokens only.
         title: in place of the picture's own.
-
-    Raises:
-        ValueError: if there is no simulation, or more than six.
     """
     _check_count(runs)
     kinds = (
@@ -182,9 +176,6 @@ def draw_steps(
         runs: one simulation, or up to six that are compared.
         width: in inches; a narrow picture shows the seconds only.
         title: in place of the picture's own.
-
-    Raises:
-        ValueError: if there is no simulation, or more than six.
     """
     _check_count(runs)
     names = ("seconds per step", "trained tokens per second")[: 1 if width < NARROW else 2]
@@ -243,7 +234,6 @@ def _check_count(runs: Sequence[Replicated]) -> None:
 
 
 def _shares(run: Replicated, pool: str) -> dict[State, float]:
-    """Share of a pool's time by state, mean over the seeds."""
     shares: dict[State, float] = {}
     for kind in ("busy", "idle"):
         uses = [getattr(result.pools[pool], kind) for result in run.results]
@@ -267,7 +257,6 @@ def _write_share(axes: Axes, row: int, start: float, share: float, *, white: boo
 
 
 def _lag_shares(run: Replicated, kind: str) -> tuple[dict[int, float], list[list[float]] | None]:
-    """Shares by lag, mean over the seeds, and the lower and upper errors."""
     found = run.lag_shares(kind)
     shares = {lag: one.mean for lag, one in found.items()} or {0: 0.0}
     if len(run.results) == 1:

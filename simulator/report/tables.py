@@ -1,21 +1,41 @@
-"""Tables of a simulation for a terminal, made from the object of `simulator.report.to_json`.
+"""Tables of a simulation, and of two compared, for a terminal.
 
 `±` is half of the 95 % interval over the seeds; a 90 % interval contains the model's error, too.
+
+Excerpts of a log with fewer engines, for readable timelines of large clusters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
+from rich.console import Console
+from rich.table import Table
+
+from areal_lab.control.events import (
+    EngineId,
+    EngineJoined,
+    EngineLost,
+    EngineRetired,
+    RunStarted,
+    StartGroup,
+)
+from areal_lab.runlog.records import (
+    REWARDS,
+    ActionRecord,
+    EventRecord,
+    GroupRecord,
+    Log,
+    Record,
+    SpanRecord,
+    engine_process,
+)
 from simulator.costs.training_timing import BUBBLE, SLOWEST_RANK
-from simulator.report.error_lines import PERCENT
+from simulator.report.measured_errors import PERCENT
 from simulator.report.notes import lag_note, limit_note, mean_of, setting_lines
 from simulator.stats.format import duration, duration_span, number, quantity, shown_name, span
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
 
 _LEAST_SHARE: Final = 0.0005
 """Share of a pool's time below which a row is left out, because it would show 0.0 %."""
@@ -31,7 +51,7 @@ _WITHOUT_BARS: Final = 76
 
 def show_report(console: Console, told: Mapping[str, Any]) -> None:
     """Print the object that `report` returns."""
-    console.print(f"[bold]{escaped(told['name'])}[/]")
+    console.print(f"[bold]{escaped(told['name'])}[/]", markup=True)
     for line in setting_lines(told):
         console.print(line, highlight=False)
     console.print()
@@ -43,7 +63,7 @@ def show_report(console: Console, told: Mapping[str, Any]) -> None:
         console.print(table)
     for note in (lag_note(told), limit_note(told)):
         if note:
-            console.print(note, highlight=False)
+            console.print(note, highlight=False, markup=True)
     if (engines := told.get("engines")) is not None:
         console.print()
         console.print(_engines_table(engines))
@@ -56,7 +76,7 @@ def show_report(console: Console, told: Mapping[str, Any]) -> None:
 def show_warnings(console: Console, lines: Iterable[str]) -> None:
     """Print one marked line per warning."""
     for line in lines:
-        console.print(f"[yellow]warning:[/] {escaped(line)}", highlight=False)
+        console.print(f"[yellow]warning:[/] {escaped(line)}", highlight=False, markup=True)
 
 
 # --- tables --------------------------------------------------------------------------------------
@@ -157,6 +177,12 @@ def _lag_table(told: Mapping[str, Any]) -> Table:
     )
     table.add_row("mean (versions)", *(quantity(kind["mean"]) for kind in lags))
     table.add_row("max (versions)", *(quantity(kind["max"]) for kind in lags))
+    parts = [told["lag"][part]["mean"] for part in ("before_queue", "in_queue")]
+    for title, mean in zip(("  before the queue", "  in the queue"), parts, strict=True):
+        table.add_row(title, "", quantity(mean), "")
+    if form := told["closed_form"]:
+        both = " + ".join(f"{mean_of(form[part]):.2f}" for part in ("before_queue", "in_queue"))
+        table.add_row("  closed form", "", both, "", style="dim")
     for lag in range(min(highest, _MOST_LAGS - 1) + 1):
         shares = [kind["histogram"].get(str(lag)) for kind in lags]
         cells = [_share_cell(share, bar=0).strip() for share in shares]
@@ -225,10 +251,12 @@ def _sources_table(parts: Sequence[Mapping[str, Any]]) -> Table:
     by_source: dict[str, list[Mapping[str, Any]]] = {}
     for part in parts:
         by_source.setdefault(part["source"], []).append(part)
+    from rich.text import Text
+
     for source, same in by_source.items():
         names = ", ".join(part["name"] for part in same)
         errors = dict.fromkeys(_error(part["error"]) for part in same)
-        table.add_row(names, ", ".join(errors), escaped(source))
+        table.add_row(names, ", ".join(errors), Text(source))
     return table
 
 
@@ -257,7 +285,6 @@ def empty_table(*titles: str, text: bool = False, wrap_last: bool = False) -> Ta
 
 
 def _share_cell(value: Mapping[str, Any] | None, *, bar: int) -> str:
-    """A share, with its interval unless `bar` is negative, and with a bar if there is room."""
     if value is None or value["mean"] < _LEAST_SHARE:
         return ""
     mean, low, high = value["mean"], value["low"], value["high"]
@@ -282,3 +309,141 @@ def escaped(text: str) -> str:
     from rich.markup import escape
 
     return escape(text)
+
+
+def engines_of(log: Log) -> tuple[EngineId, ...]:
+    """Engines at the start of the run."""
+    for record in log.events:
+        if isinstance(record.event, RunStarted):
+            return tuple(record.event.engines)
+    return ()
+
+
+def only_engines(log: Log, engines: Iterable[EngineId], *, rewards: bool = True) -> Log:
+    """The log without the other engines. It cannot be replayed, because groups are missing.
+
+    Args:
+        rewards: keep the process that scores, whose row is empty if scoring takes no time.
+    """
+    kept = frozenset(engines)
+    others = {engine_process(engine) for engine in engines_of(log) if engine not in kept}
+    if not rewards:
+        others.add(REWARDS)
+    processes = tuple(name for name in log.header.processes if name not in others)
+    return dataclasses.replace(
+        log,
+        header=dataclasses.replace(log.header, processes=processes),
+        records=tuple(_excerpt(log.records, kept, others)),
+    )
+
+
+def _excerpt(
+    records: Iterable[Record], kept: frozenset[EngineId], others: set[str]
+) -> Iterator[Record]:
+    for record in records:
+        match record:
+            case SpanRecord():
+                if record.process not in others:
+                    yield dataclasses.replace(record, name=shown_name(record.name))
+            case GroupRecord():
+                if record.engine in kept:
+                    yield record
+            case EventRecord(event=RunStarted() as event):
+                engines = tuple(one for one in event.engines if one in kept)
+                yield dataclasses.replace(record, event=dataclasses.replace(event, engines=engines))
+            case EventRecord(event=EngineLost() | EngineRetired() | EngineJoined() as event):
+                if event.engine in kept:
+                    yield record
+            case ActionRecord(action=StartGroup() as action):
+                if action.engine in kept:
+                    yield record
+            case _:
+                yield record
+
+
+def show_comparison(
+    console: Console,
+    first: Mapping[str, Any],
+    second: Mapping[str, Any],
+    ratio: Mapping[str, Any],
+) -> None:
+    """Print two reports side by side, with their ratios."""
+    for mark, told in (("A", first), ("B", second)):
+        console.print(f"[bold]{mark}  {escaped(told['name'])}[/]", markup=True)
+        for line in setting_lines(told):
+            console.print(f"   {line}", highlight=False)
+    console.print()
+    console.print(_comparison_table(first, second, ratio))
+    console.print()
+    console.print(time_table([first, second]))
+    console.print()
+    for line in (verdict(ratio), *ratio["model_error"]["says"]):
+        console.print(line, highlight=False, markup=True)
+    show_warnings(console, dict.fromkeys([*first["warnings"], *second["warnings"]]))
+
+
+def _comparison_table(
+    first: Mapping[str, Any], second: Mapping[str, Any], ratio: Mapping[str, Any]
+) -> Table:
+    table = empty_table("", "A", "B", "B / A", f"B / A, {PERCENT}")
+    for title, name, path in (
+        ("step time, s", "step_s", ("step_s",)),
+        ("throughput, tokens/s", "tokens_per_s", ("tokens_per_s",)),
+        ("  per GPU", "tokens_per_s_per_gpu", ("tokens_per_s_per_gpu",)),
+        ("GPU-hours per step", "gpu_hours_per_step", ("cost", "gpu_hours_per_step")),
+        ("dollars per step", "dollars_per_step", ("cost", "dollars_per_step", "typical")),
+        ("kWh per step", "kwh_per_step", ("energy", "kwh_per_step")),
+    ):
+        if ratio[name] is not None:
+            values = (_at(told, path) for told in (first, second))
+            # Energy was never compared with a measured run: its interval is that of the seeds.
+            around = span(ratio[name]) if "seeds_low" in ratio[name] else ""
+            table.add_row(title, *map(quantity, values), quantity(ratio[name]), around)
+    for title, kind, which in (
+        ("mean lag, versions", "token", "mean"),
+        ("largest lag, versions", "head", "max"),
+    ):
+        lags = [told["lag"][kind][which] for told in (first, second)]
+        table.add_row(title, *map(quantity, lags), "", "")
+    return table
+
+
+def verdict(ratio: Mapping[str, Any]) -> str:
+    """Which one trains faster, if that is decided, and which one needs fewer GPU-hours."""
+    speed, per_gpu = ratio["tokens_per_s"], ratio["tokens_per_s_per_gpu"]
+    mean = speed["mean"]
+    better, other, times = ("B", "A", mean) if mean >= 1 else ("A", "B", 1 / mean)
+    if ratio["undecided_by"] == "seeds":
+        said = "With these seeds, there is no significant difference in speed between A and B."
+    elif ratio["undecided"]:
+        said = (
+            f"[bold]Undecided:[/] {better} is simulated {times:.3g} times as fast as {other}, in "
+            f"tokens per second, but the {PERCENT} interval{_around(speed, mean < 1)} contains 1."
+        )
+    else:
+        said = (
+            f"{better} trains [bold]{times:.3g} times[/] as fast as {other}"
+            f"{_around(speed, mean < 1)}, in tokens per second."
+        )
+    if abs(per_gpu["mean"] / mean - 1) < 0.001:  # the same GPUs: nothing to add
+        return said
+    hours = 1 / per_gpu["mean"]
+    return (
+        f"{said} For the same tokens, B takes [bold]{hours:.3g} times[/] the GPU-hours"
+        f"{_around(per_gpu, True)}."
+    )
+
+
+def _around(ratio: Mapping[str, Any], inverse: bool) -> str:
+    low, high = ratio["low"], ratio["high"]
+    if low is None or (inverse and low == 0):
+        return ""
+    around = span({"low": 1 / high, "high": 1 / low} if inverse else ratio)
+    return f" ({around})" if around else ""
+
+
+def _at(told: Mapping[str, Any], path: Sequence[str]) -> Any:
+    value: Any = told
+    for name in path:
+        value = value[name]
+    return value

@@ -22,6 +22,7 @@ from areal_lab.control.events import (
     Version,
     WeightsPushed,
 )
+from areal_lab.control.ledger import LagCounts, Ledger
 from areal_lab.runlog.activity import (
     NOTHING_ADMITTED,
     NOTHING_LEFT,
@@ -35,13 +36,12 @@ from areal_lab.runlog.activity import (
     WAIT_REWARDS,
     WAIT_WEIGHTS,
 )
-from simulator.costs.colocation.switch import TO_TRAINING
-from simulator.costs.outside import OUTSIDE
+from simulator.costs.switch import TO_TRAINING
+from simulator.costs.training_timing import OUTSIDE
 from simulator.engine.clock import UNCOUNTED, Clock
 from simulator.engine.replica import NOT_WORK
-from simulator.engine.versions import Decoded, tally
-from simulator.run.controller import BATCHES, REPLIES, ControllerQueue
-from simulator.run.flights import Slot
+from simulator.engine.sequences import Decoded, tally
+from simulator.run.flights import BATCHES, REPLIES, ControllerQueue, Slot
 from simulator.run.pools import EXPORT, GENERATE
 from simulator.run.system import System, Timing
 
@@ -58,8 +58,12 @@ COLUMNS = {
     "sequences": "samples that were trained on",
     "token_lag": "mean lag of the trained tokens, in versions",
     "head_lag": "mean lag of the first tokens of samples",
+    "lag_before_queue": "of these, versions that passed until their groups entered the queue",
+    "lag_in_queue": "of these, versions that passed while their groups waited for training",
+    "lag_offered": "mean lag before the queue of all samples that entered it, trained on or not",
     "tail_lag": "mean lag of the last tokens of samples",
     "max_lag": "largest lag of any token",
+    "in_flight": "groups between their start and the queue, on average",
     "several_versions": "share of samples with tokens of two or more versions",
     "micro_batches": "micro-batches of the step, over all ranks; nan if not modeled",
     "train_flops": "useful floating point operations of the step; nan if not modeled",
@@ -89,7 +93,7 @@ class Moment:
     work: dict[str, float] = field(default_factory=dict)
     """Seconds of decode, prefill and recomputation, as engines count them."""
     hybrid: dict[str, float] = field(default_factory=dict)
-    """Of `engines`, those whose GPUs also train."""
+    """Seconds of those of `engines` whose GPUs also train."""
     hybrid_work: dict[str, float] = field(default_factory=dict)
     trainer: dict[str, float] = field(default_factory=dict)
     controller: dict[str, float] = field(default_factory=dict)
@@ -161,11 +165,13 @@ class Accounting:
         slots: Sequence[Slot],
         controller: ControllerQueue | None,
         waited: WaitedFor,
+        ledger: Ledger,
     ) -> None:
         self._system = system
         self._slots = slots
         self._controller = controller
         self._waited = waited
+        self._ledger = ledger
         self._clocks = [Clock(slot.away if slot.dead else NOTHING_ADMITTED) for slot in slots]
         self._scoring = [0] * len(slots)
         self._reading = [0] * len(slots)
@@ -194,11 +200,15 @@ class Accounting:
         self._outside_s = 0.0
         self._generate_s = 0.0
         self._there_s = 0.0
+        self._in_flight = 0
+        self._in_flight_since_s = self._in_flight_group_s = 0.0
         self.engines: list[float] = []
         """Mean number of engines in each step, where it changes."""
         self.token_lags: Counter[int] = Counter()
         self.head_lags: Counter[int] = Counter()
         self.tail_lags: Counter[int] = Counter()
+        self.lag_parts = LagCounts()
+        """After warm-up."""
         self.begin = Moment()
         self.end = Moment()
 
@@ -245,7 +255,7 @@ class Accounting:
         self._update_all(now_s)
 
     def loading(self, now_s: float, name: str, slots: Sequence[Slot]) -> None:
-        """These engines load new weights, or do what `name` says for it; "" is that they have."""
+        """Note that engines load new weights, or do what `name` says for it; "" ends it."""
         for slot in slots:
             self._loading[slot.number] = name
             self.engine_changed(now_s, slot)
@@ -273,7 +283,7 @@ class Accounting:
         self.engine_changed(now_s, slot)
 
     def at_barrier(self, now_s: float, ranks: Collection[int]) -> None:
-        """These ranks have their part of the next batch, and wait for the others.
+        """Note the ranks that have their part of the next batch and wait for the others.
 
         Once no rank waits, the time that they waited, averaged over all ranks, moves from the
         trainer's wait for a batch to that for other ranks.
@@ -337,6 +347,12 @@ class Accounting:
 
     # --- steps -----------------------------------------------------------------------------------
 
+    def in_flight(self, now_s: float, groups: int) -> None:
+        """Note the number of groups that were started and have not entered the queue."""
+        if groups != self._in_flight:
+            self._in_flight_group_s += self._in_flight * (now_s - self._in_flight_since_s)
+            self._in_flight, self._in_flight_since_s = groups, now_s
+
     def batch(self, now_s: float, version: Version, responses: Iterable[Decoded]) -> None:
         """The trainer, at `version`, starts on a batch, which fixes the lags of its tokens.
 
@@ -350,10 +366,15 @@ class Accounting:
             for counts in (heads, tails, tokens)
         )
         self._step.add(head_lags, tail_lags, token_lags, several)
-        if version >= self._system.warmup_steps:
+        if version >= self._system.workload.warmup_steps:
             self.head_lags.update(head_lags)
             self.tail_lags.update(tail_lags)
             self.token_lags.update(token_lags)
+
+    @property
+    def step_lag(self) -> float:
+        """Mean lag in versions of the tokens of the batch that is trained on."""
+        return _mean(self._step.tokens)
 
     def trained(self, timing: Timing) -> None:
         """The work on the batch, or a part of it, is done."""
@@ -367,6 +388,13 @@ class Accounting:
         row["end_s"] = now_s
         row |= self._step.columns()
         self._step = StepLags()
+        group_s = self._in_flight_group_s + self._in_flight * (now_s - self._in_flight_since_s)
+        row["in_flight"] = group_s / row["step_s"] if row["step_s"] else float(self._in_flight)
+        self._in_flight_group_s, self._in_flight_since_s = 0.0, now_s
+        parts = self._ledger.step
+        row |= {f"lag_{part}": mean for part, mean in parts.means.items()}
+        if version > self._system.workload.warmup_steps:
+            self.lag_parts.add(parts)
         seconds = self.trainer_clock.seconds
         export_s = sum(seconds.get(name, 0.0) for name in (EXPORT, *TO_TRAINING))
         row["export_s"], self._export_s = export_s - self._export_s, export_s
@@ -387,13 +415,12 @@ class Accounting:
         for name, column in self.columns.items():
             column.append(row[name])
         row["train_s"] = row["micro_batches"] = row["train_flops"] = 0.0
-        if version == self._system.warmup_steps:
+        if version == self._system.workload.warmup_steps:
             self.begin = self._moment(now_s)
-        if version == self._system.steps:
+        if version == self._system.workload.steps:
             self.end = self._moment(now_s)
 
     def _since_step_before(self, controller: ControllerQueue, now_s: float) -> dict[str, float]:
-        """`CONTROLLER_COLUMNS`."""
         busy = (controller.clock.of(now_s, name) for name in (REPLIES, BATCHES))
         passed = {
             "controller_s": sum(busy),

@@ -21,7 +21,7 @@ from typing import NamedTuple, Protocol, cast
 
 from areal_lab.control.events import GroupId, Version
 from areal_lab.runlog.records import Segments
-from simulator.engine.versions import Decoded, decoded_alone
+from simulator.engine.sequences import Decoded, decoded_alone
 from simulator.run.system import Engine
 
 
@@ -49,8 +49,6 @@ class CachingEngine(Engine, Protocol):
 
 
 class _Sample:
-    """One sample and its remaining turns."""
-
     __slots__ = ("context_tokens", "group", "place", "segments", "tools_s", "turns")
 
     def __init__(
@@ -109,25 +107,26 @@ class Conversations:
         self._ended: dict[GroupId, list[_Sample]] = {}
         self._samples: dict[GroupId, int] = {}
         self._tools: list[tuple[float, int, _Sample]] = []  # heap, by the time the tool is done
+        self._reported: dict[GroupId, int] | None = None  # samples since `ended_samples`
 
     @property
     def activity_s(self) -> Mapping[str, float]:
-        """Of the wrapped engine."""
+        """Seconds by activity of the wrapped engine."""
         return self._engine.activity_s
 
     @property
     def generated_tokens(self) -> int:
-        """Of the wrapped engine."""
+        """Generated tokens of the wrapped engine."""
         return self._engine.generated_tokens
 
     @property
     def recomputed_tokens(self) -> int:
-        """Of the wrapped engine."""
+        """Recomputed tokens of the wrapped engine."""
         return self._engine.recomputed_tokens
 
     @property
     def preemptions(self) -> int:
-        """Of the wrapped engine."""
+        """Preemptions of the wrapped engine."""
         return self._engine.preemptions
 
     def submit(
@@ -172,6 +171,17 @@ class Conversations:
                 self._begin(moment_s)
         return groups
 
+    def report_samples(self) -> None:
+        """See `SampleEngine`."""
+        self._reported = {}
+
+    def ended_samples(self, _now_s: float, /) -> list[tuple[GroupId, int]]:
+        """See `SampleEngine`."""
+        ended = list((self._reported or {}).items())
+        if self._reported:
+            self._reported.clear()
+        return ended
+
     def pause(self, now_s: float, /) -> None:
         """Pause the engine; tools continue, and their samples wait for the engine."""
         self._engine.pause(now_s)
@@ -182,16 +192,21 @@ class Conversations:
         self._engine.resume(now_s, version)
 
     def drop(self, now_s: float, group: GroupId, /) -> int:
-        """Drop the group's samples, including those that wait for a tool."""
+        """Drop the group's samples, including those that wait for a tool; returns the tokens of all
+        their turns."""
         lost = [turn for turn, sample in self._running.items() if sample.group == group]
-        for turn in lost:
-            del self._running[turn]
+        begun_samples = [self._running.pop(turn) for turn in lost]
+        begun_samples += [sample for *_, sample in self._tools if sample.group == group]
+        begun_samples += self._ended[group]
+        tokens = sum(n for sample in begun_samples for _, n in sample.segments)
         waiting = deque(sample for sample in self._waiting if sample.group != group)
         begun = self._samples[group] - (len(self._waiting) - len(waiting))
         self._begun -= begun - len(self._ended[group])
         self._waiting = waiting
         del self._samples[group], self._ended[group]
-        tokens = sum(self._engine.drop(now_s, turn) for turn in lost)
+        if self._reported:
+            self._reported.pop(group, None)
+        tokens += sum(self._engine.drop(now_s, turn) for turn in lost)
         self._begin(now_s)
         return tokens
 
@@ -205,10 +220,11 @@ class Conversations:
         self._tools.clear()
         self._waiting.clear()
         self._begun = 0
+        if self._reported:
+            self._reported.clear()
         return groups
 
     def _begin(self, now_s: float) -> None:
-        """Begin samples, first come, first served."""
         while self._waiting and self._begun < self._most:
             self._begun += 1
             self._begin_turn(now_s, self._waiting.popleft())
@@ -242,6 +258,8 @@ class Conversations:
         else:
             self._begun -= 1
             self._ended[sample.group].append(sample)
+            if self._reported is not None:
+                self._reported[sample.group] = self._reported.get(sample.group, 0) + 1
         return sample.group
 
     def _collect(self, group: GroupId) -> _Ended:

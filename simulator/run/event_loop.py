@@ -4,7 +4,8 @@
 
     process           produces                      waits for               unblocked by
     tell              actions                       nothing                 -
-    timer of engine   GroupFinished, GroupFiltered  the engine's next change  time
+    timer of engine   SamplesEnded, GroupFinished,  the engine's next change  time
+                      GroupFiltered
     train step        TrainPartDone, TrainStepDone, Train, Save             time, engines that load
                       CheckpointDone
     push              WeightsPushed                 PushWeights             time
@@ -27,49 +28,33 @@ from typing import assert_never, cast
 
 import simpy
 
-from areal_lab.control.events import (
-    CheckpointDone,
-    Drop,
-    EngineId,
-    Event,
-    Finish,
-    GroupFiltered,
-    GroupFinished,
-    GroupId,
-    Interrupt,
-    PushWeights,
-    Resume,
-    RunStarted,
-    Save,
-    StartGroup,
-    StopRequested,
-    Train,
-    TrainPartDone,
-    TrainStepDone,
-    Version,
-    WeightsPushed,
-)
+from areal_lab.control import events as ev
+from areal_lab.control.ledger import Ledger
 from areal_lab.control.ranks import RankedCoordinator, coordinator_of
 from areal_lab.runlog.activity import TRAINERS_TURN
+from areal_lab.runlog.lags import DISCARDED_TOKENS, DROPPED_TOKENS
 from areal_lab.runlog.records import (
     TRAINER,
     ActionRecord,
     EventRecord,
     engine_process,
 )
-from simulator.engine.versions import first_and_last
+from simulator.engine.sequences import first_and_last, heads_of
 from simulator.run.accounting import Accounting
-from simulator.run.controller import ControllerQueue
+from simulator.run.availability import ScaledRun, Scaling, node_of_engines
 from simulator.run.conversations import Conversations
-from simulator.run.draws import Draws
-from simulator.run.failures import node_of_engines
-from simulator.run.flights import Flight, Slot
+from simulator.run.flights import ControllerQueue, Flight, RewardQueue, Slot
 from simulator.run.pools import LOAD
 from simulator.run.recorder import Recorder, Write
-from simulator.run.responses import Responses
-from simulator.run.reward_queue import RewardQueue
-from simulator.run.scaling import Run, Scaling
-from simulator.run.system import Done, Engine, Process, RevisableEngine, System
+from simulator.run.responses import Draws, Responses
+from simulator.run.system import (
+    Done,
+    Engine,
+    Process,
+    RevisableEngine,
+    SampleEngine,
+    System,
+)
 from simulator.run.trainer import Trainer
 
 RUN_ENDED = "run ended"
@@ -94,6 +79,8 @@ class EventLoop:
         self.responses = Draws(system, seed) if responses is None else responses
         self.recorder = None if write is None else Recorder(system, write, self.responses.mode)
         self.coordinator = coordinator_of(system.limits)
+        self.ledger = Ledger()
+        self._by_sample = system.limits.group_slots > 1
         self.slots = [self._make_slot(number) for number in range(system.most_engines)]
         self.controller = (
             None
@@ -101,28 +88,28 @@ class EventLoop:
             else ControllerQueue(self.env, system.controller, system.most_engines)
         )
         rule = system.scaling
-        self.scaling = None if rule is None else Scaling(cast(Run, self), rule)
-        self.accounting = Accounting(system, self.slots, self.controller, self._waited)
+        self.scaling = None if rule is None else Scaling(cast(ScaledRun, self), rule)
+        self.accounting = Accounting(system, self.slots, self.controller, self._waited, self.ledger)
         self.trainer = Trainer(self)
-        self.rewards = RewardQueue(system.reward_workers)
-        self.flights: dict[GroupId, Flight] = {}
-        self.kept: dict[GroupId, Flight] = {}
+        self.rewards = RewardQueue(system.workload.reward_workers)
+        self.flights: dict[ev.GroupId, Flight] = {}
+        self.kept: dict[ev.GroupId, Flight] = {}
         self.over = self.env.event()
-        self.finish: Finish | None = None
-        self.version: Version = 0
+        self.finish: ev.Finish | None = None
+        self.version: ev.Version = 0
         """Held by the engines."""
         self.loaded: simpy.Event | None = None
-        """During a weight update: fires when all engines hold the new version."""
+        """Event of a weight update: fires when all engines hold the new version."""
         steps = system.limits.train_steps
         self._last_start = None if steps is None else steps * system.limits.batch_groups
         self.unfinished = 0
         """Groups that the end of the run dropped."""
         self._pause_due = self._paused = self._by_hand = False
         self._dirty: dict[Slot, None] = {}
-        self._inbox: list[Event] = []
+        self._inbox: list[ev.Event] = []
         self._telling = False
 
-    def run(self) -> Finish:
+    def run(self) -> ev.Finish:
         """Run from the start to `Finish`."""
         system = self.system
         if system.failures is not None:
@@ -133,12 +120,12 @@ class EventLoop:
                 )
         if system.requests:
             self.env.process(self._request())
-        self.tell(RunStarted(tuple(range(system.engines))))
+        self.tell(ev.RunStarted(tuple(range(system.engines))))
         self.env.run(until=self.over)
         assert self.finish is not None
         return self.finish
 
-    def tell(self, event: Event) -> None:
+    def tell(self, event: ev.Event) -> None:
         """Let the coordinator handle `event`, and perform the actions it returns.
 
         Events that arise while actions are performed are handled after the last of them, as in the
@@ -153,50 +140,51 @@ class EventLoop:
         self._inbox.clear()
         self._telling = False
 
-    def _handle(self, event: Event) -> None:  # noqa: PLR0912 - one case per action
+    def _handle(self, event: ev.Event) -> None:  # noqa: PLR0912 - one case per action
         recorder, now_s = self.recorder, self.env.now
         if recorder is not None:
             recorder.write(EventRecord(now_s, event))
-        if not isinstance(event, GroupFinished):
+        if not isinstance(event, ev.GroupFinished | ev.SamplesEnded):
             self.accounting.event(now_s, event)
         if self.scaling is not None:
             self.scaling.note(now_s)
+        self.ledger.event(event)
         actions = self.coordinator.handle(event)
         if isinstance(self.coordinator, RankedCoordinator):
             self.accounting.at_barrier(now_s, self.coordinator.waiting)
         if self.responses.revised:
-            self._begin([action for action in actions if isinstance(action, StartGroup)])
+            self._begin([action for action in actions if isinstance(action, ev.StartGroup)])
         for action in actions:
             if recorder is not None:
                 recorder.write(ActionRecord(now_s, action))
             match action:
-                case StartGroup():
+                case ev.StartGroup():
                     self._start(now_s, action)
-                case Train():
-                    self._lend(now_s)
-                    self.env.process(self.trainer.train(action))
-                case PushWeights():
+                case ev.Train():
+                    self._train(now_s, action)
+                case ev.PushWeights():
                     self.loaded = self.env.event()
                     self.accounting.push_began(now_s)
                     self.env.process(self._push(action.version))
-                case Interrupt():
+                case ev.Interrupt():
                     self._pause_due, self._by_hand = True, action.by_hand
                     self.accounting.interrupted(now_s)
-                case Resume():
+                case ev.Resume():
                     self._resume(now_s)
-                case Save():
+                case ev.Save():
                     self.env.process(self._save(action.version))
-                case Drop():
+                case ev.Drop():
                     self._drop(now_s, action)
-                case Finish():
+                case ev.Finish():
                     self._finish(action)
                 case _ as never:
                     assert_never(never)
+        self.accounting.in_flight(now_s, len(self.flights))
         if self._pause_due and self.loaded is None:
             self._pause(now_s)
         if self._last_start is not None and self.coordinator.counts.started >= self._last_start:
             self.accounting.nothing_left(now_s)
-        if self.scaling is not None and isinstance(event, TrainStepDone):
+        if self.scaling is not None and isinstance(event, ev.TrainStepDone):
             self.scaling.step_done(now_s)
         if self._dirty:
             for slot in self._dirty:
@@ -205,41 +193,45 @@ class EventLoop:
 
     # --- engines ---------------------------------------------------------------------------------
 
-    def _make_slot(self, number: EngineId) -> Slot:
+    def _make_slot(self, number: ev.EngineId) -> Slot:
         system = self.system
         record = None if self.recorder is None else self.recorder.of_engine(number)
         engine = system.make_engine(number, self.seed, record)
-        if system.turns > 1:
+        if system.workload.most_turns > 1:
             engine = self._with_turns(engine)
         if self.responses.revised and not isinstance(engine, RevisableEngine):
             raise ValueError(
                 f"{type(engine).__name__} cannot change the lengths of responses that it generates"
             )
+        if system.limits.group_slots > 1:
+            if not isinstance(engine, SampleEngine):
+                raise ValueError(f"{type(engine).__name__} does not report when each sample ends")
+            engine.report_samples()
         return Slot(number, engine)
 
     def _with_turns(self, engine: Engine) -> Conversations:
         system, of = self.system, self.responses.of
 
-        def counts(group: GroupId) -> Sequence[int] | None:
+        def counts(group: ev.GroupId) -> Sequence[int] | None:
             turns = of(group).turns
             return None if turns is None else turns.tolist()
 
         return Conversations(
             engine,
-            system.turns,
+            system.workload.most_turns,
             lambda group: of(group).tools_s,
             counts=counts,
-            tool_tokens=system.tool_tokens,
-            most_samples=system.samples_per_engine,
-            prefix_cache=system.turn_prefix_cache,
+            tool_tokens=system.workload.tool_tokens,
+            most_samples=system.rollout.max_samples,
+            prefix_cache=system.rollout.turn_prefix_cache,
         )
 
-    def _begin(self, starts: Sequence[StartGroup]) -> None:
+    def _begin(self, starts: Sequence[ev.StartGroup]) -> None:
         """Announce groups that start at the same moment together; all have the same version."""
         if starts:
             self.responses.begin([start.group for start in starts], starts[0].version)
 
-    def _start(self, now_s: float, start: StartGroup) -> None:
+    def _start(self, now_s: float, start: ev.StartGroup) -> None:
         slot, group = self.slots[start.engine], start.group
         before = self.flights.get(group)  # set if its engine was lost or leaves
         if before is not None and before.slot.retires:
@@ -249,7 +241,7 @@ class EventLoop:
         flight = self.flights[group] = Flight(group, slot, now_s, draws)
         self._submit(now_s, flight, start.version)
 
-    def _submit(self, now_s: float, flight: Flight, version: Version) -> None:
+    def _submit(self, now_s: float, flight: Flight, version: ev.Version) -> None:
         slot = flight.slot
         if slot.flights:
             slot.flights[flight.group] = flight
@@ -259,7 +251,7 @@ class EventLoop:
         if slot.dead:
             return  # The run does not know yet; the group restarts elsewhere once it does.
         slot.engine.submit(
-            now_s, flight.group, self.system.prompt_tokens, flight.draws.lengths, version
+            now_s, flight.group, self.system.workload.prompt_tokens, flight.draws.lengths, version
         )
         self._dirty[slot] = None
 
@@ -286,13 +278,19 @@ class EventLoop:
             self._set_timer(slot)
 
     def _advance(self, now_s: float, slot: Slot) -> None:
-        for done in slot.engine.advance(now_s):
+        engine = slot.engine
+        ended = engine.advance(now_s)
+        if self._by_sample:
+            assert isinstance(engine, SampleEngine), "checked when it was made"
+            for group, samples in engine.ended_samples(now_s):
+                self.tell(ev.SamplesEnded(group, samples))
+        for done in ended:
             self._generated(now_s, slot, done)
 
     def _generated(self, now_s: float, slot: Slot, done: Done) -> None:
         flight = slot.flights.pop(done.group)
-        flight.generated_s = now_s
-        flight.done = done
+        flight.ended(now_s, done)
+        slot.known_tokens += flight.tokens
         if (controller := self.controller) is not None:
             size = len(flight.draws.lengths), sum(flight.draws.lengths)
             if controller.takes_time(*size):
@@ -340,6 +338,8 @@ class EventLoop:
     def _scored(self, flight: Flight) -> None:
         group, done = flight.group, flight.done
         del self.flights[group]
+        flight.decoded = decoded = done.decoded
+        self.ledger.report(group, heads_of(decoded), flight.tokens)
         sampling = self.system.limits.sampling
         if self.recorder is not None or sampling is not None:
             scores = self.responses.scores(group, flight.draws.lengths)
@@ -348,32 +348,52 @@ class EventLoop:
                 self.recorder.group(group, flight.slot.number, times_s, done.segments, scores)
             if sampling is not None and (why := sampling.rejects(scores.rewards, scores.masked)):
                 self.responses.give_up(group)
-                self.accounting.filtered_tokens += sum(flight.draws.lengths)
-                self.tell(GroupFiltered(group, why))
+                self.accounting.filtered_tokens += flight.tokens
+                self.tell(ev.GroupFiltered(group, why))
                 return
         self.kept[group] = flight
         if self.scaling is not None:
-            self.scaling.tokens += sum(flight.draws.lengths)
-        flight.decoded = decoded = done.decoded
-        self.tell(GroupFinished(group, *first_and_last(decoded)))
+            self.scaling.tokens += flight.tokens
+        self.tell(ev.GroupFinished(group, *first_and_last(decoded)))
 
-    def _drop(self, now_s: float, drop: Drop) -> None:
+    def _drop(self, now_s: float, drop: ev.Drop) -> None:
         group = drop.group
+        self.ledger.action(drop)
         self.responses.give_up(group)
         self.unfinished += drop.reason == RUN_ENDED
         if self.kept.pop(group, None) is not None:
             return
         flight = self.flights.get(group)
-        if flight is not None and not flight.slot.dead:
+        if flight is not None and flight.slot.dead:
+            flight.slot.flights.pop(group, None)  # or it would start again with the engine
+        elif flight is not None:
             slot = flight.slot
             if slot.engine.next_s() <= now_s:
                 self._advance(now_s, slot)  # It may end at this moment.
             if slot.flights.pop(group, None) is not None:
-                self.accounting.dropped_tokens += slot.engine.drop(now_s, group)
+                tokens = slot.engine.drop(now_s, group)
+                slot.known_tokens += tokens
+                self.accounting.dropped_tokens += tokens
+                self._dropped(group, tokens)
                 self._dirty[slot] = None
                 self._has_no_group(now_s, slot)
-        self.flights.pop(group, None)
+        flight = self.flights.pop(group, None)
+        if flight is not None and flight.generated:  # it was being scored
+            self._dropped(group, flight.tokens)
         self.kept.pop(group, None)
+
+    def _dropped(self, group: ev.GroupId, tokens: int) -> None:
+        """Count the tokens of a group that was dropped before its end was reported."""
+        self.ledger.report(group, {}, tokens)
+        if self.recorder is not None and tokens:
+            self.recorder.metric(self.env.now, DROPPED_TOKENS, tokens)
+
+    def _generate_again(self, tokens: int) -> None:
+        """Count tokens that a failure lost."""
+        self.ledger.report_twice(tokens)
+        if self.recorder is not None and tokens:
+            lost = self.ledger.tokens().generated_twice
+            self.recorder.metric(self.env.now, DISCARDED_TOKENS, lost)
 
     # --- weights ---------------------------------------------------------------------------------
 
@@ -408,13 +428,16 @@ class EventLoop:
             slot.paused = False
         self.accounting.resumed(now_s)
 
+    def _train(self, now_s: float, train: ev.Train) -> None:
+        self.ledger.action(train)
+        self._lend(now_s)
+        self.env.process(self.trainer.train(train))
+
     @property
     def _hybrid(self) -> list[Slot]:
-        """Engines whose GPUs also train."""
         return self.slots[: self.system.limits.hybrid_engines]
 
     def _lend(self, now_s: float) -> None:
-        """Pause hybrid engines, with their responses, while their GPUs train."""
         for slot in self._hybrid:
             if not slot.paused:
                 self._pause_engine(now_s, slot)
@@ -422,7 +445,6 @@ class EventLoop:
             self.accounting.engine_changed(now_s, slot)
 
     def _give_back(self) -> Process:
-        """Make hybrid engines ready to generate."""
         slots, switch, env = self._hybrid, self.system.switch, self.env
         for slot in slots:
             self._record_turn(slot)
@@ -438,8 +460,7 @@ class EventLoop:
             self.recorder.span(process, "wait", slot.lent_s, self.env.now, TRAINERS_TURN)
 
     def _revise(self) -> None:
-        """Let all unfinished groups continue under the weights that the engines hold now."""
-        engines: dict[GroupId, RevisableEngine] = {}
+        engines: dict[ev.GroupId, RevisableEngine] = {}
         for slot in self.slots:
             if slot.paused and not slot.dead:
                 engine = slot.engine
@@ -459,7 +480,7 @@ class EventLoop:
                 self._set_timer(slot)
             self._dirty.clear()
 
-    def _push(self, version: Version) -> Process:
+    def _push(self, version: ev.Version) -> Process:
         system, env = self.system, self.env
         hybrid = system.limits.hybrid_engines
         given_back = env.process(self._give_back()) if hybrid else None
@@ -486,7 +507,7 @@ class EventLoop:
         assert self.loaded is not None
         self.loaded.succeed()
         self.loaded = None
-        self.tell(WeightsPushed(version))
+        self.tell(ev.WeightsPushed(version))
 
     def _load(self, slots: Sequence[Slot], parts: Mapping[str, float]) -> Process:
         """Let engines load weights, or do what the names say."""
@@ -509,15 +530,17 @@ class EventLoop:
 
     # --- the trainer's side ----------------------------------------------------------------------
 
-    def part_done(self, version: Version) -> None:
+    def part_done(self, version: ev.Version) -> None:
         """Report that the trainer has finished a part of the batch that leads to `version`."""
-        self.tell(TrainPartDone(version))
+        self.tell(ev.TrainPartDone(version))
 
-    def step_done(self, version: Version) -> None:
+    def step_done(self, version: ev.Version) -> None:
         """Report the trainer's new version."""
-        if self.system.limits.train_steps is None and version == self.system.steps:
-            self.tell(StopRequested())
-        self.tell(TrainStepDone(version))
+        if self.system.limits.train_steps is None and version == self.system.workload.steps:
+            self.tell(ev.StopRequested())
+        bounded = self.system.limits.schedule.bound is not None
+        measured = self.responses.measured(self.accounting.step_lag) if bounded else ()
+        self.tell(ev.TrainStepDone(version, *measured))
 
     def _request(self) -> Process:
         """Ask what a person asks for; what the coordinator refuses does not happen."""
@@ -527,10 +550,10 @@ class EventLoop:
             if self.coordinator.refusal(request) is None:
                 self.tell(request)
 
-    def _save(self, version: Version) -> Process:
+    def _save(self, version: ev.Version) -> Process:
         # A checkpoint is written in the background; the coordinator decides what waits for it.
         yield self.env.timeout(0)
-        self.tell(CheckpointDone(version))
+        self.tell(ev.CheckpointDone(version))
 
     def _waited(self, slot: Slot, cause: str, begin_s: float, end_s: float) -> None:
         """Record why an engine waited, where events do not say it."""
@@ -550,6 +573,9 @@ class EventLoop:
         if slot.engine.next_s() <= now_s:
             self._advance(now_s, slot)
         slot.engine.fail(now_s)
+        tokens = slot.engine.generated_tokens
+        self._generate_again(tokens - slot.known_tokens)
+        slot.known_tokens = tokens
         slot.dead, slot.paused, slot.wake_s = True, False, math.inf
         self.accounting.engine_changed(now_s, slot)
 
@@ -558,6 +584,11 @@ class EventLoop:
         if len(self.coordinator.engine_loads) == 1:
             return False
         slot.flights.clear()
+        # Those that were being scored start over, too: the coordinator lets all groups do so.
+        for group in [g for g, flight in self.flights.items() if flight.slot is slot]:
+            flight = self.flights.pop(group)
+            if flight.generated:
+                self._generate_again(flight.tokens)
         self.accounting.engine_losses += 1
         return True
 
@@ -578,7 +609,7 @@ class EventLoop:
 
     # --- the end ---------------------------------------------------------------------------------
 
-    def _finish(self, finish: Finish) -> None:
+    def _finish(self, finish: ev.Finish) -> None:
         self.finish = finish
         if self.recorder is not None:
             self.recorder.end_s = self.env.now

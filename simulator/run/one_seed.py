@@ -8,8 +8,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
+from areal_lab.capacity import MeanStaleness, mean_staleness_bounded
 from areal_lab.config.problem import refusal
 from areal_lab.control.coordinator import TOO_FEW_GROUPS
+from areal_lab.control.schedule import OnNewWeights
 from areal_lab.runlog.activity import (
     LOST,
     NOTHING_ADMITTED,
@@ -25,11 +30,11 @@ from areal_lab.runlog.activity import (
     WAIT_REWARDS,
     WAIT_WEIGHTS,
 )
-from simulator.costs.colocation.switch import TO_TRAINING
 from simulator.costs.economics import HOUR_S, Cost, Energy, PoolUse, run_cost, run_energy
+from simulator.costs.switch import TO_TRAINING
 from simulator.run.accounting import Moment, add_up
-from simulator.run.controller import NOTHING_TO_HANDLE
 from simulator.run.event_loop import EventLoop
+from simulator.run.flights import NOTHING_TO_HANDLE
 from simulator.run.pools import (
     CONTROLLER,
     GENERATE,
@@ -84,16 +89,20 @@ def run_system(
     pools = _pools(system, window)
     if system.controller is not None and system.controller.handles:
         pools[CONTROLLER] = pool_shares(0, window.at_s, window.controller, IDLE_CAUSES)
-    cost, energy = _economics(system, pools, system.steps - system.warmup_steps)
+    cost, energy = _economics(system, pools, system.workload.steps - system.workload.warmup_steps)
+    columns = columns_of(accounting.columns)
     return SimulationResult(
         name=name,
         seed=seed,
-        columns=columns_of(accounting.columns),
-        warmup_steps=system.warmup_steps,
+        columns=columns,
+        warmup_steps=system.workload.warmup_steps,
         pools=pools,
         token_lags=ascending(accounting.token_lags),
         head_lags=ascending(accounting.head_lags),
         tail_lags=ascending(accounting.tail_lags),
+        lag_parts=accounting.lag_parts,
+        ledger=loop.ledger.tokens(),
+        closed_form=_closed_form(system, columns, pools),
         counts=Counts(
             started=counts.started - counts.unfilled + counts.dropped + counts.filtered,
             trained=counts.trained,
@@ -112,6 +121,41 @@ def run_system(
         engines=None if loop.scaling is None else loop.scaling.changes(accounting.engines),
         cost=cost,
         energy=energy,
+    )
+
+
+_ALWAYS_BUSY: Final = 0.01
+"""Largest share of a step in which a trainer that is slower than the engines waits."""
+
+
+def _closed_form(
+    system: System, columns: Mapping[str, NDArray[np.float64]], pools: Mapping[str, PoolShares]
+) -> MeanStaleness | None:
+    """Mean lag in closed form from the groups in flight and the share of time without a batch.
+
+    A trainer that never waits for a batch takes its groups at its own rate, in which weights are
+    loaded, and the groups in flight are those that eq. 3 leaves. None for systems that the closed
+    form is not made for, or that have not come to rest: a full queue takes some steps to fill.
+    """
+    limits, window = system.limits, slice(system.workload.warmup_steps, None)
+    schedule, eta = limits.schedule, limits.schedule.eta
+    interrupts = schedule.on_new_weights is OnNewWeights.INTERRUPT and not schedule.carry_over
+    changes = bool(system.requests) or system.scaling is not None or limits.sampling is not None
+    devices = limits.hybrid_engines or limits.batch_parts > 1 or limits.ranks > 1
+    if not interrupts or changes or devices or limits.order.drop_late or eta % 1:
+        return None
+    if "training" not in pools:
+        return None
+    busy = 1 - pools["training"].idle.get(WAIT_BATCH, 0.0)
+    in_flight = float(columns["in_flight"][window].mean())
+    slow = busy >= 1 - _ALWAYS_BUSY  # the trainer
+    if in_flight <= 0 or busy <= 0 or (slow and math.isinf(eta)):
+        return None
+    return mean_staleness_bounded(
+        in_flight=in_flight,
+        batch_size=limits.batch_groups,
+        eta=eta,
+        rate_ratio=1.0 if slow else busy,
     )
 
 
@@ -140,9 +184,9 @@ def _pools(system: System, window: Moment) -> dict[str, PoolShares]:
         return {"all": pool_shares(system.gpus, seconds, both, IDLE_CAUSES)}
     if system.limits.hybrid_engines:
         return _pools_with_hybrid(system, window)
-    gpus: float = system.engines * system.gpus_per_engine
+    gpus: float = system.engines * system.rollout.tensor_parallel
     if system.scaling is not None:
-        gpus = sum(window.engines.values()) / seconds * system.gpus_per_engine
+        gpus = sum(window.engines.values()) / seconds * system.rollout.tensor_parallel
     return {
         "rollout": pool_shares(gpus, seconds, rollout, IDLE_CAUSES),
         "training": pool_shares(system.training_gpus, seconds, window.trainer, IDLE_CAUSES),
@@ -151,7 +195,7 @@ def _pools(system: System, window: Moment) -> dict[str, PoolShares]:
 
 def _pools_with_hybrid(system: System, window: Moment) -> dict[str, PoolShares]:
     """GPUs that only generate, that do both, and that only train, if there are any."""
-    hybrid, gpus = system.limits.hybrid_engines, system.gpus_per_engine
+    hybrid, gpus = system.limits.hybrid_engines, system.rollout.tensor_parallel
     both = _engine_seconds(system, window.hybrid, window.hybrid_work)
     pools = {}
     if others := system.engines - hybrid:
@@ -178,11 +222,10 @@ def _without(total: Mapping[str, float], part: Mapping[str, float]) -> dict[str,
 def _engine_seconds(
     system: System, engines: Mapping[str, float], work: Mapping[str, float]
 ) -> dict[str, float]:
-    """Seconds by state; generation is split by what engines counted."""
     states = dict(engines)
     generate_s = states.pop(GENERATE, 0.0)
     work_s = sum(work.values())
-    if system.turns > 1 and work_s < generate_s:
+    if system.workload.most_turns > 1 and work_s < generate_s:
         # The engine had groups, but all their samples waited for tools.
         add_up(states, {ON_ITS_WAY: generate_s - work_s})
         generate_s = work_s
@@ -191,7 +234,6 @@ def _engine_seconds(
 
 
 def _economics(system: System, pools: Mapping[str, PoolShares], steps: int) -> tuple[Cost, Energy]:
-    """Average cost and energy of one training step."""
     generates = system.rollout_gpu
     gpus = {"all": generates, "rollout": generates, "hybrid": generates}
     gpus["training"] = system.training_gpu

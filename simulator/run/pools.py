@@ -17,8 +17,8 @@ from areal_lab.runlog.activity import (
     WAIT_CONTROLLER,
     WAIT_REWARDS,
 )
-from simulator.costs.colocation.switch import TO_GENERATION, TO_TRAINING
-from simulator.costs.outside import OUTSIDE
+from simulator.costs.switch import TO_GENERATION, TO_TRAINING
+from simulator.costs.training_timing import OUTSIDE
 
 CONTROLLER = "controller"
 """The pool of one process without GPUs."""
@@ -26,7 +26,7 @@ GENERATE = "generate"
 LOAD = "load weights"
 EXPORT = "export weights"
 STARTING = "starting"
-"""Of an engine that joins while the run continues."""
+"""State of an engine that joins while the run continues."""
 WAIT_HYBRID = "waiting for hybrid GPUs"
 """GPUs that only train wait until those that also generate have switched."""
 MOVING_WEIGHTS = frozenset({LOAD, EXPORT, *TO_TRAINING, *TO_GENERATION})
@@ -40,7 +40,7 @@ class PoolShares:
     gpus: float
     """The mean, where engines join and leave."""
     seconds: float
-    """Of each GPU."""
+    """Seconds of each GPU."""
     busy: Mapping[str, float] = field(default_factory=dict)
     """Shares by activity, largest first."""
     idle: Mapping[str, float] = field(default_factory=dict)
@@ -66,12 +66,7 @@ class PoolShares:
 def pool_shares(
     gpus: float, seconds: float, by_state: Mapping[str, float], idle_causes: Iterable[str]
 ) -> PoolShares:
-    """A pool's shares, from the summed seconds of its processes.
-
-    Args:
-        seconds: of one process.
-        by_state: of all processes; each has the same number of GPUs.
-    """
+    """A pool's shares, from the summed seconds of its processes."""
     total = sum(by_state.values())
     causes = frozenset(idle_causes)
     shares = {

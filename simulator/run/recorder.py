@@ -7,9 +7,11 @@ from typing import TypeAlias
 
 from areal_lab.control.events import EngineId, GroupId
 from areal_lab.runlog.records import (
+    PIPELINE,
     REWARDS,
     TRAINER,
     GroupRecord,
+    MetricRecord,
     Mode,
     Record,
     RunHeader,
@@ -30,7 +32,6 @@ class Recorder:
     """Makes the records of one run and passes them to `write`."""
 
     def __init__(self, system: System, write: Write, mode: Mode) -> None:
-        """Write the header."""
         self.write = write
         self.end_s: float | None = None
         """End of the run, once it has ended; later spans are cut off there."""
@@ -49,6 +50,10 @@ class Recorder:
             self.write(
                 SpanRecord(process=process, name=name, t_s=begin_s, end_s=end_s, cause=cause)
             )
+
+    def metric(self, t_s: float, name: str, value: float) -> None:
+        """Record a number of the run."""
+        self.write(MetricRecord(process=PIPELINE, name=name, t_s=t_s, value=value))
 
     def of_engine(self, number: EngineId) -> RecordSpan:
         """A callback that records the work of one engine; why it waits follows from the events."""
@@ -69,13 +74,7 @@ class Recorder:
         segments: tuple[Segments, ...],
         scores: Scores,
     ) -> None:
-        """Record a group that is scored.
-
-        Args:
-            times_s: start, end of generation, end of scoring.
-            segments: one per sample.
-            scores: how the samples ended.
-        """
+        """Record a group that is scored."""
         start_s, generated_s, end_s = times_s
         self.write(
             GroupRecord(

@@ -10,14 +10,15 @@ Utilization and idleness are shares of a pool's time, with the names of
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from areal_lab.capacity import MeanStaleness
+from areal_lab.control.ledger import LagCounts, TokenCounts, mean_lag
 from areal_lab.extras import require
-from areal_lab.runlog.lags import mean_lag
 from areal_lab.runlog.records import finite_json
 from simulator.costs.economics import Cost, Energy
 from simulator.run.accounting import CONTROLLER_COLUMNS
@@ -28,8 +29,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+LAGS: Final = ("token", "head", "tail", "before_queue", "in_queue", "offered")
+"""Names of the histograms of lags (`SimulationResult.lags`)."""
 Show: TypeAlias = Callable[[Estimate], Any]
-"""How an estimate appears in JSON."""
+"""Function that turns an estimate into JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,13 +52,13 @@ class Counts:
     filtered_tokens: int = 0
     """Response tokens of these groups."""
     generated_tokens: int
-    """After warm-up."""
+    """Tokens after warm-up."""
     recomputed_tokens: int
     """Tokens prefilled again after an interruption or a preemption; after warm-up."""
     preemptions: int
     """Sequences sent back to the queue because the cache was full; after warm-up."""
     interruptions: int
-    """How often all engines were paused; after warm-up."""
+    """Pauses of all engines after warm-up."""
     engine_losses: int
     trainer_restarts: int
 
@@ -77,7 +80,7 @@ class SimulationResult:
     name: str
     seed: int
     columns: Mapping[str, NDArray[np.float64]]
-    """By name, one value per step; `simulator.run.accounting.COLUMNS` describes them."""
+    """Columns by name, one value per step; `simulator.run.accounting.COLUMNS` describes them."""
     warmup_steps: int
     pools: Mapping[str, PoolShares]
     """`rollout` and `training`, or `all` if the same GPUs do both; after warm-up."""
@@ -87,15 +90,22 @@ class SimulationResult:
     """Samples by the lag of their first token."""
     tail_lags: Mapping[int, int]
     """Samples by the lag of their last token."""
+    lag_parts: LagCounts = field(default_factory=LagCounts)
+    """Samples by the parts of the lag of their first token; after warm-up."""
+    ledger: TokenCounts = field(default_factory=TokenCounts)
+    """What became of all tokens of the run, at its end."""
+    closed_form: MeanStaleness | None = None
+    """Mean lag of first tokens by `capacity.mean_staleness_bounded`, beside that of `lag_parts`;
+    None out of its range."""
     counts: Counts
     gpus: float
     """The mean, where engines join and leave."""
     engines: EngineChanges | None = None
     """None if the rule for their number is off."""
     cost: Cost
-    """Of one training step, averaged over the steps after warm-up."""
+    """Cost of one training step, averaged over the steps after warm-up."""
     energy: Energy
-    """Of one training step; nan for systems without GPUs of the catalogue."""
+    """Energy of one training step; nan for systems without GPUs of the catalogue."""
 
     @property
     def makespan_s(self) -> float:
@@ -123,8 +133,17 @@ class SimulationResult:
         return self.cost.per_million_tokens(self.mean("tokens"))
 
     def lags(self, name: str) -> Mapping[int, int]:
-        """The histogram of `token`, `head` or `tail` lags."""
-        return {"token": self.token_lags, "head": self.head_lags, "tail": self.tail_lags}[name]
+        """The histogram of `token`, `head` or `tail` lags, or of a part of the head lags:
+        `before_queue`, `in_queue`, or `offered` (`control.ledger`)."""
+        parts = self.lag_parts
+        return {
+            "token": self.token_lags,
+            "head": self.head_lags,
+            "tail": self.tail_lags,
+            "before_queue": parts.before_queue,
+            "in_queue": parts.in_queue,
+            "offered": parts.offered,
+        }[name]
 
     def mean(self, column: str) -> float:
         """Mean of a column over the steps after warm-up."""
@@ -140,13 +159,14 @@ class SimulationResult:
         return pd.DataFrame(dict(self.columns), index=pd.RangeIndex(1, steps + 1, name="step"))
 
     def to_json(self) -> dict[str, Any]:
-        """As `areal-lab simulate --json`, with plain numbers: one seed has no intervals."""
+        """The object of `areal-lab simulate --json`, with plain numbers: one seed has no
+        intervals."""
         return Replicated(results=(self,)).to_json(_only_mean)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replicated:
-    """The same simulation with several seeds."""
+    """Results of one simulation with several seeds."""
 
     results: tuple[SimulationResult, ...]
 
@@ -212,7 +232,7 @@ class Replicated:
             "utilisation": {pool: show(self.utilization(pool)) for pool in first.pools},
             "busy": self._shares(show, lambda pool: pool.busy),
             "idle": self._shares(show, lambda pool: pool.idle),
-            "lag": {name: self._lag(show, name) for name in ("token", "head", "tail")},
+            "lag": {name: self._lag(show, name) for name in LAGS},
             "counts": {name: show(self.estimate(_count(name))) for name in Counts.__slots__},
             "cost": {
                 "gpu_hours_per_step": show(self.estimate(lambda result: result.cost.gpu_hours)),
@@ -223,12 +243,35 @@ class Replicated:
             },
             "energy": {"kwh_per_step": show(self.estimate(lambda result: result.energy.kwh))},
         }
+        told["ledger"] = self._ledger(show)
+        told["closed_form"] = self._closed_form(show)
         if CONTROLLER in first.pools:
             names = {name: show(self.estimate(_column(name))) for name in CONTROLLER_COLUMNS}
             told["controller"] = names
         if all(result.engines is not None for result in self.results):
             told["engines"] = self._engines(show)
         return dict(finite_json(told))
+
+    def _ledger(self, show: Show) -> dict[str, Any]:
+        ledgers = [result.ledger for result in self.results]
+        reasons = sorted({reason for ledger in ledgers for reason in ledger.dropped})
+        names = ("generated", "trained", "waiting", "generated_twice")
+        return {
+            **{n: show(estimate([float(getattr(one, n)) for one in ledgers])) for n in names},
+            "dropped": {
+                reason: show(estimate([float(one.dropped.get(reason, 0)) for one in ledgers]))
+                for reason in reasons
+            },
+        }
+
+    def _closed_form(self, show: Show) -> dict[str, Any] | None:
+        forms = [result.closed_form for result in self.results if result.closed_form is not None]
+        if len(forms) < len(self.results):
+            return None
+        return {
+            "before_queue": show(estimate([form.before_queue for form in forms])),
+            "in_queue": show(estimate([form.in_queue for form in forms])),
+        }
 
     def _engines(self, show: Show) -> dict[str, Any]:
         changes = [result.engines for result in self.results if result.engines is not None]
@@ -250,12 +293,11 @@ class Replicated:
         }
 
     def _lag(self, show: Show, name: str) -> dict[str, Any]:
-        """Mean and largest lag, and the share of each."""
         histograms = [result.lags(name) for result in self.results]
         shares = self.lag_shares(name)
         return {
             "mean": show(estimate([mean_lag(histogram) for histogram in histograms])),
-            "max": show(estimate([float(max(histogram)) for histogram in histograms])),
+            "max": show(estimate([float(max(histogram, default=0)) for histogram in histograms])),
             "histogram": {str(lag): show(share) for lag, share in shares.items()},
         }
 
@@ -273,7 +315,6 @@ class Replicated:
 
 
 def _dollars(show: Show, costs: Sequence[Cost]) -> dict[str, Any] | None:
-    """Low, typical and high; None if no price is known."""
     if any(cost.dollars is None for cost in costs):
         return None
     return {

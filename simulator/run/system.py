@@ -2,12 +2,11 @@
 
     SimulationConfig --simulate.build--> System --one_seed.run_system--> SimulationResult
 
-Tests make a `System` by hand: its parts are protocols, and constants are valid parts.
+Tests make a `System` by hand: those of its parts that they replace are protocols.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -16,6 +15,7 @@ import numpy as np
 import simpy
 from numpy.typing import NDArray
 
+from areal_lab.control.drift import DriftLaw
 from areal_lab.control.events import (
     EngineId,
     EtaRequested,
@@ -29,10 +29,14 @@ from areal_lab.control.ranks import coordinator_of
 from areal_lab.control.scaling import ScalingRule
 from areal_lab.runlog.records import Segments
 from simulator.catalogue.gpu import GPU
-from simulator.costs.training_timing import Sizes
+from simulator.config.schema import RolloutConfig, WorkloadConfig
+from simulator.costs.controller import ControllerCost
+from simulator.costs.switch import SwitchCost
+from simulator.costs.training_timing import OutsideCost, Sizes
+from simulator.costs.weight_sync import WeightSync
 from simulator.engine.clock import RecordSpan
-from simulator.engine.versions import Decoded
-from simulator.run.responses import GroupDraws
+from simulator.engine.sequences import Decoded
+from simulator.workload.randomness import TurnCounts
 
 
 class Done(Protocol):
@@ -40,7 +44,7 @@ class Done(Protocol):
 
     @property
     def group(self) -> GroupId:
-        """As it was submitted."""
+        """Number with which the group was submitted."""
         ...
 
     @property
@@ -50,7 +54,7 @@ class Done(Protocol):
 
     @property
     def decoded(self) -> Sequence[Decoded]:
-        """The same, with samples that decoded together in one entry."""
+        """The segments, with samples that decoded together in one entry."""
         ...
 
 
@@ -115,6 +119,20 @@ class Engine(Protocol):
 
 
 @runtime_checkable
+class SampleEngine(Engine, Protocol):
+    """An engine that reports samples before their group ends."""
+
+    def report_samples(self) -> None:
+        """From now on, keep the end of each sample for `ended_samples`."""
+        ...
+
+    def ended_samples(self, now_s: float, /) -> Sequence[tuple[GroupId, int]]:
+        """Groups and numbers of their samples that ended until `now_s`, each once; after
+        `advance`."""
+        ...
+
+
+@runtime_checkable
 class RevisableEngine(Engine, Protocol):
     """An engine whose responses may change their lengths while it is paused."""
 
@@ -149,115 +167,6 @@ class Training(Protocol):
         ...
 
 
-class Weights(Protocol):
-    """Cost of bringing new weights to the engines."""
-
-    @property
-    def export_s(self) -> float:
-        """The trainer's time for it, after its step."""
-        ...
-
-    @property
-    def delay_s(self) -> float:
-        """Time until the engines notice; they generate meanwhile."""
-        ...
-
-    @property
-    def load_s(self) -> float:
-        """Time to load, while engines are paused."""
-        ...
-
-
-class Switch(Protocol):
-    """Cost of switching colocated GPUs between generation and training."""
-
-    @property
-    def to_training(self) -> Mapping[str, float]:
-        """Seconds before a training step, by activity and in order."""
-        ...
-
-    @property
-    def to_generation(self) -> Mapping[str, float]:
-        """The same after new weights are ready, while the engines are paused."""
-        ...
-
-
-class Outside(Protocol):
-    """Time of a step besides generation, training and weights, in which the trainer waits."""
-
-    def before_training(self, samples: int, /) -> Mapping[str, float]:
-        """Seconds between the last reward and the training step, by activity."""
-        ...
-
-    def after_training(self, step: int, /) -> Mapping[str, float]:
-        """Seconds after training step number `step`, the first of which is 1, by activity."""
-        ...
-
-
-class Handled(Protocol):
-    """What passing responses on takes of the controller."""
-
-    @property
-    def seconds(self) -> float:
-        """Of the controller, which does one thing at a time."""
-        ...
-
-    @property
-    def received_bytes(self) -> float:
-        """By the controller."""
-        ...
-
-    @property
-    def sent_bytes(self) -> float:
-        """By the controller."""
-        ...
-
-
-class Fetched(Protocol):
-    """What the trainer fetches from the hosts of the engines."""
-
-    @property
-    def seconds(self) -> float:
-        """While the trainer waits."""
-        ...
-
-    @property
-    def bytes(self) -> float:
-        """Of the whole batch."""
-        ...
-
-
-class Controller(Protocol):
-    """Cost of bringing responses to the trainer, such as
-    `simulator.costs.controller.ways.ControllerCost`."""
-
-    @property
-    def handles(self) -> bool:
-        """Whether there is a controller; if not, only readers take time."""
-        ...
-
-    @property
-    def readers(self) -> int:
-        """Processes that read replies, each of an equal part of the engines; 0 if none does."""
-        ...
-
-    def read_s(self, tokens: int, /) -> float:
-        """Seconds of a reader for the responses to a prompt, of this many generated tokens."""
-        ...
-
-    def reply(self, responses: int, tokens: int, /) -> Handled:
-        """The controller's part once these are generated and read."""
-        ...
-
-    def batch(self, responses: int, tokens: int, /) -> Handled:
-        """The controller's part before a training step on these."""
-        ...
-
-    def fetch(self, responses: int, tokens: int, /) -> Fetched:
-        """What the trainer fetches after that."""
-        ...
-
-
 class Lengths(Protocol):
     """Distribution of response lengths."""
 
@@ -276,25 +185,17 @@ class Latency(Protocol):
         ...
 
 
-class Counts(Protocol):
-    """Distribution of a number of turns."""
-
-    def draw(self, generator: np.random.Generator, size: int, /) -> NDArray[np.int64]:
-        """Numbers, in an array of that size."""
-        ...
-
-
 class Failures(Protocol):
     """When nodes fail, and how long they are down."""
 
     @property
     def detection_s(self) -> float:
-        """From the failure until the run notices."""
+        """Seconds from the failure until the run notices."""
         ...
 
     @property
     def restart_s(self) -> float:
-        """From then until the node works again."""
+        """Seconds from then until the node works again."""
         ...
 
     def uptime_s(self, generator: np.random.Generator, /) -> float:
@@ -310,97 +211,52 @@ MakeEngine: TypeAlias = Callable[[EngineId, int, RecordSpan | None], Engine]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seconds:
-    """A training step that takes the same time for every batch."""
-
-    seconds: float
-    name: str = "train"
-
-    @property
-    def parts(self) -> Mapping[str, float]:
-        """One part."""
-        return {self.name: self.seconds}
-
-    # Part of the protocol; constant seconds do not depend on it.
-    def step(self, lengths: Sizes, *, minibatches: int) -> Seconds:  # noqa: ARG002
-        """Itself."""
-        return self
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpdateSeconds:
-    """A weight update of constant duration; see `Weights`."""
-
-    export_s: float = 0.0
-    delay_s: float = 0.0
-    load_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class System:
     """Everything that a simulation needs."""
 
     limits: Limits
-    """For the coordinator. With `train_steps` the run ends by itself after them; with None it is
-    stopped after `steps`, so that generation does not run dry during the last ones."""
-    steps: int
-    """Training steps to simulate."""
-    warmup_steps: int = 0
-    """First steps, which averages exclude."""
-    samples: int
-    """Per group."""
-    prompt_tokens: int
+    """Limits of the coordinator. With `train_steps` the run ends by itself after them; with None
+    it is stopped after `steps`, so that generation does not run dry during the last ones."""
+    workload: WorkloadConfig
+    """Sizes of a step; `lengths`, `reward`, `tool` and `turn_counts` replace its distributions."""
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    """GPUs of an engine, and what it keeps between turns."""
     lengths: Lengths
-    max_tokens: int | None = None
-    """Longest response, for the log's finish reasons."""
     engines: int
-    """At first."""
+    """Number of engines at first."""
     scaling: ScalingRule | None = None
-    """By which engines join and leave; None keeps them."""
+    """Rule by which engines join and leave; None keeps them."""
     make_engine: MakeEngine
-    gpus_per_engine: int = 1
     training: Training
-    """Its step is one part of a batch (`limits.batch_parts`)."""
+    """Cost of training; its step is one part of a batch (`limits.batch_parts`)."""
     training_gpus: int = 1
-    """That only train; 0 if hybrid engines' GPUs are the only ones. Ignored when colocated."""
-    minibatches: int = 1
-    """Of a batch, in all of its parts."""
-    weights: Weights = field(default_factory=UpdateSeconds)
+    """GPUs that only train; 0 if hybrid engines' GPUs are the only ones. Ignored when colocated."""
+    weights: WeightSync = field(default_factory=WeightSync)
     push_holds_trainer: bool = False
     """The trainer takes part in the transfer and continues only when all engines have loaded."""
-    switch: Switch | None = None
+    switch: SwitchCost | None = None
     """Cost of switching if GPUs of engines also train: of all of them (colocated), or of the hybrid
     ones (`limits.hybrid_engines`); None if none does."""
-    outside: Outside | None = None
+    outside: OutsideCost | None = None
     """Data, logs, validation, checkpoints; None takes no time. `before_training` is of a part."""
-    controller: Controller | None = None
-    """How responses get to the trainer; None takes no time."""
+    controller: ControllerCost | None = None
+    """Cost of bringing responses to the trainer; None takes no time."""
+    drift: DriftLaw = field(default_factory=DriftLaw)
+    """Drift of a batch, for a schedule that bounds it."""
     reward: Latency | None = None
     """Time to score one sample; None means no time."""
-    reward_workers: int = 0
-    """Samples scored at the same time; 0 means no limit."""
-    equal_rewards_share: float | None = None
-    """Share of groups whose rewards are all equal; None if rewards do not matter."""
-    turns: int = 1
-    """Per sample; the largest number if there are `turn_counts`."""
-    turn_counts: Counts | None = None
-    """Turns of each sample; None gives every one `turns`."""
+    turn_counts: TurnCounts | None = None
+    """Turns of each sample; None gives every one `workload.turns`."""
     tool: Latency | None = None
     """Time between two turns of a sample; None means no time."""
-    tool_tokens: int = 0
-    """Added to a sample's context between two turns."""
-    turn_prefix_cache: bool = False
-    """A turn may find its context in the engine's cache."""
-    samples_per_engine: int = 0
-    """Samples of several turns in progress, those at tools included; 0 means no limit."""
     failures: Failures | None = None
     requests: Sequence[tuple[float, PauseRequested | ResumeRequested | EtaRequested]] = ()
-    """What a person asks of the run, and when (seconds), in order; a pause must end."""
+    """Requests of a person with their seconds, in order; a pause must end."""
     engines_per_node: int = 8
     nodes_per_engine: int = 1
     training_nodes: int = 1
     rollout_gpu: GPU | None = None
-    """For cost and energy; None computes neither."""
+    """GPU type for cost and energy; None computes neither."""
     training_gpu: GPU | None = None
     price_per_gpu_h: float | None = None
     """Replaces the prices of the catalogue."""
@@ -408,37 +264,31 @@ class System:
     """Fraction added to the price."""
 
     def __post_init__(self) -> None:
-        for name in (
-            *("steps", "samples", "engines", "gpus_per_engine", "minibatches"),
-            *("turns", "engines_per_node", "nodes_per_engine", "training_nodes"),
-            *(() if self.limits.hybrid_engines else ("training_gpus",)),
-        ):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, but must be >= 1")
-        for name in (
-            *("warmup_steps", "prompt_tokens", "reward_workers"),
-            *("tool_tokens", "samples_per_engine", "training_gpus"),
-        ):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} is {getattr(self, name)}, but must be >= 0")
-        if self.warmup_steps >= self.steps:
+        hybrid = self.limits.hybrid_engines
+        for name, least in {
+            "engines": 1,
+            "engines_per_node": 1,
+            "nodes_per_engine": 1,
+            "training_nodes": 1,
+            "training_gpus": 0 if hybrid else 1,
+        }.items():
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} is {getattr(self, name)}, but must be >= {least}")
+        steps, minibatches = self.workload.steps, self.workload.minibatches
+        if self.workload.warmup_steps >= steps:
             raise ValueError(
-                f"warmup_steps is {self.warmup_steps} of {self.steps} steps, which leaves none to "
-                "average; raise steps or lower warmup_steps"
+                f"warmup_steps is {self.workload.warmup_steps} of {steps} steps, which leaves none "
+                "to average; raise steps or lower warmup_steps"
             )
-        if self.limits.train_steps not in (None, self.steps):
+        if self.limits.train_steps not in (None, steps):
             raise ValueError(
                 f"limits.train_steps is {self.limits.train_steps}, but must be steps "
-                f"({self.steps}), or None to simulate a part of a longer run"
+                f"({steps}), or None to simulate a part of a longer run"
             )
-        for name in ("export_s", "delay_s", "load_s"):
-            value = getattr(self.weights, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"weights.{name} is {value}, but must be finite and >= 0")
-        if self.minibatches % self.limits.batch_parts:
+        if minibatches % self.limits.batch_parts:
             raise ValueError(
                 f"limits.batch_parts is {self.limits.batch_parts}, but must divide minibatches "
-                f"({self.minibatches})"
+                f"({minibatches})"
             )
         self._check_hybrid()
         if self.engines % self.limits.ranks or (self.limits.ranks > 1 and self.failures):
@@ -503,11 +353,6 @@ class System:
             if self.colocated and isinstance(request, EtaRequested):
                 raise ValueError(f"{request} cannot be done: colocated GPUs generate or train")
 
-    def read_from_tools(self, draws: GroupDraws) -> NDArray[np.int64]:
-        """Tokens that tools add to each sample of a group; one of few tokens has few turns."""
-        turns = self.turns if draws.turns is None else draws.turns
-        return self.tool_tokens * (np.minimum(turns, draws.tokens) - 1)
-
     @property
     def most_engines(self) -> int:
         """Engines at any time."""
@@ -515,17 +360,17 @@ class System:
 
     @property
     def colocated(self) -> bool:
-        """Whether all GPUs generate and train."""
+        """True if all GPUs generate and train."""
         return self.switch is not None and not self.limits.hybrid_engines
 
     @property
     def gpus(self) -> int:
         """GPUs in total."""
-        rollout = self.engines * self.gpus_per_engine
+        rollout = self.engines * self.rollout.tensor_parallel
         return rollout if self.colocated else rollout + self.training_gpus
 
 
 def generates_or_trains(limits: Limits) -> bool:
-    """Whether the schedule never generates while it trains."""
+    """Return whether the schedule never generates while it trains."""
     alternates = limits.schedule.eta == 0 or limits.schedule.carry_over
     return alternates and limits.batch_parts == 1

@@ -18,14 +18,13 @@ import simpy
 
 from areal_lab.control.events import GroupId, Train, Version
 from areal_lab.runlog.activity import LOST, WAIT_CONTROLLER, WAIT_WEIGHTS
-from simulator.costs.outside import FETCH
+from simulator.costs.training_timing import FETCH
 from simulator.run.accounting import Accounting
-from simulator.run.controller import ControllerQueue
-from simulator.run.flights import Flight
+from simulator.run.flights import ControllerQueue, Flight
 from simulator.run.pools import EXPORT
 from simulator.run.responses import Responses
 from simulator.run.system import Process, System, Timing
-from simulator.workload.streams import TRAINER_FAILURES, stream
+from simulator.workload.randomness import TRAINER_FAILURES, stream
 
 
 class Run(Protocol):
@@ -74,12 +73,13 @@ class Trainer:
         run, env, system = self._run, self._env, self._run.system
         run.responses.learn(train)
         flights = [run.kept.pop(group) for group in train.groups]
-        lengths = system.prompt_tokens + np.concatenate([f.draws.tokens for f in flights])
-        if system.tool_tokens:
-            lengths += np.concatenate([system.read_from_tools(f.draws) for f in flights])
+        workload = system.workload
+        lengths = workload.prompt_tokens + np.concatenate([f.draws.tokens for f in flights])
+        if workload.tool_tokens:
+            lengths += np.concatenate([f.draws.read_from_tools(workload) for f in flights])
         responses = chain.from_iterable([flight.decoded for flight in flights])
         run.accounting.batch(env.now, train.version, responses)
-        minibatches = system.minibatches // system.limits.batch_parts
+        minibatches = workload.minibatches // system.limits.batch_parts
         timing = system.training.step(lengths, minibatches=minibatches)
         if system.push_holds_trainer:
             yield from self._until_loaded()
@@ -109,7 +109,6 @@ class Trainer:
         self._run.trainer_span("wait", begin_s, self._env.now, WAIT_WEIGHTS)
 
     def _responses(self, controller: ControllerQueue, flights: Sequence[Flight]) -> Process:
-        """Wait until the trainer has the responses of its batch."""
         begin_s = self._env.now
         responses = sum(len(flight.draws.lengths) for flight in flights)
         tokens = sum(int(flight.draws.tokens.sum()) for flight in flights)

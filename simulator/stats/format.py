@@ -39,7 +39,6 @@ def span(value: Mapping[str, Any], unit: str = "") -> str:
 
 
 def _end(value: float, half: float) -> str:
-    """One end of an interval."""
     places = 1 - math.floor(math.log10(min(abs(value), half) or half))
     return f"{round(value, places):,.{max(places, 0)}f}"
 
@@ -72,7 +71,6 @@ def duration_span(low_s: float, high_s: float) -> str:
 
 
 def _unit_of(seconds: float) -> tuple[str, float]:
-    """The unit in which a duration is readable, with its seconds."""
     for unit, length, most in (("s", 1.0, 180.0), ("min", 60.0, 180.0), ("h", 3600.0, 96.0)):
         if seconds < most * length:
             return unit, length
@@ -88,7 +86,6 @@ def short_time(seconds: float) -> str:
 
 
 def _digits(value: float) -> str:
-    """Three digits, without a power of ten for large numbers."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 

@@ -1,14 +1,18 @@
-"""Fit positive parameters to measured values by least squares of the relative error."""
+"""Fit positive parameters: to many measured values by least squares, or one to one by its root."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 Values = NDArray[np.float64]
+ROOT_TOLERANCE: Final = 1e-3
+"""Largest |gap| of a root."""
+_MOST_TRIALS: Final = 20
 
 
 class Fit(NamedTuple):
@@ -16,7 +20,7 @@ class Fit(NamedTuple):
 
     values: tuple[float, ...]
     relative_error: Values
-    """Of each point: predicted / measured - 1."""
+    """Relative error of each point: predicted / measured - 1."""
 
     @property
     def error(self) -> float:
@@ -43,10 +47,6 @@ def fit_positive(
         measured: what is to be predicted, > 0.
         tolerance: stop when no parameter changes by more than this share.
         max_steps: maximum number of steps.
-
-    Raises:
-        ValueError: nothing to fit to, fewer points than parameters, or a value that is not
-            positive and finite.
     """
     wanted = np.asarray(measured, np.float64)
     logs = np.log(_positive("start", start))
@@ -89,3 +89,40 @@ def _positive(name: str, values: Sequence[float] | Values) -> Values:
     if bad.size:
         raise ValueError(f"{name} holds {bad[0]}, but every value must be finite and > 0")
     return array
+
+
+class Root(NamedTuple):
+    """The value at which a gap is 0, or the end of the range at which it is smallest."""
+
+    value: float
+    reached: bool
+    """False at an end of the range."""
+
+
+def positive_root(gap: Callable[[float], float], low: float, high: float) -> Root:
+    """Find where a gap is 0 between `low` and `high`, both > 0.
+
+    The search is over the logarithm, by the Illinois rule: a secant that keeps the root between its
+    ends (Dowell and Jarratt, BIT 11, 1971). It stops at `ROOT_TOLERANCE`.
+
+    Args:
+        gap: value to gap, which grows or falls everywhere; such as ln(predicted / measured).
+    """
+    ends = [math.log(low), math.log(high)]
+    gaps = [gap(low), gap(high)]
+    if gaps[0] * gaps[1] > 0:
+        nearest = min((0, 1), key=lambda end: abs(gaps[end]))
+        return Root(math.exp(ends[nearest]), reached=False)
+    kept = None
+    middle = ends[0]
+    for _ in range(_MOST_TRIALS):
+        middle = (ends[0] * gaps[1] - ends[1] * gaps[0]) / (gaps[1] - gaps[0])
+        found = gap(math.exp(middle))
+        if abs(found) < ROOT_TOLERANCE:
+            break
+        replaced = 0 if found * gaps[0] > 0 else 1
+        ends[replaced], gaps[replaced] = middle, found
+        if kept == 1 - replaced:
+            gaps[kept] /= 2
+        kept = 1 - replaced
+    return Root(math.exp(middle), reached=True)

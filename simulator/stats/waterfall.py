@@ -1,4 +1,4 @@
-r"""What explains a ratio: the factor of each switch, on average over all orders of switching.
+r"""Explain a ratio: the factor of each switch, on average over all orders of switching.
 
     value of every set of switches --waterfall--> factors that multiply from the first to the last
 
@@ -27,15 +27,15 @@ Values: TypeAlias = Mapping[Switches, Sequence[float]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Factor:
-    """What one switch multiplies the value by."""
+    """Factor of one switch."""
 
     name: str
     factor: Estimate
     """Geometric mean over seeds and orders; the interval is over seeds."""
     least: float
-    """In the order in which it matters least."""
+    """Factor in the order in which it matters least."""
     most: float
-    """In the order in which it matters most."""
+    """Factor in the order in which it matters most."""
     start: float
     """Value before it, in a waterfall."""
     end: float
@@ -47,11 +47,11 @@ class Waterfall:
     """A value and what it is made of."""
 
     first: Estimate
-    """With all switches off."""
+    """Value with all switches off."""
     factors: tuple[Factor, ...]
-    """In the order of the waterfall."""
+    """Factors in the order of the waterfall."""
     last: Estimate
-    """With all switches on."""
+    """Value with all switches on."""
 
 
 def waterfall(
@@ -63,10 +63,6 @@ def waterfall(
         values: of all sets of these switches, and maybe of others.
         switches: those that are on at the end, in the order to show them.
         order: the one order to switch them on in; None averages over all of them.
-
-    Raises:
-        ValueError: an order of other switches, a value that is missing or not positive, or sets
-            with different numbers of seeds.
     """
     names = list(switches)
     if order is not None:
@@ -126,14 +122,12 @@ def _mean_change(
 
 
 def _change(logs: Mapping[Switches, list[float]], name: str, order: tuple[str, ...]) -> float:
-    """Change by a switch in one order, averaged over seeds."""
     before, after = _around(order, name)
     seeds = len(logs[before])
     return math.fsum(_difference(logs, before, after, seed) for seed in range(seeds)) / seeds
 
 
 def _around(order: tuple[str, ...], name: str) -> tuple[Switches, Switches]:
-    """The switches that are on before this one, and with it."""
     place = order.index(name)
     return frozenset(order[:place]), frozenset(order[: place + 1])
 
@@ -145,7 +139,6 @@ def _difference(
 
 
 def _geometric(logs: Sequence[float]) -> Estimate:
-    """Geometric mean and its interval, from logarithms."""
     found = estimate(logs)
     high = math.exp(found.high) if math.isfinite(found.high) else math.inf
     return Estimate(math.exp(found.mean), math.exp(found.low), high)

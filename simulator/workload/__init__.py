@@ -1,4 +1,4 @@
-"""What arrives: response lengths, latencies of rewards and tools, and failures.
+"""Workloads: response lengths, latencies of rewards and tools, and failures.
 
 May import config and `areal_lab.runlog`; imported by `run`, `assembly` and the rooms above.
 """

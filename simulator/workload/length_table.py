@@ -20,7 +20,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from areal_lab.config.suggest import did_you_mean, plain
+from areal_lab.config.unknown import did_you_mean, plain
 from simulator.workload.histogram import COLUMNS, Histogram
 
 LENGTH: Final = (
@@ -41,7 +41,7 @@ Row: TypeAlias = tuple[int, list[str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LengthTable:
-    """What a table says."""
+    """Lengths of a table."""
 
     histogram: Histogram
     groups: tuple[tuple[float, ...], ...] = ()
@@ -75,10 +75,6 @@ def read_table(
         name: for messages, such as the path of the file.
         column: which column has the lengths; empty takes the first known name, or the only column.
         prompt_column: which column names the prompt; empty takes the first known name, if any.
-
-    Raises:
-        ValueError: one line: no such column (with the existing ones), or the first row that is not
-            a length, with its line and how many others are wrong.
     """
     sheet = _sheet(text, name)
     try:
@@ -137,7 +133,6 @@ def _sheet(text: str, name: str) -> _Sheet:
 
 
 def _rows(text: str, separator: str) -> Iterator[Row]:
-    """Rows with their lines, without comments and empty lines."""
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
     for cells in reader:
         if any(cell.strip() for cell in cells) and not cells[0].startswith("#"):
@@ -145,7 +140,7 @@ def _rows(text: str, separator: str) -> Iterator[Row]:
 
 
 def _has_names(header: Sequence[str]) -> bool:
-    """Whether a first row has names: not all of its cells are numbers."""
+    """Return whether a first row has names: not all of its cells are numbers."""
     try:
         [float(cell) for cell in header]
     except ValueError:
@@ -169,7 +164,6 @@ def _places_without_names(sheet: _Sheet, column: str) -> tuple[int, int | None]:
 
 
 def _places(sheet: _Sheet, column: str) -> tuple[int, int | None]:
-    """Columns of the lengths and of their weights."""
     named = _named(sheet)
     wanted = (_known(sheet, column),) if column else LENGTH
     found = [named[plain(one)] for one in wanted if plain(one) in named]
@@ -199,7 +193,6 @@ def _known(sheet: _Sheet, column: str) -> str:
 
 
 def _numbers(name: str, rows: Sequence[Row], places: Sequence[int]) -> list[list[float]]:
-    """The cells at these places; the first is a length, the last may be a weight."""
     if not rows:
         raise ValueError(f"{name} has a header but no lengths; it needs one length per row")
     found, wrong = [], []

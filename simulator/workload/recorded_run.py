@@ -1,19 +1,45 @@
-"""Work of a recorded run, measured in its log: responses, training steps, updates.
+"""A recorded run as a workload: its responses, steps and updates, and settings that repeat it.
 
 Records of the coordinator and of groups suffice, spans add detail. Seconds are since the start of
 the run.
+
+Lengths of a recorded run, prompt by prompt: group n of the simulation is group n of the run.
+
+A simulation may start groups that the run did not start or finish: these get the lengths of other
+groups, from the first on.
+
+Settings of a simulation that repeat a recorded run: sizes, schedule, engines; no costs.
+
+header of the log, groups, config.yaml --> {"workload.prompts_per_batch": 4, ...}
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from functools import lru_cache
+from pathlib import Path
+from typing import Final, TypeAlias
 
-from areal_lab.control.events import GroupId, Interrupt, PushWeights, WeightsPushed
+import numpy as np
+from numpy.typing import NDArray
+
+from areal_lab.config.problem import refusal
+from areal_lab.control.events import (
+    GroupFiltered,
+    GroupId,
+    Interrupt,
+    PushWeights,
+    Train,
+    WeightsPushed,
+)
+from areal_lab.control.limits import SLOTS
+from areal_lab.control.routing import least_loaded
 from areal_lab.runlog.lags import TrainedBatch
-from areal_lab.runlog.read_run import RecordedRun
-from areal_lab.runlog.records import TRAINER, ActionRecord, EventRecord, Log, SpanRecord
+from areal_lab.runlog.read_run import RecordedRun, events_file, read_events
+from areal_lab.runlog.records import TRAINER, ActionRecord, EventRecord, Log, Scalar, SpanRecord
+from simulator.catalogue.gpu import CPU_CORE
 
 EXPORT: Final = "export weights"
 _SWITCHES: Final = ("onload", "offload")
@@ -25,9 +51,9 @@ class TrainingPoint:
     """One training step: its batch, and its duration without the export of weights."""
 
     step: int
-    """From 1."""
+    """Number of the step, from 1."""
     tokens: int
-    """Of the responses."""
+    """Tokens of the responses."""
     samples: int
     seconds: float
     export_s: float
@@ -107,3 +133,139 @@ def _training_point(batch: TrainedBatch, spans: list[SpanRecord]) -> TrainingPoi
         seconds=batch.done_s - batch.begun_s - export_s - waited_s - switch_s,
         export_s=export_s,
     )
+
+
+class RecordedLengths:
+    """Recorded lengths, which are the same for every seed."""
+
+    def __init__(self, tokens: Mapping[GroupId, Sequence[int]], *, max_tokens: int) -> None:
+        self._max_tokens = max_tokens
+        self._of = {group: [min(one, max_tokens) for one in of] for group, of in tokens.items()}
+        self._in_order = [self._of[group] for group in sorted(self._of)]
+        if not self._in_order:
+            raise ValueError("the run has no group with a response; its lengths cannot be replayed")
+        self.samples = len(self._in_order[0])
+        """Responses per prompt."""
+
+    def draw(
+        self,
+        generator: np.random.Generator,  # noqa: ARG002 - unused: nothing is random
+        groups: int,
+        samples: int,
+        *,
+        step: float = 0.0,
+    ) -> NDArray[np.int64]:
+        """[groups, samples] tokens of the groups of a training step."""
+        self.check_samples(samples)
+        first, known = round(step) * groups, self._in_order
+        rows = [
+            self._of.get(group, known[group % len(known)]) for group in range(first, first + groups)
+        ]
+        return np.array(rows, np.int64)
+
+    def check_samples(self, samples: int) -> None:
+        """Refuse a number of responses per prompt that differs from the run's."""
+        if samples != self.samples:
+            raise refusal(
+                "workload.samples_per_prompt",
+                f"workload.samples_per_prompt is {samples}, but the recorded run has "
+                f"{self.samples} responses per prompt; set it to {self.samples}",
+            )
+
+    # Part of the protocol; recorded lengths include their drift.
+    def mean_tokens(self, step: float = 0.0) -> float:  # noqa: ARG002
+        """Mean of all responses."""
+        return float(np.mean([one for of in self._in_order for one in of]))
+
+    def capped_share(self, step: float = 0.0) -> float:  # noqa: ARG002 - as above
+        """Share of the responses that have the largest allowed length."""
+        return float(np.mean([one >= self._max_tokens for of in self._in_order for one in of]))
+
+
+def recorded_lengths(source: str, *, max_tokens: int) -> RecordedLengths:
+    """Lengths of the run in a folder or an events.jsonl file."""
+    if not source:
+        raise ValueError(
+            "workload.answers.trace is empty; for kind: recorded, set it to a run folder"
+        )
+    file = events_file(Path(source))
+    return _read(file, file.stat().st_mtime_ns, max_tokens)
+
+
+@lru_cache(maxsize=4)
+def _read(file: Path, changed_ns: int, max_tokens: int) -> RecordedLengths:  # noqa: ARG001
+    """Read a log once, although every check of a config needs it; `changed_ns` expires old ones."""
+    return RecordedLengths(response_tokens(read_events(file)), max_tokens=max_tokens)
+
+
+Value: TypeAlias = bool | int | float | str
+EMBEDDED = "embedded"
+_MOST_FILTERED = 0.99
+"""Largest share that a simulation takes."""
+_WARM_UP = 5
+"""One of this many steps is excluded from averages as warm-up."""
+
+
+def recorded_settings(run: RecordedRun) -> dict[str, Value]:
+    """Settings with which a simulation has the workload and schedule of the run."""
+    steps = len(run.batches)
+    settings: dict[str, Value] = {
+        "workload.prompts_per_batch": int(_limit(run, "batch_groups")),
+        "workload.samples_per_prompt": samples_per_prompt(run),
+        "workload.minibatches": int(run.settings.get("actor.ppo_n_minibatches") or 1),
+        "workload.steps": steps,
+        "workload.warmup_steps": max(1, steps // _WARM_UP) if steps > 1 else 0,
+        "workload.whole_run": _limit(run, "train_steps") == steps,
+        "schedule.name": str(_limit(run, "schedule")),
+        "schedule.eta": float(_limit(run, "eta")),
+        "schedule.interruptible": _limit(run, "on_new_weights") == "interrupt",
+        "schedule.batch_order": str(_limit(run, "order")),
+        "schedule.drop_late": bool(_limit(run, "drop_late")),
+        "rollout.routing": str(run.log.header.limits.get("routing", least_loaded().name)),
+        "schedule.max_concurrent_prompts": int(_limit(run, "max_in_flight")),
+        # Older logs do not have it.
+        "schedule.slots": SLOTS[int(run.log.header.limits.get("group_slots") or 1) > 1],
+    }
+    if settings["schedule.batch_order"] == "bounded_lag":
+        # 0 would stand for eta; a lag is whole, so that any fraction of a version is 0.
+        settings["schedule.max_lag"] = float(_limit(run, "max_lag")) or 0.5
+    if filtered := _filtered_share(run):
+        settings["workload.equal_rewards_share"] = min(filtered, _MOST_FILTERED)
+    running = run.settings.get("rollout.max_running_requests")
+    if running:
+        settings["rollout.max_running"] = int(running)
+    return settings
+
+
+def cluster_settings(run: RecordedRun) -> dict[str, Value]:
+    """One device per engine and one for the trainer; for the embedded engine, CPU cores."""
+    engines = max(1, run.engines)
+    settings: dict[str, Value] = {"cluster.gpus": engines + 1, "cluster.rollout_gpus": engines}
+    if run.settings.get("rollout.backend", EMBEDDED) == EMBEDDED:
+        return {"cluster.gpu": CPU_CORE.name, **settings}
+    return settings
+
+
+def samples_per_prompt(run: RecordedRun) -> int:
+    """Responses per prompt, in most groups."""
+    sizes = Counter(len(tokens) for tokens in response_tokens(run.log).values())
+    return sizes.most_common(1)[0][0] if sizes else 1
+
+
+def _filtered_share(run: RecordedRun) -> float:
+    if run.log.header.limits.get("max_filtered") is None:
+        return 0.0
+    filtered = sum(isinstance(record.event, GroupFiltered) for record in run.log.events)
+    trained = sum(
+        len(record.action.groups) for record in run.log.actions if isinstance(record.action, Train)
+    )
+    return filtered / (filtered + trained) if filtered else 0.0
+
+
+def _limit(run: RecordedRun, name: str) -> bool | int | float | str:
+    value: Scalar = run.log.header.limits.get(name)
+    if value is None and name == "train_steps":
+        return 0  # a run without an end
+    if value is None:
+        raise ValueError(f"the header of {run.source} has no {name}; the run cannot be replayed")
+    return value

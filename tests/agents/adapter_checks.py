@@ -9,24 +9,33 @@ import ast
 import asyncio
 import importlib
 import inspect
+import json
+import os
 import random
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from areal_lab.agents.catalogue import make_workflow
+from areal_lab.agents.environments.textarena import LEFT_OUT as GAMES_OUT
 from areal_lab.agents.workflow import Episode
 from areal_lab.config.load import load_config
 from areal_lab.data.problems import ProblemSet
+from areal_lab.data.reasoning_gym import LEFT_OUT as TASKS_OUT
+from areal_lab.data.reasoning_gym import generated_entries
 from areal_lab.data.sources import load_problems
-from areal_lab.preflight.functions import check_functions
+from areal_lab.engines.protocol import SamplingParams
+from areal_lab.resolve.functions import check_functions
 from areal_lab.rewards.reasoning_gym import EVALUATES, ReasoningGym
 from areal_lab.rewards.service import RewardService
 from tests.agents.scripted import Scripted
 from tests.agents.test_workflows import trained, whole
 from tests.pipeline.tiny_run import do_run, tiny_config, trained_samples
+from tools.pages import environments
 
 # What the libraries themselves import is not up to our filters.
 pytestmark = pytest.mark.filterwarnings("default")
@@ -85,12 +94,83 @@ def test_a_problem_without_a_seed_is_refused() -> None:
     ("game", "reason"),
     [
         ("TicTacToe-v0", "has opponents, which are not supported"),
+        # These start with one player.
+        ("QuantumTicTacToe-v0", "has opponents, which are not supported"),
+        ("SpiteAndMalice-v0", "has opponents, which are not supported"),
+        ("PublicGoodsGame-v0", "has opponents, which are not supported"),
+        ("MarketEntryGame-v0", "has opponents, which are not supported"),
         ("GuessTheNumbr-v0", "cannot be made: .*not found"),
+        ("Bandit-v0-hard", "is refused: it pays the regret"),
+        ("Cryptarithm-v0", "is refused: it is one puzzle for all seeds"),
+        ("PegJump-v0-raw", "is refused: it is one puzzle for all seeds"),
+        ("TowerOfHanoi-v0-hard", "is refused: it is one puzzle for all seeds"),
+        ("ScorableGames-v0", "cannot be started: .*missing in the package"),
+        ("GuessWho-v0", "cannot be made: OpenRouter API key not found"),
     ],
 )
-def test_a_game_that_cannot_be_played_is_refused(game: str, reason: str) -> None:
-    with pytest.raises(ValueError, match=reason):
+def test_a_game_that_cannot_be_played_is_refused(
+    game: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OPENROUTER_API_KEY", raising=False)
+    with pytest.raises(ValueError, match=reason) as raised:
         make_workflow({"name": "textarena", "game": game})
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="its syntax is that of Python 3.12")
+def test_a_game_that_needs_a_newer_python_says_so() -> None:
+    with pytest.raises(ValueError, match=r"'Klondike-v0' cannot be made: it needs a newer Python"):
+        make_workflow({"name": "textarena", "game": "Klondike-v0"})
+
+
+def test_a_game_that_needs_a_list_of_nltk_names_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    nltk = importlib.import_module("nltk")
+    monkeypatch.setattr(nltk.data, "path", [str(tmp_path)])
+    monkeypatch.setattr(nltk, "download", lambda *_, **__: False)
+    with pytest.raises(ValueError, match=r"run: python -m nltk\.downloader words") as raised:
+        make_workflow({"name": "textarena", "game": "Hangman-v0"})
+    assert "\n" not in str(raised.value)
+
+
+def rewarded(game: str, moves: list[str], seed: int = 2, **options: Any) -> tuple[float, str]:
+    """Reward of a script, and what the game said first."""
+    keywords: dict[str, Any] = {"options": options} if options else {}
+    workflow = make_workflow({"name": "textarena", "game": game, **keywords})
+    assert workflow is not None
+    sampling = SamplingParams(max_new_tokens=6000)
+    engine = Scripted(moves, context_tokens=50_000, sampling=sampling)
+    data = {"prompt": "Play.\n", "answer": "", "seed": seed}
+    episode = asyncio.run(workflow.run(engine, data))
+    assert episode.outcome.status == "ok"
+    return episode.outcome.reward, engine.prompts[0]
+
+
+@pytest.mark.parametrize(
+    ("game", "reward"),
+    # Seed 2: 75 of 100 x 6, and so on; half of the clues are 0; nothing.
+    [("Countdown-v0", 0.743), ("Slitherlink-v0", 0.5), ("ThreeCardMonte-v0", 0.0)],
+)
+def test_a_malformed_move_has_a_reward_where_the_library_swaps_it_with_its_reason(
+    game: str, reward: float
+) -> None:
+    assert rewarded(game, ["no move", "no move"])[0] == pytest.approx(reward)
+
+
+def test_a_move_that_makes_a_game_raise_is_an_invalid_move() -> None:
+    """Python reads no number of more than 4,300 digits."""
+    moves = [f"[{'9' * 5000}]"] * 2
+    assert rewarded("GuessTheNumber-v0", moves)[0] == -1.0
+
+
+def test_a_seed_is_a_puzzle_of_countdown() -> None:
+    first, again, other = (rewarded("Countdown-v0", ["no move"] * 2, seed)[1] for seed in (1, 1, 2))
+    assert first == again != other
+    given = {"numbers": [100, 75, 6, 4, 3, 2], "target": 175}
+    reward, text = rewarded("Countdown-v0", ["[0 1 +]"], **given)
+    assert reward == 1.0
+    assert "TARGET: 175" in text
 
 
 def problems(tasks: dict[str, Any], **more: Any) -> ProblemSet:
@@ -116,6 +196,11 @@ def test_problems_of_tasks_are_mixed_and_split() -> None:
         ({"leg_countin": {}}, r"dataset\.tasks: leg_countin: .*not registered"),
         ({"leg_counting": {"legs": 3}}, "unexpected keyword argument 'legs'"),
         ({"leg_counting": {"max_animals": 0}}, "max_animals must be"),
+        ({"composite": {"datasets": [{"name": "gcd"}]}}, "composite is refused: it is a mix"),
+        ({"game_of_life_halting": {}}, "is refused: its score accepts any text"),
+        ({"game_of_life": {}}, "is refused: .* an empty board gets 0.96"),
+        ({"coin_flip": {}}, "is refused: .* 0 gets 0.95"),
+        ({"puzzle24": {}}, "is refused: its score does not compare the numbers"),
     ],
 )
 def test_wrong_tasks_are_one_line(tasks: dict[str, Any], reason: str) -> None:
@@ -139,9 +224,62 @@ def test_a_task_scores_its_answers_in_reward_processes() -> None:
                 assert [one.status for one in found] == ["ok"] * 3
                 assert found[0].reward == 1.0
                 assert found[1].reward < 1.0
-                assert found[2].rewards == {"reward": 0.0, "no_answer": 1.0}
+                assert found[2].rewards == {"reward": 0.0, "no_answer": 1.0, "unreadable": 0.0}
 
     asyncio.run(score())
+
+
+HASHED = ("isomorphic_strings", "list_functions", "ransom_note", "word_ladder")
+
+
+def test_problems_do_not_change_with_the_hash_seed() -> None:
+    program = (
+        "import json, sys; from areal_lab.data.reasoning_gym import reasoning_problems; "
+        "print(reasoning_problems(json.loads(sys.argv[1]), size=8, seed=3).digest())"
+    )
+    tasks = json.dumps({name: {} for name in HASHED})
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", program, tasks],
+            env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }  # fmt: skip
+    assert len(digests) == 1
+
+
+@pytest.mark.parametrize(
+    ("task", "answer"),
+    [
+        ("prime_factorization", "x"),
+        ("boxnet", "0"),
+        ("game_of_life", "{}"),
+        ("complex_arithmetic", "nan"),
+    ],
+)
+def test_an_answer_that_makes_a_score_raise_gets_0_and_is_named(task: str, answer: str) -> None:
+    made = generated_entries({task: {}}, size=1, seed=1)[
+        task
+    ]  # game_of_life is refused as a data set
+    found = ReasoningGym("")(answer, {"task": task, "options": {}, "entry": made[0]})
+    assert found == {"reward": 0.0, "no_answer": 0.0, "unreadable": 1.0}
+
+
+@pytest.mark.parametrize("task", ["arc_agi", "rearc"])
+def test_a_gold_answer_is_right_after_json(task: str) -> None:
+    problem = problems({task: {}}, size=5).train[0]
+    example = json.loads(json.dumps(problem.as_example()))
+    assert ReasoningGym("")(problem.answer, example)["reward"] == 1.0
+
+
+def test_refused_environments_are_those_of_the_page() -> None:
+    found = json.loads(environments.FILE.read_text(encoding="utf-8"))
+    tasks = found["reasoning-gym"]["environments"]
+    refused = {name: one["left_out"] for name, one in tasks.items() if one["left_out"]}
+    # A mix of the others, without problems of its own.
+    assert refused == {name: why for name, why in TASKS_OUT.items() if name != "composite"}
+    for name, facts in found["textarena"]["environments"].items():
+        assert ("is refused" in facts.get("refused", "")) == (name.split("-v")[0] in GAMES_OUT)
 
 
 EVALUATORS = {"eval", "exec", "compile", "parse_expr", "sympify"}

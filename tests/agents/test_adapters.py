@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from areal_lab.config.load import load_config
+from areal_lab.config.problem import attempt
 from areal_lab.data.sources import load_problems
-from areal_lab.preflight.functions import check_functions
+from areal_lab.resolve.functions import check_functions, workflow_of
 
 ROOT = Path(__file__).parents[2]
 EXTRAS = ("reasoning-gym", "textarena")
@@ -30,7 +31,9 @@ def test_a_library_that_is_not_installed_is_refused_with_its_command() -> None:
     )
     with pytest.raises(ValueError, match=r"pip install 'areal_lab\[reasoning-gym\]'"):
         load_problems(config.dataset, seed=1)
-    found = {problem.setting: str(problem) for problem in check_functions(config)}
+    problems = list(check_functions(config))
+    attempt(problems, lambda: workflow_of(config), "rollout.workflow")
+    found = {problem.setting: str(problem) for problem in problems}
     assert "pip install 'areal_lab[reasoning-gym]'" in found["reward.kwargs"]
     assert "pip install 'areal_lab[textarena]'" in found["rollout.workflow"]
 

@@ -15,7 +15,7 @@ from areal_lab.agents.agent import Agent
 from areal_lab.agents.gateway import server
 from areal_lab.agents.workflow import Episode
 from areal_lab.engines.protocol import Generated, SamplingParams
-from areal_lab.rewards.failure_rate import RewardError
+from areal_lab.rewards.service import RewardError
 from tests.agents.scripted import Scripted
 from tests.data.byte_tokenizer import save_byte_tokenizer
 from tests.pipeline.programs import ask

@@ -16,13 +16,13 @@ import pytest
 from areal_lab.agents.catalogue import make_workflow
 from areal_lab.agents.environments.play import Play
 from areal_lab.agents.environments.protocol import Step
-from areal_lab.agents.workflow import Episode, Turn
+from areal_lab.agents.workflow import Episode
 from areal_lab.config.load import load_config
-from areal_lab.data.numbered import numbered_problems
+from areal_lab.data.problems import numbered_problems
 from areal_lab.data.sources import load_problems
-from areal_lab.data.trajectory import Observation, SampleEnd, Trajectory
+from areal_lab.data.trajectory import Observation, SampleEnd, Trajectory, Turn
 from areal_lab.engines.protocol import Generated, SamplingParams
-from areal_lab.pipeline.rollout.groups import WhatIsCompared
+from areal_lab.pipeline.rollout.groups import RewardUnit
 from tests.agents.scripted import Scripted
 from tests.agents.test_workflows import play, trained, whole
 from tests.pipeline.tiny_run import do_run, tiny_config, trained_samples
@@ -176,7 +176,7 @@ def test_a_sample_that_ended_before_a_reward_has_that_of_unfinished_ones(
 
 
 def test_samples_of_a_run_with_a_discount_all_have_returns() -> None:
-    compared = WhatIsCompared()
+    compared = RewardUnit()
     unrewarded: dict[str, Any] = {"kwargs": {"rewarded": False}, "scored": True}
     for name, script, keywords in (
         ("Guess", ["4", "9", "7"], {}),

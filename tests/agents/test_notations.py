@@ -11,12 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from areal_lab.agents.catalogue import make_workflow
-from areal_lab.agents.notations import Call, Malformed, json_calls, python_fence
-from areal_lab.agents.tool_use import MOST_CALLS, ToolUse
+from areal_lab.agents.tool_use import MOST_CALLS, Call, Malformed, ToolUse, json_calls, python_fence
 from areal_lab.agents.tools.box import ToolBroken
-from areal_lab.agents.workflow import Episode, Turn
+from areal_lab.agents.workflow import Episode
 from areal_lab.data.stop_strings import StopScanner
-from areal_lab.data.trajectory import Observation, Segment
+from areal_lab.data.trajectory import Observation, Segment, Turn
 from areal_lab.engines.protocol import Generated, SamplingParams
 from areal_lab.rewards.sandbox.run import Sandbox, SandboxError
 from tests.agents.scripted import CODEC, Scripted
@@ -257,7 +256,7 @@ def test_a_broken_sandbox_is_no_result_of_the_model(monkeypatch: pytest.MonkeyPa
         ({"notation": "python", "tool": {"name": "python", "memory_mb": 0}}, "memory_mb is 0"),
         ({"tool": f"{OWN}distance"}, "takes 2 arguments, but a line has one"),
         ({"around": "\n"}, "must contain {results}"),
-        ({"notation": "json", "tools": ["calculator", "calculator"]}, "a name of its own"),
+        ({"notation": "json", "tools": ["calculator", "calculator"]}, "names must differ"),
     ],
 )
 def test_what_does_not_go_together_is_refused(keywords: dict[str, Any], reason: str) -> None:

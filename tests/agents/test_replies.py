@@ -17,6 +17,7 @@ from areal_lab.agents.template import ChatTemplate
 from areal_lab.data.trajectory import FinishReason
 from tests.agents import smollm2, templates
 from tests.agents.conversation import ADD, NOW, Session, generated, user
+from tests.agents.published import FAMILIES, published
 from tests.agents.templates import LLAMA_TOKENS, chat_format
 
 END = smollm2.END
@@ -195,6 +196,25 @@ def test_marks_that_are_special_tokens_are_seen() -> None:
     reply = reader.read(request, planned, generated(tokens))
     assert [json.loads(one.arguments) for one in reply.message.tool_calls] == [{"a": 2}]
     assert "".join(piece for piece, _ in reply.shown) == text
+
+
+def test_sampled_calls_of_published_families_are_read_with_their_marks() -> None:
+    tool = replace(ADD, name="probe_name")
+    for name, family in FAMILIES.items():
+        if not family.grammar:
+            continue
+        form = published(name)
+        tree = SessionTree(form, now=NOW)
+        request = ChatRequest(messages=(user("2 + 3?"),), tools=(tool,))
+        planned = tree.prompt(request)
+        said = f"I see.\n</think>\n\n{form.probe_call()[0]}"
+        if not form.facts.opens_thinking:
+            said = form.probe_call()[0]
+        tokens = [*form.codec.encode_all([said], begins=False)[0], *form.end_tokens[:1]]
+        reply = ReplyReader(form, context_tokens=1000).read(request, planned, generated(tokens))
+        (found,) = reply.message.tool_calls
+        assert (found.name, json.loads(found.arguments)) == ("probe_name", {"probe_key": "p"}), name
+        assert (reply.finish, reply.message.content, reply.malformed_calls) == ("tool_calls", "", 0)
 
 
 def test_an_end_token_that_is_not_special_is_not_shown() -> None:

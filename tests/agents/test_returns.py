@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_lab.agents.returns import linear_returns, tree_returns
+from areal_lab.agents.turns import linear_returns, tree_returns
 
 REWARDS = st.lists(st.none() | st.integers(-4, 4).map(float), max_size=9)
 

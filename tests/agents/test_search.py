@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from areal_lab.agents.tool_use import ToolUse
-from areal_lab.agents.tools.search import Search
+from areal_lab.agents.tools.search import Search, read_corpus
 from tests.agents.scripted import Scripted
 from tests.agents.test_workflows import play
 
@@ -42,6 +42,11 @@ def test_a_corpus_is_a_file_of_texts(tmp_path: Path) -> None:
     file.write_text('{"title": "no text"}')
     with pytest.raises(ValueError, match=r"line 1 of .*corpus\.jsonl has no text"):
         Search(file)
+    file.write_text("[" * 100_000)
+    with pytest.raises(ValueError, match=r"line 1 of .*corpus\.jsonl has no text"):
+        Search(file)
+    file.write_bytes(b'\xef\xbb\xbf"a page"\n')
+    assert read_corpus(file)[0].text == "a page"
     file.write_text("")
     with pytest.raises(ValueError, match="empty"):
         Search(file)

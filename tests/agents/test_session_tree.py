@@ -9,9 +9,9 @@ import pytest
 
 from areal_lab.agents.chat_format import ChatFormat
 from areal_lab.agents.messages import ChatRequest
-from areal_lab.agents.returns import tree_returns
 from areal_lab.agents.session_tree import SessionTree
 from areal_lab.agents.template import ChatTemplate, TemplateRefusal
+from areal_lab.agents.turns import tree_returns
 from areal_lab.data.tokenize import TextCodec
 from areal_lab.data.trajectory import FinishReason, Observation, Segment
 from tests.agents import smollm2, templates

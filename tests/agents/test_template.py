@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
+import signal
 import subprocess
 import sys
+import threading
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from areal_lab.agents import template as template_module
 from areal_lab.agents.template import ChatTemplate, TemplateRefusal, load_template
 from tests.agents import templates
 from tests.agents.conversation import NOW
 from tests.agents.templates import LLAMA_TOKENS, MISTRAL_TOKENS
+from tests.fuzz import one_line
 
 USER = {"role": "user", "content": "2 < 3 & 'x'?"}
 CALLS = [
@@ -142,10 +149,80 @@ def test_a_folder_without_a_template_is_refused_with_a_fix(
 
 def test_conversations_load_neither_torch_nor_transformers() -> None:
     script = (
-        "import sys, areal_lab.agents.replies, areal_lab.agents.returns;"
+        "import sys, areal_lab.agents.replies, areal_lab.agents.turns;"
         "print(sorted({'torch', 'transformers', 'asyncio'} & set(sys.modules)))"
     )
     ended = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert ended.stdout.strip() == "[]"
+
+
+GREEDY = {
+    "product": "{{ 'x' * 10**10 }}",
+    "product of a message": "{{ messages[0].content * 10**10 }}",
+    "list": "{{ [1] * 10**10 }}",
+    "doubled": "{% set n = namespace(x='ab') %}{% for i in range(60) %}"
+    "{% set n.x = n.x ~ n.x %}{% endfor %}{{ n.x }}",
+    "filter": "{{ 'x' | center(10**10) }}",
+    "percent": "{{ '%10000000000d' % 1 }}",
+    "format": "{{ '{:>10000000000}'.format(1) }}",
+    "join": "{{ ('x' * 1000) | list | join('y' * 10**7) }}",
+    "JSON": "{{ messages | tojson(indent=10**10) }}",
+    "output": "{% for i in range(99999) %}{{ 'x' * 9999 }}{% endfor %}",
+    "text": "{{ 'x' * 40000000 }}",
+    "recursion": "{% macro f(n) %}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}",
+    "time": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+}
+"""Templates that would take gigabytes, or hours."""
+
+
+def test_a_template_that_takes_much_memory_or_time_is_refused_and_others_are_rendered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(template_module, "CPU_S", 0.5)
+    monkeypatch.setattr(template_module, "_of_thread", threading.local())
+    fine = ChatTemplate("{{ messages[0].content }}!")
+    for name, source in GREEDY.items():
+        with pytest.raises(ValueError, match="chat template") as raised:
+            ChatTemplate(source).render([USER], [], now=NOW, speaks_next=True)
+        assert one_line(raised.value), name
+        assert fine.render([USER], [], now=NOW, speaks_next=True) == f"{USER['content']}!"
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 2 * 2**20, "KiB of this process"
+    # One whose process ends, or says nothing for too long.
+    renderer = template_module._renderer()
+    for how in (signal.SIGKILL, signal.SIGSTOP):
+        renderer._socket.settimeout(0.2)
+        os.kill(renderer._end.peek()[2][1].pid, how)  # type: ignore[index]  # it is alive
+        with pytest.raises(TemplateRefusal, match=r"ended its process|takes too long"):
+            fine.render([USER], [], now=NOW, speaks_next=True)
+        assert fine.render([USER], [], now=NOW, speaks_next=True) == f"{USER['content']}!"
+
+
+def test_every_thread_and_every_fork_has_its_own_process_which_ends_with_it() -> None:
+    template = ChatTemplate("{{ messages[0].content }}!")
+    found: list[Any] = []
+
+    def render() -> None:
+        text = template.render([USER], [], now=NOW, speaks_next=True)
+        found.append((text, template_module._renderer()._end.peek()[2][1]))  # type: ignore[index]
+
+    render()
+    thread = threading.Thread(target=render)
+    thread.start()
+    thread.join()
+    (first, here), (second, there) = found
+    assert first == second
+    assert here.pid != there.pid
+    assert here.poll() is None
+    assert there.poll() is not None
+    if (child := os.fork()) == 0:
+        status = 1
+        try:
+            render()
+            status = int(found[-1][0] != first or found[-1][1].pid == here.pid)
+        finally:
+            template_module._renderer()._end()
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    assert template.render([USER], [], now=NOW, speaks_next=True) == first

@@ -16,7 +16,9 @@ from areal_lab.agents.tool_calls import (
     parse_calls,
     split_thinking,
 )
+from tests.agents.published import FAMILIES, published
 from tests.agents.templates import chat_format
+from tests.fuzz import one_line
 
 TOOLS = {"add", "now"}
 ADD = '{"name": "add", "arguments": {"a": 2}}'
@@ -32,6 +34,9 @@ JSON = st.recursive(
 ARGUMENTS = st.dictionaries(st.text(), JSON, max_size=4)
 PIECES = st.sampled_from(
     [
+        *("<function=add>", "<parameter=a>", "</parameter>", "</function>", "[ARGS]", "add"),
+        *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<|tool_call|>", "```"),
+        *("<\uff5ctool\u2581call\u2581begin\uff5c>", "<\uff5ctool\u2581sep\uff5c>", "function"),
         *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", ADD, '{"name": "add"', "}", "{", "[", "]"),
         *(",", ";", " ", "\n", '"', "\\", "text", '"name"', '"arguments":', "<think>", "</think>"),
     ]
@@ -242,6 +247,55 @@ def test_auto_is_the_grammar_that_the_template_writes(template: str, grammar: st
     found = grammar_named("auto", written, Call(call.name, call.arguments))
     assert found is GRAMMARS[grammar]
     assert grammar_named("mistral", written, Call("", "")) is GRAMMARS["mistral"]
+
+
+def test_calls_are_read_as_the_templates_of_published_families_write_them() -> None:
+    assert len(FAMILIES) > 14
+    for name, family in FAMILIES.items():
+        form = published(name)
+        written, call = form.probe_call()
+        probed = Call(call.name, call.arguments)
+        if not family.grammar:
+            with pytest.raises(ValueError, match="which no grammar reads; set") as caught:
+                grammar_named("auto", written, probed)
+            assert one_line(caught.value)
+            continue
+        grammar = grammar_named("auto", written, probed)
+        assert grammar is GRAMMARS[family.grammar], (name, written)
+        begins = ("<tool_call>", "[TOOL", "{", "<|tool_call", "<\uff5ctool\u2581call")
+        assert written.lstrip().startswith(begins), (name, written)
+        # Whatever the model thought or said before, and however many calls it makes.
+        several = form.facts.form.several_calls and family.grammar != "llama3"
+        said = (
+            [f"Well. {written}", f"{written}\n{written}"][: several + 1] if several else [written]
+        )
+        for text in said:
+            found = parse_calls(text, {call.name}, grammar)
+            assert found.calls, (name, text)
+            assert {one.name for one in found.calls} == {call.name}
+            assert all(json.loads(one.arguments) == {"probe_key": "p"} for one in found.calls)
+        cut = parse_calls(written[: -len(written) // 2], {call.name}, grammar)
+        assert not cut.calls
+        assert cut.content == written[: -len(written) // 2]
+
+
+def test_arguments_that_are_text_get_the_types_of_the_schema() -> None:
+    schema = {"properties": {"a": {"type": "integer"}, "b": {"type": "string"}, "d": {}}}
+    values = {"a": "2", "b": "2", "c": "[1, {}]", "d": "2 apples", "e": "NaN", "f": "a\nb"}
+    coder = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
+    glm = "".join(
+        f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n"
+        for key, value in values.items()
+    )
+    for grammar, text in (
+        ("qwen3_coder", f"<tool_call>\n<function=add>\n{coder}</function>\n</tool_call>"),
+        ("glm", f"<tool_call>add\n{glm}</tool_call>"),
+    ):
+        (found,) = parse_calls(text, {"add": schema}, GRAMMARS[grammar]).calls
+        expected = {**values, "a": 2, "c": [1, {}]}
+        assert json.loads(found.arguments) == expected, grammar
+        damaged = text.replace("</parameter>", "").replace("</arg_value>", "")
+        assert parse_calls(damaged, {"add": schema}, GRAMMARS[grammar]).malformed == 1
 
 
 def test_a_form_of_calls_that_no_grammar_reads_is_refused() -> None:

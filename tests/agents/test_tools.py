@@ -10,13 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_lab.agents.tools.box import ToolBox, ToolBroken, ToolFailure, ToolResult
+from areal_lab.agents.tools.box import (
+    MOST_LEFT_BEHIND,
+    FunctionTool,
+    ToolBox,
+    ToolBroken,
+    ToolFailure,
+    ToolResult,
+)
 from areal_lab.agents.tools.calculator import Calculator, calculate
-from areal_lab.agents.tools.catalogue import make_tool
-from areal_lab.agents.tools.own import FunctionTool
+from areal_lab.agents.tools.catalogue import as_schema, make_tool
 from areal_lab.agents.tools.python import Python
-from areal_lab.agents.tools.renamed import as_schema
-from areal_lab.agents.tools.threads import MOST_LEFT_BEHIND
 from areal_lab.rewards.sandbox.levels import NoSandbox, refusal
 from areal_lab.rewards.sandbox.run import Sandbox, SandboxError
 from tests.agents import own_tools
@@ -107,7 +111,7 @@ def test_every_failure_is_a_text_and_an_outcome() -> None:
 
 
 def test_a_box_refuses_what_cannot_work() -> None:
-    with pytest.raises(ValueError, match="a name of its own"):
+    with pytest.raises(ValueError, match="their names must differ"):
         ToolBox(Calculator(), Calculator())
     with pytest.raises(ValueError, match="a name without commas"):
         ToolBox(FunctionTool(own_tools.weather, name="a, b"))
@@ -304,7 +308,7 @@ def test_a_failure_has_an_outcome_of_its_own() -> None:
 
 
 def renamed(tool: Any, **keywords: Any) -> Any:
-    name = "areal_lab.agents.tools.renamed:Renamed"
+    name = "areal_lab.agents.tools.catalogue:Renamed"
     return make_tool({"name": name, "tool": tool, "called": "other", **keywords}, sandbox="unsafe")
 
 
@@ -319,7 +323,7 @@ def test_a_tool_may_have_another_name_and_other_arguments() -> None:
     assert call(ToolBox(renamed("calculator")), "other", expression="1").text == "1"
     slow = ToolBox(renamed("python", description="Runs."), timeout_s=0.001)
     assert call(slow, "other", code="print(1)") == ToolResult("1"), "it limits itself"
-    name = "areal_lab.agents.tools.renamed:Renamed"
+    name = "areal_lab.agents.tools.catalogue:Renamed"
     limited = make_tool(
         {"name": name, "tool": f"{OWN}Bounded", "called": "other"}, sandbox="unsafe", timeout_s=7
     )

@@ -11,8 +11,8 @@ import pytest
 from areal_lab.agents.catalogue import make_workflow
 from areal_lab.agents.multi_turn import MultiTurn, too_small_or_big
 from areal_lab.agents.tool_use import ToolUse
-from areal_lab.agents.workflow import Episode, Turn, Workflow
-from areal_lab.data.trajectory import Observation, SampleEnd, Segment
+from areal_lab.agents.workflow import Episode, Workflow
+from areal_lab.data.trajectory import Observation, SampleEnd, Segment, Turn
 from areal_lab.engines.protocol import SamplingParams
 from areal_lab.rewards.service import RewardOutcome
 from tests.agents.scripted import CODEC, Scripted
@@ -189,6 +189,10 @@ def test_feedback_may_be_a_function(said: str, told: str) -> None:
         ("1200 m", "1,200", "Write only the number."),
         ("1,201", " 1,200", "Too big."),
         ("1,2,3", "2", "Too small."),
+        ("\u22125", "-5", "Write only the number."),
+        ("1/2", "0.5", "Write only the number."),
+        ("5-10", "5", "Write only the number."),
+        ("9^9^9", "5", "No number."),
     ],
 )
 def test_numbers_are_compared_as_decimals(said: str, answer: str, told: str) -> None:

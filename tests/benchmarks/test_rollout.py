@@ -22,7 +22,7 @@ from benchmarks.rollout.latency import Ear, first_token_s
 from benchmarks.rollout.load import Load, Measured, Policy, generate_all, long_tailed
 from benchmarks.rollout.prediction import Costs, Stopwatch, calibrate, costs_from, predict
 from simulator.calibrate.fit import PartFit
-from simulator.catalogue.host import CPU_CORE
+from simulator.catalogue.gpu import CPU_CORE
 from simulator.catalogue.models import find_model
 from simulator.costs.decode import decode_cost
 from simulator.costs.measured_engine import MeasuredDecode, MeasuredPrefill

@@ -14,7 +14,7 @@ import pytest
 from areal_lab.control.events import EtaRequested, PauseRequested, ResumeRequested, StopRequested
 from areal_lab.live.attach import attach_run, live_runs
 from areal_lab.live.presence import read_presence
-from areal_lab.runlog.by_hand import requests
+from areal_lab.runlog.incidents import requests
 from areal_lab.runlog.replay import check_replay
 from tools.notebooks.pages import open_page, served
 

@@ -180,7 +180,7 @@ def test_help_needs_neither_torch_nor_the_pipeline() -> None:
         "try:\n    cli.main()\n"
         "except SystemExit as end:\n    assert end.code == 0\n"
         "heavy = {'torch', 'numpy', 'pandas', 'matplotlib', 'simpy', 'scipy', 'omegaconf'}\n"
-        "heavy |= {'yaml', 'tokenizers', 'asyncio', 'simulator', 'areal_lab.preflight.check'}\n"
+        "heavy |= {'yaml', 'tokenizers', 'asyncio', 'simulator', 'areal_lab.resolve.check'}\n"
         "print(sorted(heavy & set(sys.modules)))\n"
     )
     ended = subprocess.run(

@@ -3,24 +3,48 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from areal_lab.cli.app import app
+from areal_lab.cli.control import latest_run, run_watch
 from areal_lab.control.coordinator import Coordinator, Limits
 from areal_lab.control.schedule import asynchronous, synchronous
-from areal_lab.pipeline.progress import Silent
-from areal_lab.pipeline.requests import Desk, make_reachable, reachable
-from areal_lab.pipeline.state import StopSignal
+from areal_lab.live.presence import FILE
+from areal_lab.live.watch_view import sparkline
+from areal_lab.pipeline.requests import ControlChannel
+from areal_lab.shell.display import Silent
+from areal_lab.shell.recorded import entered
+from areal_lab.shell.requests import make_reachable, replying
+from areal_lab.shell.stop import StopSignal
+from tests.pipeline.fake_run import write_fake_run
 
 
 def areal_lab(*arguments: str | Path) -> Result:
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_runs_are_compared_as_text_and_json(tmp_path: Path) -> None:
+    runs = [write_fake_run(tmp_path / name, LIMITS, seed=seed) for seed, name in enumerate("ab")]
+    text = areal_lab("compare", *runs)
+    assert text.exit_code == 0, text.output
+    assert text.stdout.splitlines()[0].split() == ["a", "b"]
+    found = json.loads(areal_lab("compare", *runs, "--json").stdout)
+    assert found["names"] == ["a", "b"]
+    assert found["results"]["status"] == ["complete", "complete"]
+    wrong = areal_lab("compare", runs[0])
+    assert (wrong.exit_code, wrong.stderr.strip()) == (
+        2,
+        "error: got 1 to compare; give two runs or more",
+    )
 
 
 class Starting:
@@ -30,15 +54,16 @@ class Starting:
         folder.mkdir()
         make_reachable(folder)
         self.folder, self.stop = folder, StopSignal()
-        self.desk = Desk(Coordinator(limits), self.stop)
+        self.channel = ControlChannel(Coordinator(limits), self.stop)
         self.loading = threading.Event()
         self.thread = threading.Thread(target=asyncio.run, args=(self._run(),))
 
     async def _run(self) -> None:
-        async with reachable(self.folder, self.desk, Silent()) as (display, _):
-            display.phase("loading the model")
-            self.loading.set()
-            await self.stop.wait()
+        with entered(self.folder, Silent()) as (display, present):
+            async with replying(self.folder, present.key, self.channel.submit, display.note):
+                display.phase("loading the model")
+                self.loading.set()
+                await self.stop.wait()
 
 
 @pytest.fixture
@@ -55,7 +80,7 @@ def starting(tmp_path: Path) -> Iterator[Starting]:
 def test_a_run_is_asked_and_its_reply_printed(starting: Starting) -> None:
     for request in ("pause", "eta=4", "eta=inf", "resume"):
         asked = areal_lab("control", starting.folder, request)
-        assert (asked.exit_code, asked.output) == (0, "this will be done when training begins\n")
+        assert (asked.exit_code, asked.output) == (0, "queued until training starts\n")
     stopped = areal_lab("control", starting.folder, "stop")
     assert (stopped.exit_code, stopped.output) == (0, "the run stops after the running step\n")
     starting.thread.join()
@@ -128,3 +153,40 @@ def test_live_runs_are_listed(
     starting.thread.join()
     assert areal_lab("runs", tmp_path).output == f"no run is alive in {tmp_path}\n"
     assert areal_lab("runs").output == "no run is alive in runs\n"
+
+
+LIMITS = Limits(batch_groups=3, max_in_flight=6, train_steps=5, schedule=asynchronous(2))
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_finished_run_fits_the_terminal(tmp_path: Path, width: int) -> None:
+    folder = write_fake_run(tmp_path / "run", LIMITS, engines=2)
+    out = io.StringIO()
+    run_watch(str(folder), tmp_path, once=True, console=Console(file=out, width=width))
+    text = out.getvalue()
+    assert max(map(len, text.splitlines())) <= width
+    for part in ("step 5 of 5", "trainer", "engine 0", "busy", "no alarm"):
+        assert part in text
+
+
+def test_latest_is_the_run_that_was_written_last(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="has no run"):
+        latest_run(tmp_path)
+    written = [write_fake_run(tmp_path / name, LIMITS) for name in ("b", "c", "a")]
+    for second, run in enumerate(written):
+        for file in run.iterdir():
+            os.utime(file, (second, second))
+    assert latest_run(tmp_path) == written[-1]
+    os.utime(written[0] / "events.jsonl", (5, 5))
+    assert latest_run(tmp_path) == written[0]
+    starting = tmp_path / "aa" / FILE
+    starting.parent.mkdir()
+    starting.touch()
+    assert latest_run(tmp_path) == starting.parent, "a run that has no log yet"
+
+
+def test_a_sparkline_has_the_shape_of_its_values() -> None:
+    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7], 8) == "▁▂▃▄▅▆▇█"
+    assert sparkline([0, 0, 7, 7], 2) == "▁█"
+    assert sparkline([3, 3], 8) == "▁▁"
+    assert sparkline([], 8) == ""

@@ -47,8 +47,8 @@ def test_ctrl_c_leaves_a_readable_folder(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(Policy, "learn", interrupted)
     for mode in ("along", "live"):
-        with pytest.raises(KeyboardInterrupt):
-            command.run_command("cosim", [f"run_dir={tmp_path / mode}", *SMALL, f"mode={mode}"])
+        arguments = [f"run_dir={tmp_path / mode}", *SMALL, f"mode={mode}"]
+        assert command.run_command("cosim", arguments) == 130
         (folder,) = (tmp_path / mode).iterdir()
         run = read_run(folder)
         assert run.summary["status"] == "stopped at once"

@@ -36,6 +36,17 @@ def test_files_their_purpose_and_the_next_commands_are_printed(folder: Path) -> 
     assert "#SBATCH --time=3:00:00\n" in text
 
 
+def test_options_may_be_given_as_settings_by_either_name(folder: Path) -> None:
+    flags = ["--nodes", "2", "--time", "3", "--secret", "KEY", "--out", "here"]
+    assert deploy("slurm", "tiny", "eta=2", *flags)[0] == 0
+    written = (folder / "here/run.sbatch").read_text()
+    for named in (["time=3", "secret=[KEY]"], ["time_h=3", "secrets=[KEY]"]):
+        code, said = deploy("slurm", "tiny", "nodes=2", "eta=2", *named, "out=here")
+        assert (code, said.count("unchanged")) == (0, 3)
+    assert deploy("slurm", "tiny", "nodes=5", "eta=2", *flags)[0] == 0, "a flag goes over a setting"
+    assert (folder / "here/run.sbatch").read_text() == written
+
+
 def test_writing_again_changes_nothing_and_edits_are_kept(folder: Path) -> None:
     deploy("compose", "tiny")
     assert "unchanged  deploy/compose.yaml" in deploy("compose", "tiny")[1]
@@ -57,6 +68,7 @@ def test_writing_again_changes_nothing_and_edits_are_kept(folder: Path) -> None:
         (["job", "tiny", "etta=2"], "did you mean 'eta'?"),
         (["job", "tiny", "dataset.path=/rows.jsonl"], "which is on this machine"),
         (["job", "tiny", "allocation_mode=megatron:p2"], "which is not supported"),
+        (["job", "tiny", "nodes=0"], "nodes is 0, but must be an integer >= 1"),
         (["skypilot", "tiny", "--out", "../there"], "only the current folder is copied"),
         (
             ["job", "tiny", *TOO_FEW],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -191,7 +192,7 @@ def test_the_command_of_a_problem_is_a_separate_field(monkeypatch: pytest.Monkey
             Problem(Kind.SETTINGS, "seed", "another message"),
         )
 
-    monkeypatch.setattr("areal_lab.preflight.check.check_settings", refuse)
+    monkeypatch.setattr("areal_lab.resolve.check.check_settings", refuse)
     plan, found = doctor.explain_config(TrainConfig())
     assert plan == []
     assert [(one.detail, one.fix) for one in found] == [
@@ -217,9 +218,19 @@ def test_the_plan_of_a_config_estimates_the_memory_of_the_trainer(tmp_path: Path
     sharded = {"actor.path": "Adder-75K", "allocation_mode": "embedded:d1+fsdp:d2"}
     assert "of tensors in each of 2 processes" in memory(**sharded)
     assert "estimated once /nowhere is here" in memory(**{"actor.path": "/nowhere"})
-    assert "no home folder is known for ~nosuchuser" in memory(
-        **{"actor.path": "~nosuchuser/model"}
-    )
+    for setting in ("actor.path", "teacher.path"):
+        wrong = {setting: "~nosuchuser/model"}
+        plan, (found,) = doctor.explain_config(TrainConfig().with_settings(wrong))
+        assert not plan
+        assert "no home folder is known for ~nosuchuser" in found.detail
     (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "model.safetensors").touch()
+    (tmp_path / "model.safetensors").write_bytes(b"\2" + bytes(7) + b"{}")
     assert "neither Llama's nor Qwen's" in memory(**{"actor.path": str(tmp_path)})
+    (tmp_path / "model.safetensors").write_bytes(b"\2" + bytes(7) + b"{")
+    for setting in ("actor.path", "teacher.path"):
+        plan, (found,) = doctor.explain_config(
+            TrainConfig().with_settings({"actor.path": "Adder-75K", setting: str(tmp_path)})
+        )
+        assert not plan
+        assert found.status is doctor.Status.FAIL
+        assert found.detail.startswith(f"{setting}: {tmp_path / 'model.safetensors'} is not a")

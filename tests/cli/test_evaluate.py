@@ -92,6 +92,9 @@ def test_what_cannot_work_is_refused_at_once(
 
 
 def test_a_model_that_does_not_exist(tmp_path: Path) -> None:
-    result = call("no-model", "tiny", "--out", str(tmp_path / "out"))
-    assert result.exit_code == 2
-    assert "no-model" in result.stderr
+    (tmp_path / "no-model").symlink_to("no-model")
+    for model in ("no-model", str(tmp_path / "no-model")):
+        result = call(model, "tiny", "--out", str(tmp_path / "out"))
+        assert result.exit_code == 2
+        assert "no-model" in result.stderr
+        assert "Traceback" not in result.stderr

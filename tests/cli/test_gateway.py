@@ -119,11 +119,62 @@ def test_a_gateway_that_fails_says_where_its_sessions_are(
             started = http.post("/rl/start_session", headers=bearer(admin)).json()
             body = {"messages": [{"role": "user", "content": "1"}], "max_tokens": 4}
             http.post("/v1/chat/completions", json=body, headers=bearer(started["api_key"]))
+            _check_seeds(http, admin)
+            _check_attacks(http, bearer(started["api_key"]))
         for child in psutil.Process(serving.pid).children():
             child.kill()
         assert serving.wait(BOUND_S) == 1
         assert "error: " in serving.stderr.read()
         assert serving.stdout.read().endswith(f"sessions are in {out / 'sessions.jsonl'}\n")
+
+
+def _check_seeds(http: httpx2.Client, admin: str) -> None:
+    """The same seed gives the same samples, in all sessions and dialects that have seeds."""
+    found: list[list[str]] = []
+    for seed in (5, 5, 6, None, None):
+        started = http.post("/rl/start_session", headers=bearer(admin)).json()
+        key = bearer(started["api_key"])
+        body: dict[str, Any] = {"max_tokens": 12, "seed": seed, "n": 2}
+        body["messages"] = [{"role": "user", "content": "12 + 34 ="}]
+        reply = http.post("/v1/chat/completions", json=body, headers=key)
+        assert reply.status_code == 200, reply.text
+        assert "seed" not in reply.headers.get("x-areal-lab-note", "")
+        found.append([each["message"]["content"] for each in reply.json()["choices"]])
+        asked = {"max_output_tokens": 12, "seed": seed, "input": "12 + 34 ="}
+        reply = http.post("/v1/responses", json=asked, headers=key)
+        found[-1].append(reply.json()["output"][0]["content"][0]["text"])
+        http.post("/rl/end_session", headers=key)
+    assert found[0] == found[1]
+    assert found[0][0] == found[0][2], "one seed, two dialects"
+    assert found[0][0] != found[0][1], "two replies to one call"
+    assert len({tuple(each) for each in found}) == 4
+
+
+def _check_attacks(http: httpx2.Client, key: dict[str, str]) -> None:
+    """What cannot be sampled is refused, and the same request gives the same tokens after it."""
+
+    def post(path: str, body: str) -> httpx2.Response:
+        return http.post(path, content=body, headers={**key, "content-type": "application/json"})
+
+    valid = '{"messages": [{"role": "user", "content": "1 + 1 ="}], "max_tokens": 6, "seed": 1}'
+    expected = post("/v1/chat/completions", valid).json()["choices"][0]["message"]["content"]
+    bodies = {
+        "/v1/chat/completions": '{"messages": [{"role": "user", "content": "1"}]',
+        "/v1/responses": '{"input": "1"',
+        "/v1/messages": '{"messages": [{"role": "user", "content": "1"}], "max_tokens": 4',
+    }
+    both = ("1e-40", "1e39", "1e400", "NaN", "-1e-50", "9" * 400, '"1"', "[]", "true")
+    wrong = {"temperature": (*both, "1e-6"), "top_p": (*both, "1e-46", "1.0000001")}
+    for path, begin in bodies.items():
+        for name, value in [(key, each) for key in wrong for each in wrong[key]]:
+            reply = post(path, f'{begin}, "{name}": {value}}}')
+            assert reply.status_code == 400, (path, name, value, reply.text)
+            assert len(reply.text) < 1000
+        stop = "stop_sequences" if path == "/v1/messages" else "stop"
+        for value in ('["\\ufffd"]', json.dumps("x" * 2000), json.dumps(["a"] * 300)):
+            assert post(path, f'{begin}, "{stop}": {value}}}').status_code == 400, value
+    again = post("/v1/chat/completions", valid).json()["choices"][0]["message"]["content"]
+    assert again == expected
 
 
 def _sessions(http: httpx2.Client, admin: str) -> list[dict[str, Any]]:
@@ -237,7 +288,9 @@ def test_tools_are_described_unless_an_option_says_no(
     assert [plan.serving.describe_tools for plan in plans] == [described]
 
 
-def test_a_model_that_does_not_exist() -> None:
-    result = call("no-model", "--port", "0")
-    assert result.exit_code == 2
-    assert "no-model" in result.stderr
+def test_a_model_that_does_not_exist(tmp_path: Path) -> None:
+    (tmp_path / "no-model").symlink_to("no-model")
+    for model in ("no-model", str(tmp_path / "no-model")):
+        result = call(model, "--port", "0")
+        assert result.exit_code == 2
+        assert "no-model" in result.stderr

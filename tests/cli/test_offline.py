@@ -9,9 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from areal_lab.cli.app import app
+from areal_lab.config.dump import format_settings
 from areal_lab.config.offline import ALIASES, KINDS, load_offline
 from areal_lab.config.problem import ConfigError
-from areal_lab.config.reference import format_settings
 
 
 @pytest.mark.parametrize(

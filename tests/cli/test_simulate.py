@@ -178,7 +178,7 @@ def test_help_lists_every_setting() -> None:
         (["small", "workload.answers.mean_tokens=nan"], "error: workload.answers.mean_tokens is "),
         (["small", "workload.answers.mean_tokens=601"], "error: workload.answers.mean_tokens is "),
         (["small", "rollout_gpus=4"], "error: cluster.rollout_gpus is 4, but must be from 1 to 3"),
-        (["small", "model=Qwen2.5-72B"], "error: rollout"),
+        (["small", "model=Qwen2.5-72B", "rollout.tensor_parallel=1"], "error: rollout"),
     ],
 )
 def test_mistakes_end_with_2_and_a_line_each(arguments: list[str], message: str) -> None:

@@ -14,8 +14,8 @@ import psutil
 
 from areal_lab.cluster.host import Host, RemoteProcess
 from areal_lab.cluster.hosts import Hosts
-from areal_lab.cluster.local import LocalScheduler
-from areal_lab.config.cluster import ClusterConfig
+from areal_lab.cluster.scheduler import LocalScheduler
+from areal_lab.config.sections import ClusterConfig
 
 DEADLINE_S = 60.0
 """For what takes a second or two on an idle machine."""

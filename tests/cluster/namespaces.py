@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
+import random
 import shutil
 import subprocess
 import sys
@@ -80,7 +80,7 @@ class NamespaceScheduler:
     async def start(self, hosts: int, invitation: Invitation) -> None:
         """Start agents."""
         for host in list(self.network.hosts.values())[:hosts]:
-            agent = [sys.executable, "-m", "areal_lab.cluster.agent.main", "--name", host.name]
+            agent = [sys.executable, "-m", "areal_lab.cluster.agent.run", "--name", host.name]
             self.agents[host.name] = await start_command(
                 f"host {host.name}",
                 # No --address: an agent finds the one from which it reaches the run.
@@ -170,15 +170,13 @@ def network_of_hosts(folder: Path, count: int = COUNT) -> Iterator[Network]:
         folder: for a folder of each.
         count: of machines.
     """
-    mark = secrets.token_hex(3)  # tests may run side by side
-    subnet = f"198.18.{secrets.randbelow(256)}"  # a range for tests of networks, RFC 2544
-    network = Network(address=f"{subnet}.254", bridge=f"al{mark}b")
     with ExitStack() as stack:
-        _ip("link", "add", network.bridge, "type", "bridge")
+        mark, subnet = _reserve_subnet()
+        network = Network(address=f"{subnet}.254", bridge=f"al{mark}b")
         stack.callback(_ip, "link", "delete", network.bridge)
         # Its own address: by default it has that of one of its ports, and what arrives at that
         # port is then for this machine even after the port has left the bridge.
-        _ip("link", "set", network.bridge, "address", f"02:{mark[:2]}:{mark[2:4]}:{mark[4:]}:00:fe")
+        _ip("link", "set", network.bridge, "address", f"02:{mark[:2]}:{mark[2:]}:00:00:fe")
         _ip("addr", "add", f"{network.address}/24", "dev", network.bridge)
         _ip("link", "set", network.bridge, "up")
         for number in range(1, count + 1):
@@ -202,6 +200,22 @@ def network_of_hosts(folder: Path, count: int = COUNT) -> Iterator[Network]:
                 _ip("-n", host.namespace, "link", "set", device, "up")
             network.hosts[host.name] = host
         yield network
+
+
+def _reserve_subnet() -> tuple[str, str]:
+    """A mark and the subnet of that number, which is free: its bridge is made, or refused if there.
+
+    The range is for tests of networks (RFC 2544). Tests run side by side, and two machines of one
+    address would get each other's packets.
+    """
+    for number in random.sample(range(2 * 256), k=2 * 256):
+        mark = f"{number:04x}"
+        made = ["ip", "link", "add", f"al{mark}b", "type", "bridge"]
+        done = subprocess.run(made, capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            return mark, f"198.{18 + number // 256}.{number % 256}"
+        assert "File exists" in done.stderr, done.stderr
+    raise AssertionError("all subnets of the range are taken by bridges of these tests")
 
 
 def _ip(*words: str) -> None:

@@ -12,9 +12,8 @@ import xxhash
 from safetensors.numpy import save_file
 
 from areal_lab.cluster.files import RunFiles
-from areal_lab.engines.errors import EngineError, EngineUnreachable
 from areal_lab.engines.keys import authorization
-from areal_lab.engines.protocol import WeightsFolder
+from areal_lab.engines.protocol import EngineError, EngineUnreachable, WeightsFolder
 from areal_lab.engines.weights.verify_folder import folder_checksum
 from tests.asynchronous import in_loop
 from tests.cluster.host_lab import HostLab, host_lab

@@ -14,9 +14,9 @@ import psutil
 import pytest
 
 from areal_lab.cluster.agent.run import group_environment
+from areal_lab.cluster.folders.replies import INCARNATION
 from areal_lab.cluster.host import HostLost, HostRefused
 from areal_lab.cluster.hosts import Hosts, TooFewHosts
-from areal_lab.cluster.local import LocalScheduler
 from areal_lab.cluster.records import (
     RECEIVED,
     HostHealth,
@@ -24,8 +24,8 @@ from areal_lab.cluster.records import (
     from_json,
     to_json,
 )
-from areal_lab.cluster.shards.replies import INCARNATION
-from areal_lab.config.cluster import ClusterConfig
+from areal_lab.cluster.scheduler import LocalScheduler
+from areal_lab.config.sections import ClusterConfig
 from areal_lab.engines.keys import authorization
 from tests.asynchronous import in_loop
 from tests.cluster.host_lab import DEADLINE_S, gone, host_lab, start_sleeper, until

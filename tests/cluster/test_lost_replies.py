@@ -19,9 +19,9 @@ import httpx2
 import psutil
 import pytest
 
+from areal_lab.cluster.folders.replies import INCARNATION
 from areal_lab.cluster.host import Host, HostRefused, RemoteProcess
 from areal_lab.cluster.records import StartEngine, StartModule, to_json
-from areal_lab.cluster.shards.replies import INCARNATION
 from areal_lab.control.liveness import HostLiveness
 from areal_lab.engines.keys import authorization
 from areal_lab.engines.launch.backends import ServerOptions

@@ -15,7 +15,7 @@ import pytest
 
 from areal_lab.cluster.host import Host, HostLost, HostRefused, RemoteProcess
 from areal_lab.cluster.hosts import Hosts
-from areal_lab.config.cluster import ClusterConfig
+from areal_lab.config.sections import ClusterConfig
 from areal_lab.control.liveness import HostLiveness
 from tests.cluster.host_lab import DEADLINE_S, gone, start_sleeper, until
 from tests.cluster.namespaces import (

@@ -11,14 +11,15 @@ from typing import Any
 import pytest
 
 from areal_lab.cluster.host import HostLost
-from areal_lab.cluster.local import LocalScheduler
+from areal_lab.cluster.scheduler import LocalScheduler
 from areal_lab.config.problem import ConfigError
 from areal_lab.control.events import Train
-from areal_lab.pipeline.run import prepare
-from areal_lab.pipeline.state import RunState, StopSignal
-from areal_lab.pipeline.step_report import StepReport
+from areal_lab.pipeline.state import RunState
 from areal_lab.pipeline.train import resume_run
+from areal_lab.resolve.resolved import resolve
 from areal_lab.runlog.file import read_log_file
+from areal_lab.shell.step_report import StepReport
+from areal_lab.shell.stop import StopSignal
 from tests.cluster.host_lab import gone
 from tests.pipeline.rewards import even_digits
 from tests.pipeline.tiny_run import do_run, metrics, tiny_config
@@ -147,7 +148,7 @@ def test_what_hosts_cannot_hold_is_refused_before_they_are_asked_for(tmp_path: P
         (["cluster.n_nodes=2", "token_fields=true"], "token_fields is true, but the trainer"),
     ):
         with pytest.raises(ConfigError, match=said):
-            prepare(tiny_config(tmp_path, *settings))
+            resolve(tiny_config(tmp_path, *settings))
 
 
 @pytest.mark.slow

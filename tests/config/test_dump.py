@@ -62,12 +62,14 @@ OVEN = st.builds(
     kind=st.sampled_from(["gas", "electric"]),
     tray=PRICE,
 )
-START = st.builds(Kitchen, cooks=st.integers(), first=st.builds(Oven, heat=NUMBER))
+START = st.builds(
+    Kitchen, cooks=st.integers(-(2**63) + 1, 2**63 - 1), first=st.builds(Oven, heat=NUMBER)
+)
 KITCHEN = st.builds(
     Kitchen,
     name=TEXT,
     open=st.booleans(),
-    cooks=st.integers(),
+    cooks=st.integers(-(2**63) + 1, 2**63 - 1),
     words=st.lists(TEXT, max_size=3),
     prices=st.lists(PRICE, max_size=2),
     first=OVEN,

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from pydantic import Field
 
+from areal_lab.config.dump import description, format_settings, headings, markdown_tables
 from areal_lab.config.load import ALIASES, load_config, load_record
 from areal_lab.config.problem import ConfigError
 from areal_lab.config.record import Record, settings, shown_default, value_of
-from areal_lab.config.reference import description, format_settings, headings, markdown_tables
 from areal_lab.config.schema import DatasetConfig, TrainConfig
 
 CONFIGS = Path(__file__).parents[2] / "configs"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_lab.control.bundles import NodeResources, gpus_of_each, lacking
+from areal_lab.control.placement import NodeResources, gpus_of_each, lacking
 
 
 def nodes(*resources: dict[str, float]) -> list[NodeResources]:

@@ -10,6 +10,7 @@ import pytest
 from areal_lab.control.coordinator import Coordinator, Limits
 from areal_lab.control.events import (
     Action,
+    BatchReturned,
     CheckpointCopied,
     CheckpointDone,
     Drop,
@@ -33,9 +34,15 @@ from areal_lab.control.events import (
     Train,
     TrainPartDone,
     TrainStepDone,
+    WeightsOffered,
     WeightsPushed,
 )
-from areal_lab.control.order import BatchOrder, bounded_lag, oldest_finished_first
+from areal_lab.control.order import (
+    BatchOrder,
+    bounded_lag,
+    oldest_finished_first,
+    strict_start_order,
+)
 from areal_lab.control.sampling import DynamicSampling
 from areal_lab.control.schedule import (
     OnNewWeights,
@@ -642,6 +649,8 @@ def test_limits_that_cannot_work_are_refused() -> None:
         Limits(batch_groups=1, max_in_flight=0)
     with pytest.raises(ValueError, match="train_steps is 0"):
         Limits(batch_groups=1, max_in_flight=1, train_steps=0)
+    with pytest.raises(ValueError, match="weights_offered is true"):
+        Limits(batch_groups=2, max_in_flight=2, ranks=2, weights_offered=True)
     with pytest.raises(ValueError, match="batch_parts is 3, but must divide batch_groups"):
         limits(synchronous(), batch_parts=3)
     with pytest.raises(ValueError, match="pauses generation while it trains"):
@@ -666,3 +675,59 @@ def test_limits_that_cannot_work_are_refused() -> None:
     waits = Schedule(name="both", eta=1, on_new_weights=OnNewWeights.DRAIN, carry_over=True)
     with pytest.raises(ValueError, match=r"OnNewWeights\.INTERRUPT with carry_over"):
         limits(waits)
+
+
+def offered(schedule: Schedule, *, max_in_flight: int = 99) -> Coordinator:
+    return Coordinator(replace(limits(schedule, max_in_flight=max_in_flight), weights_offered=True))
+
+
+def test_a_program_that_trains_offers_weights_when_it_likes() -> None:
+    c = offered(asynchronous(2), max_in_flight=3)
+    actions_after(c, RunStarted((0,)), ended(0), ended(1), ended(2), ended(3))
+    assert actions_after(c, TrainStepDone(1)) == [Train(1, (2, 3))]
+    assert c.counts.pushed_version == 0
+    # Eq. 3 counts from the weights that the engines have, so 6 groups may have started.
+    assert actions_after(c, ended(4)) == []
+    assert actions_after(c, WeightsOffered(1)) == [Interrupt(), PushWeights(1)]
+    assert actions_after(c, WeightsPushed(1)) == [
+        Resume(),
+        StartGroup(6, 0, 1),
+        StartGroup(7, 0, 1),
+    ]
+    with pytest.raises(ValueError, match="above 1 and up to 2"):
+        c.handle(WeightsOffered(3))
+    assert actions_after(c, WeightsOffered(2)) == []  # of the step that still runs
+    assert actions_after(c, TrainStepDone(2)) == [Interrupt(), PushWeights(2)]
+    with pytest.raises(ValueError, match="expected, of a run with"):
+        actions_after(Coordinator(limits(synchronous())), RunStarted((0,)), WeightsOffered(1))
+
+
+def test_a_batch_that_comes_back_is_trained_on_later_without_what_is_lost() -> None:
+    c = offered(synchronous())
+    actions_after(c, RunStarted((0,)), ended(0))
+    assert actions_after(c, ended(1)) == [Train(0, (0, 1))]
+    with pytest.raises(ValueError, match="no batch"):
+        c.handle(BatchReturned((0, 1, 2)))
+    with pytest.raises(ValueError, match="lost ones among them"):
+        c.handle(BatchReturned((0, 1), lost=(7,)))
+    assert actions_after(c, BatchReturned((0, 1), lost=(1,))) == [StartGroup(1, 0, 0)]
+    assert (c.counts.started, c.counts.trained, c.counts.finished) == (2, 0, 1)
+    assert c.frontier().open[1].attempts == 2
+    assert actions_after(c, ended(1)) == [Train(0, (0, 1))]
+    assert actions_after(c, BatchReturned((0, 1))) == [Train(0, (0, 1))]
+    c.handle(WeightsOffered(1))
+    with pytest.raises(ValueError, match="version 1 were offered, with it"):
+        c.handle(BatchReturned((0, 1)))
+
+
+@pytest.mark.parametrize("order", [oldest_finished_first(), strict_start_order()])
+def test_an_earlier_batch_that_comes_back_does_not_end_the_step_that_runs(
+    order: BatchOrder,
+) -> None:
+    asked = replace(limits(asynchronous(1), order=order), weights_offered=True)
+    c = Coordinator(asked)
+    actions_after(c, RunStarted((0,)), ended(0), ended(1), ended(2), ended(3))
+    assert actions_after(c, TrainStepDone(1)) == [Train(1, (2, 3))]
+    assert actions_after(c, BatchReturned((0, 1), lost=(0,))) == [StartGroup(0, 0, 0)]
+    assert actions_after(c, ended(0)) == []
+    assert actions_after(c, TrainStepDone(1)) == [Train(1, (0, 1))]

@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from random import Random
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from areal_lab.control import events as ev
 from areal_lab.control.coordinator import Coordinator, Limits, replay
-from areal_lab.control.events import (
-    Drop,
-    EngineLost,
-    EtaRequested,
-    Finish,
-    Interrupt,
-    PauseRequested,
-    PushWeights,
-    Resume,
-    ResumeRequested,
-    Save,
-    StartGroup,
-    StopRequested,
-    Train,
-)
 from areal_lab.control.order import bounded_lag, oldest_finished_first, strict_start_order
 from areal_lab.control.routing import least_loaded, round_robin, sticky
 from areal_lab.control.schedule import (
@@ -31,6 +19,7 @@ from areal_lab.control.schedule import (
     OnNewWeights,
     Schedule,
     asynchronous,
+    lag_bound,
     one_step_overlap,
     partial_rollout,
     schedule_named,
@@ -58,7 +47,7 @@ SEEDS = st.integers(0, 2**32)
 def limits(draw: st.DrawFn, *, endless: bool = False) -> Limits:
     """Any combination that `Limits` accepts."""
     schedule = draw(st.sampled_from(ANY_SCHEDULE))
-    bound = schedule.eta if math.isinf(schedule.eta) else math.ceil(schedule.eta)
+    bound = lag_bound(schedule)
     orders = [
         oldest_finished_first(),
         strict_start_order(),
@@ -73,6 +62,7 @@ def limits(draw: st.DrawFn, *, endless: bool = False) -> Limits:
         batch_groups=parts * draw(st.integers(1, 5 if parts == 1 else 2)),
         batch_parts=parts,
         max_in_flight=draw(st.integers(1, 20)),
+        group_slots=draw(st.sampled_from([1, 1, 2, 3])),
         train_steps=None if endless else draw(st.integers(1, 8)),
         save_every_steps=draw(st.integers(0, 3)),
         schedule=schedule,
@@ -89,9 +79,9 @@ def test_an_undisturbed_run_ends_complete_and_wastes_nothing(
     shell = Shell(limits, engines=engines)
     shell.run(Random(seed), events=5000)
     assert shell.over == "complete"
-    assert shell.actions[-1] == Finish("complete")
+    assert shell.actions[-1] == ev.Finish("complete")
     assert len(shell.batches) == limits.train_steps == shell.pushed
-    saves = [action.version for action in shell.actions if isinstance(action, Save)]
+    saves = [action.version for action in shell.actions if isinstance(action, ev.Save)]
     assert saves[-1] == limits.train_steps
     assert sorted(set(saves)) == saves
     if not limits.order.drop_late:
@@ -128,18 +118,18 @@ def test_a_paused_run_comes_to_rest_and_loses_nothing(
 ) -> None:
     shell, random = Shell(limits), Random(seed)
     shell.run(random, events=events, disturb=disturb, ask=disturb)
-    if shell.over is not None or shell.ask(PauseRequested()) is not None:
+    if shell.over is not None or shell.ask(ev.PauseRequested()) is not None:
         return
     actions, fates = len(shell.actions), len(shell.fate)
-    while rest := [e for e in shell.possible() if not isinstance(e, ResumeRequested)]:
+    while rest := [e for e in shell.possible() if not isinstance(e, ev.ResumeRequested)]:
         shell.tell(random.choice(rest))  # what was begun
     meanwhile = shell.actions[actions:]
-    assert not any(isinstance(action, StartGroup | Train | Finish) for action in meanwhile)
-    dropped = sum(isinstance(action, Drop) for action in meanwhile)
+    assert not any(isinstance(action, ev.StartGroup | ev.Train | ev.Finish) for action in meanwhile)
+    dropped = sum(isinstance(action, ev.Drop) for action in meanwhile)
     assert len(shell.fate) == fates + dropped
     assert dropped == 0 or limits.order.drop_late
     assert not any((shell.training, shell.saving, shell.pushing))
-    shell.tell(ResumeRequested())
+    shell.tell(ev.ResumeRequested())
     shell.run(random, events=5000)
     assert shell.over == "complete"
 
@@ -150,10 +140,10 @@ def test_what_is_asked_twice_is_done_once(limits: Limits, seed: int, events: int
     shell = Shell(limits)
     shell.run(Random(seed), events=events, disturb=0.1, ask=0.1)
     for asked in (
-        ResumeRequested(),
-        PauseRequested(),
-        EtaRequested(limits.schedule.eta),
-        StopRequested(),
+        ev.ResumeRequested(),
+        ev.PauseRequested(),
+        ev.EtaRequested(limits.schedule.eta),
+        ev.StopRequested(),
     ):
         if shell.over is None and shell.ask(asked) is None and shell.over is None:
             assert shell.tell(asked) == ()
@@ -169,11 +159,11 @@ def test_a_stopped_run_saves_what_it_trained_and_ends(
     batches = len(shell.batches)
     for _ in range(2):  # A second request changes nothing.
         if shell.over is None:
-            shell.tell(StopRequested())
+            shell.tell(ev.StopRequested())
     shell.run(random, events=1000)
     assert shell.over == "stopped"
     assert len(shell.batches) == batches == shell.trained
-    saves = [action.version for action in shell.actions if isinstance(action, Save)]
+    saves = [action.version for action in shell.actions if isinstance(action, ev.Save)]
     assert shell.trained == 0 or saves[-1] == shell.trained
 
 
@@ -185,14 +175,14 @@ def test_a_run_without_engines_saves_what_it_trained_and_ends(
     shell, random = Shell(limits), Random(seed)
     shell.run(random, events=events, disturb=0.1, ask=0.1)
     for engine in sorted(shell.engines):
-        shell.tell(EngineLost(engine, tokens_kept=random.random() < 0.5))
+        shell.tell(ev.EngineLost(engine, tokens_kept=random.random() < 0.5))
     for engine in sorted(shell.awaited):
         assert shell.over is None
-        shell.tell(EngineLost(engine))
+        shell.tell(ev.EngineLost(engine))
     shell.run(random, events=20)  # a step, its save and an evaluation may still end
     assert shell.over == "no engine left"
     # In the middle of a step, the weights are those of no version.
-    assert shell.trained == 0 or shell.between or Save(shell.trained) in shell.actions
+    assert shell.trained == 0 or shell.between or ev.Save(shell.trained) in shell.actions
 
 
 @given(limits(endless=True), SEEDS)
@@ -216,7 +206,7 @@ def test_a_rejected_event_changes_nothing(limits: Limits, seed: int) -> None:
     twin = Coordinator(limits)
     for event in shell.events:
         before = twin.counts
-        for impossible in (EngineLost(99),):
+        for impossible in (ev.EngineLost(99),):
             try:
                 twin.handle(impossible)
             except ValueError:
@@ -254,7 +244,7 @@ def test_eta_zero_is_synchronous(size: int, in_flight: int, order, seed: int) ->
         runs.append((shell.events, shell.actions))
         assert shell.over == "complete"
         assert set(shell.lags) == {0}
-        assert not any(isinstance(action, Interrupt) for action in shell.actions)
+        assert not any(isinstance(action, ev.Interrupt) for action in shell.actions)
         for number, groups in enumerate(shell.batches):
             if "filtered" not in shell.fate.values():
                 assert set(groups) == set(range(number * size, (number + 1) * size))
@@ -287,13 +277,83 @@ def test_one_step_overlap_has_one_version_per_batch_and_a_lag_of_one(
 def test_pushed_versions_only_rise(limits: Limits, seed: int) -> None:
     shell = Shell(limits)
     shell.run(Random(seed), events=300, disturb=0.1)
-    pushes = [action.version for action in shell.actions if isinstance(action, PushWeights)]
+    pushes = [action.version for action in shell.actions if isinstance(action, ev.PushWeights)]
     assert pushes == sorted(set(pushes))
     starts = {
-        action.group: action for action in reversed(shell.actions) if isinstance(action, StartGroup)
+        action.group: action
+        for action in reversed(shell.actions)
+        if isinstance(action, ev.StartGroup)
     }
     first = [starts[group].version for group in sorted(starts)]
     assert first == sorted(first)
+
+
+@given(limits(endless=True), SEEDS)
+@settings(max_examples=100)
+def test_the_longest_sample_of_a_group_is_overtaken_by_few_groups(
+    limits: Limits, seed: int
+) -> None:
+    """Group 0 keeps one sample until nothing else can happen, and then ends."""
+    limits = replace(limits, group_slots=3)
+    shell, random = Shell(limits), Random(seed)
+    for _ in range(400):
+        others = [
+            event
+            for event in shell.possible()
+            if getattr(event, "group", None) != 0
+            or (isinstance(event, ev.SamplesEnded) and shell.slots_of(0) > event.samples)
+        ]
+        if not others:
+            break
+        shell.tell(random.choice(others))
+    if 0 in shell.running:
+        # Eq. 3 counts it as started, so at most that many groups started after it.
+        ahead = (shell.pushed + 1 + shell.coordinator.limits.schedule.eta) * limits.batch_groups
+        assert shell.started <= ahead + 1e-9 or shell.eta_fell
+        assert shell.slots_of(0) <= shell.taken <= shell.slots
+        shell.tell(ev.SamplesEnded(0, shell.slots_of(0))) if shell.slots_of(0) else None
+    shell.run(random, events=600)
+    assert 0 not in shell.running
+    assert shell.fate.get(0) in ("trained", "dropped") or 0 in shell.finished
+
+
+def test_ended_samples_that_cannot_be_are_refused() -> None:
+    one, three = (
+        Coordinator(Limits(batch_groups=2, max_in_flight=2, group_slots=slots)) for slots in (1, 3)
+    )
+    for coordinator in (one, three):
+        coordinator.handle(ev.RunStarted((0,)))
+    with pytest.raises(ValueError, match="group_slots"):
+        one.handle(ev.SamplesEnded(0, 1))
+    three.handle(ev.SamplesEnded(0, 2))
+    for samples in (0, 2):
+        with pytest.raises(ValueError, match="1 running samples of 3 slots were expected"):
+            three.handle(ev.SamplesEnded(0, samples))
+    with pytest.raises(ValueError, match="group 7 is not running"):
+        three.handle(ev.SamplesEnded(7, 1))
+    assert [one.group for one in three.handle(ev.SamplesEnded(1, 1))] == [2]
+    assert three.engine_loads == {0: 6}
+
+
+def test_a_group_that_needs_fewer_slots_does_not_overtake_an_older_one() -> None:
+    coordinator = Coordinator(
+        Limits(batch_groups=9, max_in_flight=3, group_slots=3, routing=round_robin())
+    )
+
+    def starts(event: ev.Event) -> list[ev.GroupId]:
+        actions = coordinator.handle(event)
+        return [action.group for action in actions if isinstance(action, ev.StartGroup)]
+
+    assert starts(ev.RunStarted(tuple(range(5)))) == [0, 1, 2]
+    assert starts(ev.SamplesEnded(0, 3)) == [3]
+    assert starts(ev.SamplesEnded(1, 2)) == []
+    assert starts(ev.SamplesEnded(2, 2)) == [4]
+    # One slot is free: group 0 needs three again, and group 1 the one that it had.
+    assert starts(ev.EngineLost(0)) == []
+    assert starts(ev.EngineLost(1, tokens_kept=True)) == []
+    assert starts(ev.SamplesEnded(2, 1)) == [0]
+    assert starts(ev.SamplesEnded(3, 1)) == [1]
+    assert sum(coordinator.engine_loads.values()) == 3 * 3
 
 
 @given(SEEDS)
@@ -329,14 +389,14 @@ def test_a_group_that_keeps_its_tokens_keeps_the_version_it_began_with(
     began = {group: version for group, (_, version) in shell.running.items()}
     earlier = len(shell.actions)  # a group that lost its tokens started over, with another version
     for engine in sorted(shell.engines):
-        shell.tell(EngineLost(engine, tokens_kept=True, returns=True))
+        shell.tell(ev.EngineLost(engine, tokens_kept=True, returns=True))
     assert shell.over is None
     assert not shell.running
     moved = {group: version for group, version in began.items() if group in shell.homeless}
     assert {group: shell.homeless[group] for group in moved} == moved
     shell.run(random, events=150)
     later = shell.actions[earlier:]
-    again = [a for a in later if isinstance(a, StartGroup) and a.group in moved]
+    again = [a for a in later if isinstance(a, ev.StartGroup) and a.group in moved]
     assert all(action.version == moved[action.group] for action in again)
 
 
@@ -353,18 +413,18 @@ def test_engines_can_leave_the_devices_from_a_batch_to_its_weights(
     for event in shell.events:
         for action in coordinator.handle(event):
             match action:
-                case Train():
+                case ev.Train():
                     begun = action.version + 1
                     running = bool(
                         coordinator.engine_loads and sum(coordinator.engine_loads.values())
                     )
                     if limits.schedule.takes_turns and limits.batch_parts == 1 and running:
                         assert interrupted
-                case Interrupt():
+                case ev.Interrupt():
                     interrupted = True
-                case Resume():
+                case ev.Resume():
                     interrupted = False
-                case StartGroup() if limits.schedule.takes_turns and limits.batch_parts == 1:
+                case ev.StartGroup() if limits.schedule.takes_turns and limits.batch_parts == 1:
                     assert coordinator.counts.pushed_version >= begun or coordinator.ending
                 case _:
                     pass

@@ -11,20 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from areal_lab.control import events as ev
 from areal_lab.control.coordinator import TOO_FEW_GROUPS, Coordinator, Limits
-from areal_lab.control.events import (
-    STARTS_OVER,
-    Drop,
-    EngineJoined,
-    EngineLost,
-    GroupFinished,
-    GroupId,
-    RunStarted,
-    Save,
-    StartGroup,
-    Train,
-    TrainStepDone,
-)
 from areal_lab.control.frontier import Frontier, OpenGroup, recovered_start
 from areal_lab.control.order import bounded_lag
 from areal_lab.control.schedule import asynchronous
@@ -34,13 +22,13 @@ from tests.control.test_coordinator_properties import SEEDS, limits
 
 def killed_and_continued(
     limits: Limits, random: Random, *, kills: int, disturb: float, keep: float
-) -> tuple[list[GroupId], Shell]:
+) -> tuple[list[ev.GroupId], Shell]:
     """The groups that the lives of one run trained on, and its last life."""
 
-    def unfit(group: GroupId) -> bool:
+    def unfit(group: ev.GroupId) -> bool:
         return group % 7 == 3
 
-    kept_batches: list[tuple[GroupId, ...]] = []
+    kept_batches: list[tuple[ev.GroupId, ...]] = []
     frontier = Frontier(version=0, next_group=0, open=(), eta=limits.schedule.eta)
     for life in range(kills + 1):
         engines = tuple(range(random.randint(1, 4)))
@@ -62,7 +50,7 @@ def end_without_engines(shell: Shell, random: Random) -> None:
     """All engines are lost for good: the run saves what it has trained, and ends."""
     for engine in sorted(shell.engines | shell.awaited):
         if shell.over is None:
-            shell.tell(EngineLost(engine))
+            shell.tell(ev.EngineLost(engine))
     shell.run(random, events=10)
     assert shell.over in ("complete", "stopped", "no engine left", TOO_FEW_GROUPS)
 
@@ -133,12 +121,12 @@ def test_a_group_keeps_its_version_with_its_tokens_and_starts_over_without() -> 
         restarted=1,
     )
     event = recovered_start(frontier, (0,), {16})
-    assert event.open_versions == (STARTS_OVER, 3, STARTS_OVER)
+    assert event.open_versions == (ev.STARTS_OVER, 3, ev.STARTS_OVER)
     assert event.open_attempts == (3, 1, 2)
     assert event.restarted == 3
     # The engines run two groups at once, so the third waits.
-    assert coordinator.handle(event) == (StartGroup(14, 0, 5), StartGroup(16, 0, 3))
-    assert coordinator.handle(GroupFinished(16, 3, 4)) == (StartGroup(17, 0, 5),)
+    assert coordinator.handle(event) == (ev.StartGroup(14, 0, 5), ev.StartGroup(16, 0, 3))
+    assert coordinator.handle(ev.GroupFinished(16, 3, 4)) == (ev.StartGroup(17, 0, 5),)
     again = coordinator.frontier()
     assert again.open == (
         OpenGroup(group=14, version=5, attempts=3),
@@ -146,22 +134,22 @@ def test_a_group_keeps_its_version_with_its_tokens_and_starts_over_without() -> 
         OpenGroup(group=17, version=5, attempts=2),
     )
     # 10 groups were trained on and 3 are open; eq. 3 admits 16 at version 5.
-    assert coordinator.handle(GroupFinished(17, 5, 5)) == (
-        Train(5, (16, 17)),
-        StartGroup(20, 0, 5),
+    assert coordinator.handle(ev.GroupFinished(17, 5, 5)) == (
+        ev.Train(5, (16, 17)),
+        ev.StartGroup(20, 0, 5),
     )
 
 
 def test_a_lost_engine_counts_as_an_attempt_unless_tokens_were_kept() -> None:
     coordinator = Coordinator(Limits(batch_groups=1, max_in_flight=1, schedule=asynchronous(4)))
-    coordinator.handle(RunStarted((0,)))
+    coordinator.handle(ev.RunStarted((0,)))
     for kept in (True, False, False):
-        coordinator.handle(EngineLost(0, tokens_kept=kept, returns=True))
-        coordinator.handle(EngineJoined(0))
+        coordinator.handle(ev.EngineLost(0, tokens_kept=kept, returns=True))
+        coordinator.handle(ev.EngineJoined(0))
     assert coordinator.frontier().open == (OpenGroup(group=0, version=0, attempts=3),)
     assert coordinator.frontier().restarted == 2
-    coordinator.handle(GroupFinished(0, 0, 0))
-    coordinator.handle(TrainStepDone(1))
+    coordinator.handle(ev.GroupFinished(0, 0, 0))
+    coordinator.handle(ev.TrainStepDone(1))
     assert [one.attempts for one in coordinator.frontier().open] == [1]
 
 
@@ -169,12 +157,12 @@ def test_a_run_that_ends_saves_no_group_that_its_next_life_could_not_train_on() 
     order = bounded_lag(0, drop=True)
     limits = Limits(batch_groups=1, max_in_flight=3, schedule=asynchronous(2), order=order)
     coordinator = Coordinator(limits)
-    coordinator.handle(RunStarted((0,)))
-    coordinator.handle(GroupFinished(0, 0, 0))
-    coordinator.handle(GroupFinished(1, 0, 0))
-    coordinator.handle(EngineLost(0))
-    late = Drop(1, "lag above 0"), Drop(2, "lag above 0")
-    assert coordinator.handle(TrainStepDone(1)) == (*late, Save(1))
+    coordinator.handle(ev.RunStarted((0,)))
+    coordinator.handle(ev.GroupFinished(0, 0, 0))
+    coordinator.handle(ev.GroupFinished(1, 0, 0))
+    coordinator.handle(ev.EngineLost(0))
+    late = ev.Drop(1, "lag above 0"), ev.Drop(2, "lag above 0")
+    assert coordinator.handle(ev.TrainStepDone(1)) == (*late, ev.Save(1))
     assert coordinator.frontier().open == ()
 
 
@@ -195,5 +183,5 @@ def test_what_cannot_be_recovered_is_refused() -> None:
         recovered_start(Frontier(version=0, next_group=2, open=(), eta=1), (0,), {1})
     coordinator = Coordinator(Limits(batch_groups=1, max_in_flight=1))
     with pytest.raises(ValueError, match="number of attempts"):
-        coordinator.handle(RunStarted((0,), 1, 2, open_groups=(1,)))
-    assert coordinator.handle(RunStarted((0,), 1, 2))
+        coordinator.handle(ev.RunStarted((0,), 1, 2, open_groups=(1,)))
+    assert coordinator.handle(ev.RunStarted((0,), 1, 2))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_lab.config.cluster import ClusterConfig
+from areal_lab.config.sections import ClusterConfig
 from areal_lab.control.liveness import HostLiveness, RunLiveness, loss_s, silence_s
 
 
@@ -28,6 +28,18 @@ def test_only_silence_in_a_row_is_a_loss() -> None:
     other = HostLiveness("a", lost_after=3)
     other.replied("b")
     assert "started again" in other.lost
+
+
+def test_a_heartbeat_that_the_run_was_too_late_to_hear_is_not_missed() -> None:
+    host = HostLiveness("a", lost_after=3)
+    for _ in range(30):
+        host.silent("timeout", waited_s=9.0, meant_s=1.0)
+    assert (host.missed, host.lost) == (0, "")
+    host.silent("timeout", waited_s=9.0, meant_s=1.0)  # nothing is late for ever
+    host.silent("timeout", waited_s=1.0, meant_s=1.0)
+    assert host.missed == 2
+    host.replied("a")
+    assert (host.missed, host.late) == (0, 0)
 
 
 def test_a_host_counts_its_run_as_silent_before_the_run_counts_it_as_lost() -> None:

@@ -9,28 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from areal_lab.control import events as ev
 from areal_lab.control.coordinator import Coordinator
-from areal_lab.control.events import (
-    Action,
-    CheckpointDone,
-    EngineLost,
-    EtaRequested,
-    Event,
-    Finish,
-    GroupFiltered,
-    GroupFinished,
-    Interrupt,
-    PauseRequested,
-    PushWeights,
-    Resume,
-    RunStarted,
-    Save,
-    StartGroup,
-    StopRequested,
-    Train,
-    TrainStepDone,
-    WeightsPushed,
-)
 from areal_lab.control.limits import Limits
 from areal_lab.control.order import bounded_lag
 from areal_lab.control.ranks import RankedCoordinator, coordinator_of
@@ -43,7 +23,7 @@ from areal_lab.control.schedule import (
     synchronous,
 )
 
-ORDER = (Interrupt, Save, Train, PushWeights, Resume, StartGroup, Finish)
+ORDER = (ev.Interrupt, ev.Save, ev.Train, ev.PushWeights, ev.Resume, ev.StartGroup, ev.Finish)
 
 
 def limits(ranks: int, schedule: Schedule | None = None, **fields: object) -> Limits:
@@ -54,7 +34,7 @@ def limits(ranks: int, schedule: Schedule | None = None, **fields: object) -> Li
 def started(ranks: int, schedule: Schedule | None = None, **fields: object) -> RankedCoordinator:
     coordinator = coordinator_of(limits(ranks, schedule, **fields))
     assert isinstance(coordinator, RankedCoordinator)
-    coordinator.handle(RunStarted(tuple(range(12))))
+    coordinator.handle(ev.RunStarted(tuple(range(12))))
     return coordinator
 
 
@@ -79,7 +59,7 @@ def test_ranks_share_nothing_and_wait_for_each_other(  # noqa: PLR0912 - one cas
     running: dict[int, int] = {}
     kept: set[int] = set()
     trained: list[int] = []
-    due: list[Event] = [RunStarted(tuple(range(12)))]
+    due: list[ev.Event] = [ev.RunStarted(tuple(range(12)))]
     pushed = version = 0
     ended = False
     while due or running:
@@ -91,23 +71,23 @@ def test_ranks_share_nothing_and_wait_for_each_other(  # noqa: PLR0912 - one cas
             group = sorted(running)[place - len(due)]
             head = running.pop(group)
             if random.random() < filtered:
-                event = GroupFiltered(group, "equal")
+                event = ev.GroupFiltered(group, "equal")
             else:
-                event = GroupFinished(group, head, pushed)
+                event = ev.GroupFinished(group, head, pushed)
                 kept.add(group)
-        if isinstance(event, WeightsPushed):
+        if isinstance(event, ev.WeightsPushed):
             pushed = event.version
         actions = coordinator.handle(event)
         places = [ORDER.index(type(action)) for action in actions]
         assert places == sorted(places)
         for action in actions:
             match action:
-                case StartGroup(group, engine, begun):
+                case ev.StartGroup(group, engine, begun):
                     assert group not in running
                     assert begun == pushed
                     assert engine * ranks // 12 == group % ranks
                     running[group] = begun
-                case Train(at, groups):
+                case ev.Train(at, groups):
                     assert at == version
                     assert kept.issuperset(groups)
                     shares = Counter(group % ranks for group in groups)
@@ -116,12 +96,12 @@ def test_ranks_share_nothing_and_wait_for_each_other(  # noqa: PLR0912 - one cas
                     trained += groups
                     kept -= set(groups)
                     version += 1
-                    due.append(TrainStepDone(version))
-                case PushWeights(of):
-                    due.append(WeightsPushed(of))
-                case Save(of):
-                    due.append(CheckpointDone(of))
-                case Finish(reason):
+                    due.append(ev.TrainStepDone(version))
+                case ev.PushWeights(of):
+                    due.append(ev.WeightsPushed(of))
+                case ev.Save(of):
+                    due.append(ev.CheckpointDone(of))
+                case ev.Finish(reason):
                     assert reason == "complete"
                     ended = True
                 case _:
@@ -133,8 +113,8 @@ def test_ranks_share_nothing_and_wait_for_each_other(  # noqa: PLR0912 - one cas
     assert coordinator.counts.in_flight == coordinator.counts.finished == 0
 
 
-def finish(coordinator: RankedCoordinator, *groups: int) -> list[Action]:
-    return [act for group in groups for act in coordinator.handle(GroupFinished(group, 0, 0))]
+def finish(coordinator: RankedCoordinator, *groups: int) -> list[ev.Action]:
+    return [act for group in groups for act in coordinator.handle(ev.GroupFinished(group, 0, 0))]
 
 
 def test_a_step_begins_when_the_last_rank_has_its_part() -> None:
@@ -144,16 +124,21 @@ def test_a_step_begins_when_the_last_rank_has_its_part() -> None:
     assert coordinator.waiting_for() == "1 of 3 ranks to have their batches"
     assert finish(coordinator, 1, 4, 7) == []
     (train,) = finish(coordinator, 10)
-    assert train == Train(0, (0, 3, 6, 9, 1, 4, 7, 10, 2, 5, 8, 11))
+    assert train == ev.Train(0, (0, 3, 6, 9, 1, 4, 7, 10, 2, 5, 8, 11))
     assert coordinator.waiting == frozenset()
 
 
 def test_a_rank_that_waits_starts_what_eq_3_admits_for_it_and_no_more() -> None:
     coordinator = started(3, asynchronous(1), max_in_flight=12)
     found = finish(coordinator, 0, 3, 6, 9)
-    assert [action.group for action in found if isinstance(action, StartGroup)] == [12, 15, 18, 21]
+    assert [action.group for action in found if isinstance(action, ev.StartGroup)] == [
+        12,
+        15,
+        18,
+        21,
+    ]
     for group in (12, 15, 18, 21):
-        coordinator.handle(GroupFinished(group, 0, 0))
+        coordinator.handle(ev.GroupFinished(group, 0, 0))
     # Two batches of its own are all that it may start before there are new weights.
     assert coordinator.counts.started == 12 + 4
     assert coordinator.waiting == {0}
@@ -162,26 +147,26 @@ def test_a_rank_that_waits_starts_what_eq_3_admits_for_it_and_no_more() -> None:
 def test_a_stop_ends_the_step_that_some_ranks_have_begun() -> None:
     coordinator = started(2, synchronous())
     finish(coordinator, 0, 2, 4, 6, 8, 10)
-    assert coordinator.handle(StopRequested()) == ()
+    assert coordinator.handle(ev.StopRequested()) == ()
     train = finish(coordinator, 1, 3, 5, 7, 9, 11)
-    assert [type(action) for action in train] == [Train]
-    assert [type(act) for act in coordinator.handle(TrainStepDone(1))] == [Save]
-    assert coordinator.handle(CheckpointDone(1)) == (Finish("stopped"),)
+    assert [type(action) for action in train] == [ev.Train]
+    assert [type(act) for act in coordinator.handle(ev.TrainStepDone(1))] == [ev.Save]
+    assert coordinator.handle(ev.CheckpointDone(1)) == (ev.Finish("stopped"),)
 
 
 def test_what_it_has_no_rule_for_is_refused() -> None:
     coordinator = started(2)
-    for event in (EngineLost(0), PauseRequested(), TrainStepDone(1)):
+    for event in (ev.EngineLost(0), ev.PauseRequested(), ev.TrainStepDone(1)):
         with pytest.raises(ValueError, match=type(event).__name__):
             coordinator.handle(event)
-    assert "stop only at a step" in (coordinator.refusal(PauseRequested()) or "")
-    assert coordinator.refusal(EtaRequested(3)) is None
-    coordinator.handle(EtaRequested(3))
+    assert "stop only at a step" in (coordinator.refusal(ev.PauseRequested()) or "")
+    assert coordinator.refusal(ev.EtaRequested(3)) is None
+    coordinator.handle(ev.EtaRequested(3))
     assert coordinator.limits.schedule.eta == 3
     with pytest.raises(ValueError, match="multiple of 5"):
-        coordinator_of(limits(5, batch_groups=10)).handle(RunStarted(tuple(range(12))))
+        coordinator_of(limits(5, batch_groups=10)).handle(ev.RunStarted(tuple(range(12))))
     with pytest.raises(ValueError, match="starts from its first step"):
-        coordinator_of(limits(2)).handle(RunStarted((0, 1), version=3))
+        coordinator_of(limits(2)).handle(ev.RunStarted((0, 1), version=3))
 
 
 @pytest.mark.parametrize(

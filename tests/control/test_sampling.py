@@ -10,20 +10,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from areal_lab.control import events as ev
 from areal_lab.control.coordinator import TOO_FEW_GROUPS, Coordinator, replay
-from areal_lab.control.events import (
-    CheckpointDone,
-    Drop,
-    Finish,
-    GroupFiltered,
-    GroupFinished,
-    RunStarted,
-    Save,
-    StartGroup,
-    Train,
-    TrainStepDone,
-    WeightsPushed,
-)
 from areal_lab.control.frontier import recovered_start
 from areal_lab.control.limits import Limits
 from areal_lab.control.sampling import ALL_CUT_OFF, EQUAL_REWARDS, DynamicSampling
@@ -65,7 +53,7 @@ def test_batches_are_full_or_smaller_as_allowed_and_a_run_ends(
         assert len(shell.batches) == limits.train_steps
         assert shell.coordinator.failure == ""
     else:
-        saved = [0, *(a.version for a in shell.actions if isinstance(a, Save))]
+        saved = [0, *(a.version for a in shell.actions if isinstance(a, ev.Save))]
         assert shell.trained in saved or shell.between
         assert shell.coordinator.failure.startswith(f"step {shell.trained + 1} needs ")
     assert replay(limits, shell.events) == shell.actions
@@ -80,10 +68,12 @@ def test_between_two_batches_no_more_is_filtered_than_the_bound_and_what_ran(
     assume(not limits.order.drop_late)  # a late group that is dropped hides the bound until then
     assert limits.sampling is not None
     shell = Shell(limits, unfit=lambda group: Random(seed ^ group).random() < 0.8)
-    most = limits.sampling.max_filtered + limits.max_in_flight
-    random = Random(seed)
+    random, ran = Random(seed), 0
     while shell.over is None:
         shell.tell(random.choice(shell.possible()))
+        # With slots by sample, groups of which some samples ended run in addition.
+        ran = limits.max_in_flight if limits.group_slots == 1 else max(ran, len(shell.running) + 1)
+        most = limits.sampling.max_filtered + ran
         # What finished for later batches hides the bound until the batch before is taken.
         assert shell.filtered_since < most or len(shell.finished) >= shell.rest
 
@@ -149,19 +139,19 @@ def refilled(smallest_batch: int | None) -> Coordinator:
             sampling=sampling,
         )
     )
-    run.handle(RunStarted((0,)))
-    assert run.handle(GroupFinished(0, 0, 0)) == ()
-    assert run.handle(GroupFiltered(1, EQUAL_REWARDS)) == (StartGroup(2, 0, 0),)
+    run.handle(ev.RunStarted((0,)))
+    assert run.handle(ev.GroupFinished(0, 0, 0)) == ()
+    assert run.handle(ev.GroupFiltered(1, EQUAL_REWARDS)) == (ev.StartGroup(2, 0, 0),)
     return run
 
 
 def test_an_exhausted_batch_is_smaller_if_that_is_allowed() -> None:
     run = refilled(1)
-    assert run.handle(GroupFiltered(2, EQUAL_REWARDS)) == (Train(0, (0,)),)
+    assert run.handle(ev.GroupFiltered(2, EQUAL_REWARDS)) == (ev.Train(0, (0,)),)
     assert (run.counts.trained, run.counts.unfilled, run.counts.started) == (1, 1, 2)
-    run.handle(TrainStepDone(1))
+    run.handle(ev.TrainStepDone(1))
     # Eq. 3 counts the place that no group took: two groups start, not three.
-    assert run.handle(WeightsPushed(1)) == (StartGroup(3, 0, 1), StartGroup(4, 0, 1))
+    assert run.handle(ev.WeightsPushed(1)) == (ev.StartGroup(3, 0, 1), ev.StartGroup(4, 0, 1))
     frontier = run.frontier()
     assert frontier.unfilled == 1
     again = Coordinator(run.limits)
@@ -171,9 +161,9 @@ def test_an_exhausted_batch_is_smaller_if_that_is_allowed() -> None:
 
 def test_an_exhausted_run_ends_and_says_why_and_what_to_do() -> None:
     run = refilled(None)
-    assert run.handle(GroupFiltered(2, "reward timeout")) == (
-        Drop(0, "run ended"),
-        Finish(TOO_FEW_GROUPS),
+    assert run.handle(ev.GroupFiltered(2, "reward timeout")) == (
+        ev.Drop(0, "run ended"),
+        ev.Finish(TOO_FEW_GROUPS),
     )
     assert run.failure == (
         "step 1 needs 2 groups with different rewards, but found 1: 2 groups were filtered since "
@@ -193,22 +183,22 @@ def test_an_exhausted_run_saves_what_it_trained() -> None:
             sampling=DynamicSampling(max_filtered=1),
         )
     )
-    run.handle(RunStarted((0,)))
-    run.handle(GroupFinished(0, 0, 0))
-    run.handle(TrainStepDone(1))
-    run.handle(WeightsPushed(1))
-    assert run.handle(GroupFiltered(1, EQUAL_REWARDS)) == (Save(1),)
-    assert run.handle(CheckpointDone(1)) == (Finish(TOO_FEW_GROUPS),)
+    run.handle(ev.RunStarted((0,)))
+    run.handle(ev.GroupFinished(0, 0, 0))
+    run.handle(ev.TrainStepDone(1))
+    run.handle(ev.WeightsPushed(1))
+    assert run.handle(ev.GroupFiltered(1, EQUAL_REWARDS)) == (ev.Save(1),)
+    assert run.handle(ev.CheckpointDone(1)) == (ev.Finish(TOO_FEW_GROUPS),)
 
 
 def test_running_groups_may_still_fill_the_batch() -> None:
     sampling = DynamicSampling(max_filtered=1, smallest_batch=1)
     run = Coordinator(Limits(batch_groups=2, max_in_flight=3, sampling=sampling))
-    run.handle(RunStarted((0,)))
-    run.handle(GroupFinished(0, 0, 0))
-    assert run.handle(GroupFiltered(1, EQUAL_REWARDS)) == ()
+    run.handle(ev.RunStarted((0,)))
+    run.handle(ev.GroupFinished(0, 0, 0))
+    assert run.handle(ev.GroupFiltered(1, EQUAL_REWARDS)) == ()
     assert run.waiting_for() == "2 running groups to end: 1 were filtered for this batch"
-    assert run.handle(GroupFinished(2, 0, 0))[0] == Train(0, (0, 2))
+    assert run.handle(ev.GroupFinished(2, 0, 0))[0] == ev.Train(0, (0, 2))
 
 
 @pytest.mark.parametrize(

@@ -6,18 +6,14 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from areal_lab.cluster.local import LocalScheduler as LocalAgents
-from areal_lab.cluster.shards.client import HttpStore
-from areal_lab.cluster.shards.connections import Agent, Connections
+from areal_lab.cluster.scheduler import LocalScheduler as LocalAgents
 from areal_lab.config.problem import ConfigError
-from areal_lab.config.schema import TrainConfig
+from areal_lab.controllers.batch import BatchMissing, DistributedBatch
 from areal_lab.controllers.calls import Caller, CallFailed, serve
 from areal_lab.controllers.fronts import (
     EmbeddedEngine,
@@ -26,16 +22,13 @@ from areal_lab.controllers.fronts import (
     RolloutController,
     TrainController,
 )
-from areal_lab.controllers.host_pool import HostPool, host_pool
-from areal_lab.controllers.rollout import AsyncRolloutController, check_settings, of_worker
-from areal_lab.controllers.train import AsyncTrainController
+from areal_lab.controllers.workers import of_worker
 from areal_lab.host.pipes import open_pipe, socket_pair
-from areal_lab.pipeline.run import prepare
-from areal_lab.preflight.allocation import engine_plan
-from areal_lab.preflight.placement import runs_on_hosts
-from areal_lab.training.protocol import BatchMissing
+from areal_lab.resolve.allocation import layout_of
+from areal_lab.resolve.placement import runs_on_hosts
 from tests.asynchronous import in_loop
 from tests.cluster.host_lab import DEADLINE_S, until
+from tests.controllers.loop import controllers
 from tests.pipeline.rewards import even_digits
 from tests.pipeline.tiny_run import do_run, metrics, tiny_config
 
@@ -49,11 +42,12 @@ EXACT = (
 
 @pytest.mark.slow
 def test_a_loop_of_ones_own_takes_the_steps_of_a_run(tmp_path: Path) -> None:
-    """Programs of the articles' names, with tensors that never pass through this process."""
+    """Programs of the articles' names, on hosts that share no files."""
     config = tiny_config(tmp_path, *EXACT)
     expected = metrics(do_run(config, reward_fn=even_digits).folder)
     said: list[str] = []
     scheduler = LocalScheduler(n_nodes=2, shared_files="never", say=said.append)
+    config = config.with_settings({"sinks": ["tensorboard"]})
     rollout = RolloutController(EmbeddedEngine(config), scheduler, reward_fn=even_digits)
     actor = TrainController(engine=FSDPPPOActor(config=config), scheduler=scheduler)
     found = []
@@ -61,6 +55,8 @@ def test_a_loop_of_ones_own_takes_the_steps_of_a_run(tmp_path: Path) -> None:
         for _ in range(config.total_train_steps):
             batch = rollout.prepare_batch()
             assert len(batch) == config.dataset.batch_size * config.gconfig.n_samples
+            halves = [rollout.fields(part)["group"] for part in batch.chunk(2)]
+            assert list(map(len, halves)) == [6, 6]
             found.append(actor.ppo_update(batch))
             rollout.update_weights(actor)
         assert rollout.counts["groups"] == 9
@@ -69,28 +65,10 @@ def test_a_loop_of_ones_own_takes_the_steps_of_a_run(tmp_path: Path) -> None:
         saved = actor.save(tmp_path / "saved")
     assert (saved / "model.safetensors").is_file()
     assert any("hosts have joined" in text for text in said)
+    assert any("sinks (tensorboard) receive nothing" in text for text in said)
     for ours, theirs in zip(found, expected, strict=True):
         for name in ("reward_mean", "loss", "grad_norm"):
             assert ours[name] == theirs[name], name
-
-
-@asynccontextmanager
-async def controllers(
-    folder: Path, config: TrainConfig
-) -> AsyncIterator[tuple[HostPool, AsyncRolloutController, AsyncTrainController]]:
-    problems = prepare(config)
-    async with host_pool(config, folder=folder) as pool:
-        trainer = await AsyncTrainController.start(pool, config)
-        try:
-            rollouts = await AsyncRolloutController.start(
-                pool, config, problems.train, reward_fn=even_digits
-            )
-            try:
-                yield pool, rollouts, trainer
-            finally:
-                await rollouts.close()
-        finally:
-            await trainer.close()
 
 
 @pytest.mark.slow
@@ -108,17 +86,22 @@ async def test_while_no_worker_is_left_groups_wait_for_one(tmp_path: Path) -> No
         agents = pool.hosts.hosts.scheduler
         assert isinstance(agents, LocalAgents)
         first = await rollouts.prepare_batch()
-        await until(lambda: rollouts._backlog.ready(0, 1), "a group is finished")
+        await until(lambda: rollouts.coordinator.counts.finished > 0, "a group is finished")
         os.kill(agents.agents["h1"].pid, signal.SIGKILL)
         await until(lambda: rollouts.counts["worker_losses"] == 1, "it was noticed")
-        assert not rollouts._workers
+        assert not rollouts.workers.workers
         rollouts.take_back(first)
         async with asyncio.timeout(DEADLINE_S):
             batches = [await rollouts.prepare_batch() for _ in range(2)]
         assert [len(batch) for batch in batches] == [12, 12]
-        shards = {(shard.incarnation, shard.shard_id) for b in batches for shard in b.shards}
+        shards = {shard for batch in batches for shard in ids(batch)}
         assert len(shards) == 6
-        assert len({incarnation for incarnation, _ in shards}) == 1
+        assert set(ids(first)) <= shards, "it is not lost with it"
+
+
+def ids(batch: DistributedBatch) -> list[str]:
+    """Its shards, one for each group."""
+    return [shard.shard_id for shard in batch.shards]
 
 
 @pytest.mark.slow
@@ -137,34 +120,26 @@ async def test_what_is_lost_with_a_host_is_generated_again(tmp_path: Path) -> No
     async with controllers(tmp_path / "run", config) as (pool, rollouts, trainer):
         agents = pool.hosts.hosts.scheduler
         assert isinstance(agents, LocalAgents)
-        trained: list[int] = []
+        trained: list[str] = []
         for step in range(config.total_train_steps):
             batch = await rollouts.prepare_batch()
             if step == 1:
-                held = {shard.node_id for shard in batch.shards}
-                victim = max(held)
-                os.kill(agents.agents[victim].pid, signal.SIGKILL)
+                os.kill(agents.agents[max(one.node_id for one in batch.shards)].pid, signal.SIGKILL)
                 await until(lambda: rollouts.counts["worker_losses"] == 1, "it was noticed")
-                with pytest.raises(BatchMissing, match=victim):
-                    await trainer.train(batch)
-                assert trainer.version == 1
                 rollouts.take_back(batch)
                 with pytest.raises(ValueError, match="taken back before"):
                     rollouts.take_back(batch)
-                batch = await rollouts.prepare_batch()
+                before, batch = batch, await rollouts.prepare_batch()
+                assert set(ids(before)) & set(ids(batch)), "its tensors are here"
             await trainer.train(batch)
-            trained.append(len(batch))
+            trained += ids(batch)
             await rollouts.update_weights(await trainer.export())
             await rollouts.free(batch)
+            with pytest.raises(BatchMissing, match="it was freed"):
+                await trainer.train(batch)
         assert trainer.version == rollouts.version == 4
-        assert trained == [12] * 4
-        assert rollouts.counts["lost_groups"] > 0
-        connections = Connections(pool.hosts.hosts.token)
-        for host in pool.hosts.hosts.working:
-            agent = Agent(f"{host.facts.address}:{host.facts.port}", host.facts.incarnation)
-            for shard in HttpStore(agent, connections).list():
-                assert shard.owner == rollouts.owner  # of groups that are not trained yet
-        connections.close()
+        assert len(trained) == len(set(trained)) == 12
+        assert len(pool.shards) == len(rollouts._performer.done), "of groups not trained yet"
 
 
 def test_a_worker_starts_the_engines_of_the_allocation(tmp_path: Path) -> None:
@@ -175,9 +150,9 @@ def test_a_worker_starts_the_engines_of_the_allocation(tmp_path: Path) -> None:
         "allocation_mode=sglang:d4t2+fsdp:d1",
         "actor.device=cuda",
     )
-    plan, part = engine_plan(config), of_worker(config, 2)
+    plan, part = layout_of(config).engines, of_worker(config, (0, 1))
     assert (plan.backend, plan.servers, plan.tensor_parallel) == ("sglang", 4, 2)
-    assert engine_plan(part) == replace(plan, servers=2)
+    assert layout_of(part).engines == replace(plan, servers=2)
     assert part.rollout.device == "cuda"
     assert not runs_on_hosts(part)
 
@@ -216,6 +191,8 @@ async def test_calls_are_answered_in_any_order_and_errors_are_the_callers() -> N
         with pytest.raises(CallFailed, match="no such thing"):
             await caller.ask("fail")
         assert await caller.ask([1, 2]) == [1, 2]
+        long = [bytes([number]) * 300_000 for number in range(16)]
+        assert await asyncio.gather(*map(caller.ask, long)) == long
         assert await waiting == "waited"
         assert caller.traffic.sent_bytes > 0 < caller.traffic.received_bytes
         await caller.close()
@@ -247,12 +224,3 @@ async def test_calls_of_many_workers_at_once_leave_threads_to_the_others() -> No
         for echo in echoes:
             echo.join(DEADLINE_S)
     assert replies == list(range(workers))
-
-
-def test_settings_that_controllers_do_not_follow_are_refused_together() -> None:
-    check_settings(TrainConfig())
-    config = TrainConfig.model_validate({"rollout": {"interruptible": False, "drop_late": True}})
-    with pytest.raises(ConfigError) as refused:
-        check_settings(config)
-    assert "rollout.interruptible is False" in str(refused.value)
-    assert "rollout.drop_late is True" in str(refused.value)

@@ -9,9 +9,9 @@ import pytest
 
 from areal_lab.config.problem import ConfigError
 from areal_lab.config.schema import TrainConfig
-from areal_lab.preflight.limits import limits_of
+from areal_lab.resolve.limits import limits_of
 from cosim.cluster import cluster_of, mean_response_tokens, system_of
-from cosim.load import check_cosim, load_cosim, read_schedule
+from cosim.load import load_cosim, read_schedule, resolve_cosim
 from cosim.run import run_cosim
 from tests.cosim.small import run, small
 
@@ -104,6 +104,6 @@ def test_a_log_must_fit_the_run(tmp_path: Path) -> None:
 
 def test_the_shipped_configs_can_run() -> None:
     for name in ("cosim", "cosim_sorting"):
-        problems, folder = check_cosim(load_cosim(name))
-        assert len(problems.held_out) >= 1024
-        assert folder.is_dir()
+        resolved = resolve_cosim(load_cosim(name))
+        assert len(resolved.problems.held_out) >= 1024
+        assert resolved.model.is_dir()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cosim.rows import Row, cuts, kept_by_share, kept_by_tokens
+from cosim.sampler import Row, cuts, kept_by_share, kept_by_tokens
 
 
 def test_a_real_token_stays_if_all_of_its_share_was_generated() -> None:

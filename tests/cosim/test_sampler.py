@@ -10,16 +10,14 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from areal_lab.data.problems import PromptSource
-from areal_lab.data.seeds import sample_seed
+from areal_lab.data.problems import PromptSource, sample_seed
 from areal_lab.data.sources import load_problems
 from areal_lab.data.tokenize import TextCodec
 from areal_lab.engines.embedded.sampler import uniform
 from areal_lab.engines.protocol import GenerateRequest, PauseMode, SamplingParams
 from areal_lab.models.locate import INCLUDED_MODELS
 from cosim.load import load_cosim
-from cosim.rows import Row
-from cosim.sampler import Sampler
+from cosim.sampler import Row, Sampler
 
 FOLDER = INCLUDED_MODELS["Sorter-102K"]
 CONFIG = load_cosim("cosim_sorting", ["seed=5"])

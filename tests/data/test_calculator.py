@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from areal_lab.data.calculator import calculator_problems
+from areal_lab.data.arithmetic import calculator_problems
 
 
 def test_both_orders_stay_together_and_no_example_is_a_problem() -> None:

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from areal_lab.config.schema import DatasetConfig
-from areal_lab.data.characters import reversed_sums, sorted_digits
 from areal_lab.data.problems import ProblemSet
+from areal_lab.data.small_tasks import reversed_sums, sorted_digits
 from areal_lab.data.sources import load_problems
 
 DIGITS = st.lists(st.integers(1, 4), min_size=2, max_size=2)

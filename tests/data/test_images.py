@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import random
+import struct
+import zlib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,6 +23,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLModel
 
+from areal_lab.config.schema import DatasetConfig
 from areal_lab.data.images import (
     EncodedPrompt,
     PlacedImage,
@@ -31,8 +36,11 @@ from areal_lab.data.images import (
 )
 from areal_lab.data.jsonl import file_problems
 from areal_lab.data.problems import Problem, ProblemSet
+from areal_lab.data.small_tasks import HEIGHT, WIDTH, rendered_sums
+from areal_lab.data.sources import load_problems
 from areal_lab.data.tokenize import TextCodec
 from areal_lab.models.vision import VisionFacts, read_vision_facts
+from tests.fuzz import damaged_bytes, mutations, refused
 from tests.vision_folder import FACTS, IMAGE, START, STOP, picture, write_vision_model
 
 SIDES = st.integers(1, 400)
@@ -158,6 +166,64 @@ def test_a_field_of_a_dataset_may_be_a_path_bytes_or_a_picture(tmp_path: Path) -
         image_of_value(3, "line 1", tmp_path)
 
 
+def test_files_outside_of_the_folder_of_a_dataset_are_refused_unless_a_setting_names_theirs(
+    tmp_path: Path,
+) -> None:
+    shown, folder, other = picture(1), tmp_path / "data", tmp_path / "other"
+    for one in (folder, other):
+        one.mkdir()
+        (one / "one.png").write_bytes(shown.png)
+    (folder / "link.png").symlink_to(other / "one.png")
+    (folder / "beside").symlink_to(other)
+    (tmp_path / "data-2").mkdir()
+    (tmp_path / "data-2" / "one.png").write_bytes(shown.png)
+    outside = ("../other/one.png", str(other / "one.png"), "link.png", "beside/one.png")
+    for value in (*outside, {"path": "../other/one.png"}, "../data-2/one.png"):
+        with pytest.raises(ValueError, match=r"line 1 has the image .*outside of .*image_folder="):
+            image_of_value(value, "line 1", folder)
+    for value in (*outside, "one.png", "../data/one.png", str(folder / "one.png")):
+        assert image_of_value(value, "line 1", folder, str(other)) == shown
+    file = folder / "rows.jsonl"
+    row = {"question": "What?", "answer": "1", "picture": "../other/one.png"}
+    file.write_text("".join(json.dumps({**row, "question": str(n)}) + "\n" for n in range(3)))
+    settings = DatasetConfig(type="jsonl", path=str(file), image_field="picture", eval_size=1)
+    with pytest.raises(ValueError, match="outside of"):
+        load_problems(settings, seed=1)
+    named = load_problems(settings.with_settings({"image_folder": str(other)}), seed=1)
+    assert named.train[0].images == (shown,)
+
+
+def test_an_image_is_a_file_of_bounded_size(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    for name in ("pipe", "folder", "a\0b", "x" * 300, "file:///etc/passwd"):
+        with pytest.raises(ValueError, match="which cannot be read"):
+            image_of_value(name, "line 1", tmp_path)
+    for url in ("data:image/png;base64," + "iVBOR" * 10**5, "https://x/y.png"):
+        with pytest.raises(ValueError, match="cannot be read: it is a URL, but must be") as raised:
+            image_of_value(url, "line 1", tmp_path)
+        assert len(str(raised.value)) < 300
+    claims = bytearray(picture(1).png)
+    claims[16:24] = struct.pack(">II", 50_000, 50_000)  # as many pixels as fill 7 GB
+    claims[29:33] = struct.pack(">I", zlib.crc32(claims[12:29]))
+    with pytest.raises(ValueError, match=r"50000 x 50000 pixels, but at most|decompression bomb"):
+        image_of_bytes(bytes(claims))
+    with pytest.raises(ValueError, match="cannot be read as an image: it is none of PNG, JPEG"):
+        image_of_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 1 1\n%%EndComments\n")
+
+
+@mutations
+def test_a_damaged_image_is_read_or_refused_in_one_line(count: int) -> None:
+    rng, kinds = random.Random(count), []
+    for kind in ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP"):
+        written = io.BytesIO()
+        Image.open(io.BytesIO(picture(1).png)).convert("RGB").save(written, kind)
+        kinds.append(written.getvalue())
+    for _ in range(count):
+        content = damaged_bytes(rng, rng.choice(kinds))
+        refused(lambda content=content: image_of_bytes(content))
+
+
 def test_lines_of_a_file_have_their_images(tmp_path: Path) -> None:
     rows = []
     for number in range(3):
@@ -167,13 +233,13 @@ def test_lines_of_a_file_have_their_images(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     # The questions are equal: problems differ by their images.
-    problems = file_problems(file, image_field="picture", eval_size=1)
+    problems = file_problems(DatasetConfig(path=str(file), image_field="picture", eval_size=1))
     found = sorted((*problems.train, *problems.held_out), key=lambda one: one.metadata["level"])
     assert [one.images for one in found[:2]] == [(picture(0),), (picture(1),)]
     assert found[2].images == (picture(2), picture(0))
     assert "picture" not in found[0].as_example()
     with pytest.raises(ValueError, match="has no field 'image'"):
-        file_problems(file, image_field="image")
+        file_problems(DatasetConfig(path=str(file), image_field="image"))
 
 
 def test_the_digest_of_problems_covers_their_images() -> None:
@@ -203,3 +269,24 @@ def test_a_folder_tells_how_its_model_sees(tmp_path: Path) -> None:
     (folder / "processor_config.json").unlink()
     with pytest.raises(ValueError, match=r"without preprocessor_config\.json"):
         read_vision_facts(folder)
+
+
+def test_pictures_show_what_is_asked() -> None:
+    problems = rendered_sums(size=60, eval_size=20, seed=3)
+    everything = (*problems.train, *problems.held_out)
+    assert (len(problems.train), len(problems.held_out)) == (40, 20)
+    assert len({one.images[0].digest for one in everything}) == 60
+    for one in everything:
+        assert one.answer == f"{one.metadata['left'] + one.metadata['right']:02d}"
+        (image,) = one.images
+        assert (image.width, image.height) == (WIDTH, HEIGHT)
+        darkest, lightest = Image.open(io.BytesIO(image.png)).convert("L").getextrema()
+        assert darkest < 90
+        assert lightest > 165
+
+
+def test_a_seed_gives_the_same_pictures() -> None:
+    assert rendered_sums(size=10, seed=3).digest() == rendered_sums(size=10, seed=3).digest()
+    assert rendered_sums(size=10, seed=3).digest() != rendered_sums(size=10, seed=4).digest()
+    with pytest.raises(ValueError, match="size is 1, but must be from 2"):
+        rendered_sums(size=1)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from areal_lab.config.schema import DatasetConfig
 from areal_lab.data.jsonl import file_problems, gold_answer, read_problems
+from areal_lab.data.problems import ProblemSet
 from areal_lab.data.sources import load_problems
 
 GSM8K = (
@@ -26,9 +27,13 @@ def write(path: Path, *rows: Any) -> Path:
     return path
 
 
+def problems_of(path: Path, *, seed: int = 1, **settings: Any) -> ProblemSet:
+    return file_problems(DatasetConfig(path=str(path), **settings), seed=seed)
+
+
 def test_gsm8k_is_read_as_it_comes(tmp_path: Path) -> None:
     path = write(tmp_path / "train.jsonl", *GSM8K)
-    problems = read_problems(path, "question", "answer")
+    problems = read_problems(path, DatasetConfig())
     assert [problem.answer for problem in problems] == ["12", "1200", "7"]
     assert problems[0].prompt == "How many eggs?"
     assert problems[0].as_example()["full_answer"] == GSM8K[0]["answer"]
@@ -36,7 +41,10 @@ def test_gsm8k_is_read_as_it_comes(tmp_path: Path) -> None:
 
 def test_other_fields_reach_the_reward_function(tmp_path: Path) -> None:
     path = write(tmp_path / "own.jsonl", {"text": "1+1", "gold": 2, "level": "easy"})
-    (problem,) = read_problems(path, "text", "gold", "Solve {prompt} {now}:")
+    dataset = DatasetConfig(
+        prompt_field="text", answer_field="gold", prompt_template="Solve {prompt} {now}:"
+    )
+    (problem,) = read_problems(path, dataset)
     assert problem.prompt == "Solve 1+1 {now}:"
     assert problem.as_example()["answer"] == "2"
     assert problem.as_example()["level"] == "easy"
@@ -45,7 +53,7 @@ def test_other_fields_reach_the_reward_function(tmp_path: Path) -> None:
 def test_empty_lines_and_a_missing_last_line_break_are_allowed(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('\n{"question": "a", "answer": "1"}\n\n{"question": "b", "answer": "2"}')
-    assert len(read_problems(path, "question", "answer")) == 2
+    assert len(read_problems(path, DatasetConfig())) == 2
 
 
 @given(st.lists(st.integers(0, 30), min_size=2, max_size=60), st.integers(0, 1000))
@@ -59,7 +67,7 @@ def test_equal_prompts_stay_on_one_side(numbers: list[int], seed: int) -> None:
             "areal_lab.data.jsonl.read_rows",
             lambda _: ((f"row {i}", r) for i, r in enumerate(rows)),
         )
-        split = file_problems(path, seed=seed)
+        split = problems_of(path, seed=seed)
     assert len(split.train) + len(split.held_out) == len(rows)
     assert not {p.prompt for p in split.train} & {p.prompt for p in split.held_out}
 
@@ -67,15 +75,15 @@ def test_equal_prompts_stay_on_one_side(numbers: list[int], seed: int) -> None:
 def test_a_seed_decides_the_split(tmp_path: Path) -> None:
     rows = [{"question": f"{n}?", "answer": str(n)} for n in range(50)]
     path = write(tmp_path / "a.jsonl", *rows)
-    assert file_problems(path, seed=1) == file_problems(path, seed=1)
-    assert file_problems(path, seed=1).held_out != file_problems(path, seed=2).held_out
-    assert len(file_problems(path, eval_size=5).held_out) == 5
+    assert problems_of(path, seed=1) == problems_of(path, seed=1)
+    assert problems_of(path, seed=1).held_out != problems_of(path, seed=2).held_out
+    assert len(problems_of(path, eval_size=5).held_out) == 5
 
 
 def test_problems_of_the_held_out_file_are_not_trained_on(tmp_path: Path) -> None:
     train = write(tmp_path / "train.jsonl", *GSM8K)
     held_out = write(tmp_path / "test.jsonl", GSM8K[1])
-    split = file_problems(train, eval_path=held_out)
+    split = problems_of(train, eval_path=str(held_out))
     assert [problem.answer for problem in split.train] == ["12", "7"]
     assert [problem.answer for problem in split.held_out] == ["1200"]
 
@@ -83,9 +91,9 @@ def test_problems_of_the_held_out_file_are_not_trained_on(tmp_path: Path) -> Non
 def test_eval_size_takes_a_part_of_the_held_out_file(tmp_path: Path) -> None:
     train = write(tmp_path / "train.jsonl", GSM8K[0])
     held_out = write(tmp_path / "test.jsonl", *GSM8K[1:])
-    assert len(file_problems(train, eval_path=held_out, eval_size=1).held_out) == 1
+    assert len(problems_of(train, eval_path=str(held_out), eval_size=1).held_out) == 1
     with pytest.raises(ValueError, match=r"eval_size is 3, but .*test.jsonl has 2 problems"):
-        file_problems(train, eval_path=held_out, eval_size=3)
+        problems_of(train, eval_path=str(held_out), eval_size=3)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +116,7 @@ def test_a_broken_file_is_described_in_one_line(tmp_path: Path, text: str, messa
     path = tmp_path / "broken.jsonl"
     path.write_text(text)
     with pytest.raises(ValueError, match=message) as caught:
-        file_problems(path)
+        problems_of(path)
     assert "broken.jsonl" in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -117,24 +125,24 @@ def test_a_line_that_is_not_utf8_is_named(tmp_path: Path) -> None:
     path = tmp_path / "latin.jsonl"
     path.write_bytes(b'{"question": "a", "answer": "1"}\n{"question": "\xe9", "answer": "1"}\n')
     with pytest.raises(ValueError, match=r"latin.jsonl, line 2 is not UTF-8"):
-        file_problems(path)
+        problems_of(path)
 
 
 def test_a_missing_file_is_named_with_the_folder_it_was_looked_for_in(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"nowhere.jsonl does not exist \(paths are relative to"):
-        file_problems(tmp_path / "nowhere.jsonl")
+        problems_of(tmp_path / "nowhere.jsonl")
 
 
 def test_an_unknown_extension_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "data.xls"
     path.touch()
     with pytest.raises(ValueError, match=r"data.xls has an unknown extension; known are .arrow"):
-        file_problems(path)
+        problems_of(path)
 
 
 def test_a_template_has_a_place_for_the_prompt(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"must contain \{prompt\}"):
-        file_problems(tmp_path / "a.jsonl", prompt_template="Question:")
+        problems_of(tmp_path / "a.jsonl", prompt_template="Question:")
 
 
 def test_tables_are_read_through_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,11 +153,11 @@ def test_tables_are_read_through_datasets(tmp_path: Path, monkeypatch: pytest.Mo
     table.to_csv(str(tmp_path / "a.csv"))
     table.save_to_disk(str(tmp_path / "folder"))
     for path in (tmp_path / "a.csv", tmp_path / "folder"):
-        problems = read_problems(path, "question", "answer")
+        problems = read_problems(path, DatasetConfig())
         assert [problem.answer for problem in problems] == ["12", "1200", "7"]
     (tmp_path / "b.parquet").write_bytes(b"no parquet")
-    with pytest.raises(ValueError, match=r"datasets cannot read .*b.parquet") as caught:
-        read_problems(tmp_path / "b.parquet", "question", "answer")
+    with pytest.raises(ValueError, match=r"b.parquet cannot be read as parquet") as caught:
+        read_problems(tmp_path / "b.parquet", DatasetConfig())
     assert "\n" not in str(caught.value)
 
 

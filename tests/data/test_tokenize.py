@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,9 +10,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models
+from tokenizers import Tokenizer, decoders, models, processors
 
+from areal_lab.agents.control_text import control_text
+from areal_lab.data.images import encode_prompt
 from areal_lab.data.tokenize import TextCodec
+from areal_lab.data.wrapping import Wrapping
 from tests.data.byte_tokenizer import BEGIN, END, byte_tokenizer, save_byte_tokenizer
 
 texts = st.text(st.characters(codec="utf-8"), max_size=30).filter(lambda text: "<" not in text)
@@ -114,6 +118,44 @@ def test_many_texts_are_encoded_as_one_is() -> None:
     assert codec.encode_all(texts) == [codec.encode(text) for text in texts]
 
 
+def test_a_prompt_has_one_begin_of_text_whoever_writes_it() -> None:
+    added, plain = byte_tokenizer(begins=True), byte_tokenizer()
+    ended = byte_tokenizer()
+    ended.post_processor = processors.TemplateProcessing(
+        single="<begin> $A <end>", special_tokens=[("<begin>", BEGIN), ("<end>", END)]
+    )
+    two = byte_tokenizer()
+    two.post_processor = processors.TemplateProcessing(
+        single="<begin> <end> $A", special_tokens=[("<begin>", BEGIN), ("<end>", END)]
+    )
+    for tokenizer, text, begins in (
+        (added, "ab", [BEGIN]),
+        (added, "<begin>ab", [BEGIN]),
+        (added, "<begin><begin>ab", [BEGIN, BEGIN]),  # the text has two
+        (added, " <begin>ab", [BEGIN, *plain.encode(" ").ids, BEGIN]),
+        (plain, "ab", []),
+        (plain, "<begin>ab", [BEGIN]),
+        (ended, "ab", [BEGIN]),  # a response follows, so that nothing has ended
+        (ended, "<begin>ab", [BEGIN]),
+        (two, "<begin><end>ab", [BEGIN, END]),
+        (two, "<begin>ab", [BEGIN, END, BEGIN]),
+    ):
+        codec = TextCodec(tokenizer)
+        expected = (*begins, *plain.encode("ab").ids)
+        assert codec.encode(text) == codec.encode_all([text])[0] == expected, text
+        assert encode_prompt(codec, None, text).tokens == expected
+        if text in ("ab", "<begin>ab"):  # a chat template writes its own, or none
+            written = tuple(plain.encode(text).ids)
+            assert encode_prompt(codec, None, text, begins=False).tokens == written
+        assert control_text(codec).encode(text, begins=True) == expected
+        said = (*plain.encode("c").ids, END)
+        for response in ("c", "c<end>"):
+            rule = Wrapping(end_token=END)
+            assert rule.tokens(codec, text, response) == (*expected, *said)
+        around = Wrapping(prefix=text.removesuffix("ab"), end_token=END)
+        assert around.tokens(codec, "ab", "c") == (*expected, *said)
+
+
 def test_truncation_and_padding_of_a_saved_tokenizer_are_dropped() -> None:
     tokenizer = byte_tokenizer()
     tokenizer.enable_truncation(2)
@@ -139,6 +181,19 @@ def test_a_folder_gives_its_tokenizer(tmp_path: Path) -> None:
     assert TextCodec.load(tmp_path).encode("7") == TextCodec(byte_tokenizer()).encode("7")
 
 
+def test_tokens_that_the_model_does_not_have_are_refused(tmp_path: Path) -> None:
+    save_byte_tokenizer(tmp_path)
+    rows = TextCodec.load(tmp_path).vocabulary
+    for more in (1, 0):
+        (tmp_path / "config.json").write_text(json.dumps({"vocab_size": rows + more}))
+        assert TextCodec.load(tmp_path).encode("a") == TextCodec(byte_tokenizer()).encode("a")
+    (token,) = TextCodec(byte_tokenizer()).encode("a")
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": token}))
+    assert TextCodec.load(tmp_path).encode("") == ()
+    with pytest.raises(ValueError, match=rf"has 'a' as token {token}, but the model has {token} "):
+        TextCodec.load(tmp_path).encode("a")
+
+
 def test_a_folder_without_a_tokenizer_is_refused_with_a_way_to_make_one(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"has no tokenizer.json; make one"):
         TextCodec.load(tmp_path)
@@ -147,9 +202,9 @@ def test_a_folder_without_a_tokenizer_is_refused_with_a_way_to_make_one(tmp_path
         TextCodec.load(tmp_path)
 
 
-def test_data_and_preflight_load_no_torch() -> None:
+def test_data_and_resolve_load_no_torch() -> None:
     modules = (
-        "areal_lab.data.sources, areal_lab.data.tokenize, areal_lab.preflight.check, "
+        "areal_lab.data.sources, areal_lab.data.tokenize, areal_lab.resolve.check, "
         "areal_lab.cli.app"
     )
     script = f"import sys, {modules}; print(sorted({{'torch', 'transformers'}} & set(sys.modules)))"

@@ -28,8 +28,8 @@ from areal_lab.engines.launch.options import HOST
 from areal_lab.engines.protocol import PauseMode, WeightsFolder
 from areal_lab.pipeline.servers.health import HealthLimits
 from areal_lab.pipeline.state import RunState
-from areal_lab.pipeline.step_report import StepReport
 from areal_lab.runlog.file import read_log_file
+from areal_lab.shell.step_report import StepReport
 from tests.fault_lab.case import SAMPLES, VICTIM, Case, check_log, response_tokens
 from tests.fault_lab.lab import FaultLab
 from tests.fault_lab.stand_in import POLL_S

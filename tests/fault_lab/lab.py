@@ -33,16 +33,16 @@ from areal_lab.engines.launch.backends import ServerOptions
 from areal_lab.engines.launch.start import EngineProcess, launch_engine
 from areal_lab.engines.protocol import PauseMode, SamplingParams, WeightsFolder
 from areal_lab.engines.weights.folder import write_weights
-from areal_lab.pipeline.drive import Asked, drive
+from areal_lab.pipeline.drive import UserRequest, drive
 from areal_lab.pipeline.evaluations import Evaluations
 from areal_lab.pipeline.fleet import first_error
 from areal_lab.pipeline.performer import RunPerformer
 from areal_lab.pipeline.resume.writer import CheckpointWriter
 from areal_lab.pipeline.rollout.groups import Rollout, request_id
-from areal_lab.pipeline.servers.attach import attach
 from areal_lab.pipeline.servers.health import HealthLimits
 from areal_lab.pipeline.servers.pool import EngineSource, ServerPool
-from areal_lab.pipeline.servers.push import PushTo, Weights, prepare_push_from
+from areal_lab.pipeline.servers.server import PushTo, Weights, prepare_push_from
+from areal_lab.pipeline.servers.sources import attach
 from areal_lab.runlog.file import EventLog
 from areal_lab.runlog.folder import RunFolder
 from areal_lab.runlog.records import RunHeader
@@ -357,7 +357,7 @@ class FaultLab:
                 weights={0: weights},
             )
             performer.begin()
-            events: asyncio.Queue[Event | Asked] = asyncio.Queue()
+            events: asyncio.Queue[Event | UserRequest] = asyncio.Queue()
             started = RunStarted(await case.servers.begin(events.put_nowait))
             drive_task = asyncio.create_task(
                 drive(Coordinator(LIMITS), performer, started, events, case)

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
-from areal_lab.host.cpu import processor_name
+from areal_lab.host.machine import processor_name
 from tests.fault_lab.faults import RUNS, Fault
 from tests.fault_lab.hosts.faults import HOST_FAULTS, HostFault
 from tests.fault_lab.lab import timings_of

@@ -27,22 +27,21 @@ from omegaconf import OmegaConf
 
 from areal_lab.agents import tool_use
 from areal_lab.agents.agent import Agent
-from areal_lab.agents.notations import Call, Notation
+from areal_lab.agents.tool_use import Call, Notation
 from areal_lab.config.schema import TrainConfig
 from areal_lab.control.events import EngineId
 from areal_lab.engines.client.resubmit import PartialSamples
 from areal_lab.engines.protocol import Generated, GenerateRequest
 from areal_lab.host import asgi
-from areal_lab.host.shared_memory import SHARED_MEMORY
+from areal_lab.host.process_groups import SHARED_MEMORY
 from areal_lab.pipeline.performer import RunPerformer
 from areal_lab.pipeline.rollout.groups import Rollout
 from areal_lab.pipeline.run import RunResult
 from areal_lab.pipeline.state import RunState
-from areal_lab.pipeline.step_report import StepReport
-from areal_lab.rewards.failure_rate import RewardError
-from areal_lab.rewards.service import RewardService
+from areal_lab.rewards.service import RewardError, RewardService
 from areal_lab.runlog.file import read_log_file
 from areal_lab.runlog.replay import check_replay
+from areal_lab.shell.step_report import StepReport
 from tests.fault_lab import programs
 from tests.fault_lab.parts import (
     AGENT_ASKING,
@@ -411,14 +410,20 @@ async def stopped_in_the_middle(
     turn: asyncio.Future[Any],
     child: int,
 ) -> None:
-    """Stop an engine's process (SIGSTOP) while it generates this turn."""
+    """Stop an engine's process (SIGSTOP) while it generates this turn.
+
+    The engine runs for `POLL_S` at a time, and stands while this loop reads what it sent: a busy
+    loop could otherwise miss the whole turn.
+    """
     while not turn.done():
+        signal_group(child, signal.SIGSTOP)
+        await asyncio.sleep(programs.POLL_S)
         received = rollout.engines.engine(engine).received([request.request_id])
         tokens = sum(len(s.tokens) for one in received.values() for s in one.segments)
         if tokens >= SHORT:
-            signal_group(child, signal.SIGSTOP)
             return
-        await asyncio.sleep(programs.POLL_S)
+        signal_group(child, signal.SIGCONT)
+        time.sleep(programs.POLL_S)
     raise AssertionError("the turn ended before its engine was stopped")
 
 

@@ -58,7 +58,7 @@ WORKER_HUNG = PartFault(
 WORKER_IDLE_HUNG = PartFault(
     part=_WORKER,
     what=IDLE_HUNG,
-    outcome="is noticed when it is asked: as while it scores",
+    outcome="is noticed at the next call: as while it scores",
     counts={"rewards.timeout": 1, "filtered": 1},
 )
 KEEPER_KILLED = PartFault(
@@ -76,7 +76,7 @@ KEEPER_HUNG = PartFault(
 PROGRAM_KILLED = PartFault(
     part="sandbox's program",
     what="killed",
-    outcome="the reward function sees a program that crashed, and scores that",
+    outcome="the reward function gets a crashed program and scores it",
 )
 
 _AGENT = "agent's process"
@@ -91,14 +91,14 @@ AGENT_BETWEEN = PartFault(
 )
 AGENT_ASKING = PartFault(
     part=_AGENT,
-    what="killed while the model answers it",
-    outcome="the answer ends at once; its tokens so far are in the log; then as above",
+    what="killed while the model responds to it",
+    outcome="the response ends at once; its tokens so far are in the log; then as above",
     counts={"workflow.error": 1, "filtered": 1, "sample_ends.abort": 1},
 )
 AGENT_STREAM = PartFault(
     part=_AGENT,
     what="killed while it reads a stream",
-    outcome="as above; the answer is complete",
+    outcome="as above; the response is complete",
     counts={"workflow.error": 1, "filtered": 1},
 )
 AGENT_HUNG = PartFault(
@@ -111,7 +111,7 @@ AGENT_HUNG = PartFault(
 AGENT_IDLE_HUNG = PartFault(
     part=_AGENT,
     what=IDLE_HUNG,
-    outcome="is noticed when it is asked: as between two turns",
+    outcome="is noticed at the next call: as between two turns",
     counts={"workflow.timeout": 1, "filtered": 1},
 )
 

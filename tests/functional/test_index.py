@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import io
 import re
 import subprocess
 import sys
@@ -19,6 +21,8 @@ WITHOUT_A_ROW = {
     "admissible": "decides on counts, not on tensors",
     "open_slots": "decides on counts, not on tensors",
     "lag_bound": "decides on counts, not on tensors",
+    "mean_staleness_bounded": "arithmetic on numbers of samples",
+    "mean_staleness_dropping": "arithmetic on numbers of samples",
     "linear_entropy_coefficient": "arithmetic on the number of a step",
     "padded_sequence_ids": "the ids of sequences_or_rows",
     "packed_sequence_ids": "makes the packed layout of every row",
@@ -76,27 +80,27 @@ OWN = [n for n in public_functions() if "functional" in getattr(functional, n)._
 """Those of this package; the arithmetic of capacity is shared with control."""
 
 
-@pytest.mark.parametrize("name", OWN)
-def test_a_docstring_tells_source_and_errors(name):
+def test_docstrings_name_source_and_errors():
     """A paper, a framework, or "definition"; and what is refused in addition to wrong shapes."""
-    function = getattr(functional, name)
-    assert re.search(r"^ *Source: \S", function.__doc__, re.MULTILINE)
     refusal = r"raise ValueError|\bcheck_(?!token_inputs|same_shape)\w+\("
-    if re.search(refusal, inspect.getsource(function)):
-        assert "\n    Raises:\n        ValueError: " in function.__doc__
+    for name in OWN:
+        function = getattr(functional, name)
+        assert re.search(r"^ *Source: \S", function.__doc__, re.MULTILINE), name
+        if re.search(refusal, inspect.getsource(function)):
+            assert "\n    Raises:\n        ValueError: " in function.__doc__, name
 
 
-@pytest.mark.parametrize("name", OWN)
-def test_every_argument_is_described_where_any_is(name):
+def test_every_argument_is_described_where_any_is():
     """By the docstring, the one that it refers to, or the index."""
-    function = getattr(functional, name)
-    others = re.findall(r"arguments are those of `(\w+)`", function.__doc__)
-    if not others and "\n    Args:" not in function.__doc__:
-        return
-    told = [functional.__doc__, function.__doc__]
-    told += [getattr(functional, other).__doc__ for other in others]
-    described = re.findall(r"^ {4,}(\w+)(?::|  )", "\n".join(told), re.MULTILINE)
-    assert set(inspect.signature(function).parameters) <= set(described)
+    for name in OWN:
+        function = getattr(functional, name)
+        others = re.findall(r"arguments are those of `(\w+)`", function.__doc__)
+        if not others and "\n    Args:" not in function.__doc__:
+            continue
+        texts = [functional.__doc__, function.__doc__]
+        texts += [getattr(functional, other).__doc__ for other in others]
+        described = re.findall(r"^ {4,}(\w+)(?::|  )", "\n".join(texts), re.MULTILINE)
+        assert set(inspect.signature(function).parameters) <= set(described), name
 
 
 def test_every_function_has_a_row_of_the_table_or_a_reason():
@@ -114,3 +118,23 @@ def test_every_function_is_on_a_page():
     words = {word for page in pages for word in re.findall(r"\w+", page)}
     unmentioned = sorted(set(public_functions()) - words)
     assert not unmentioned, "describe it on a page in docs/functional"
+
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+WRITTEN_PAGES = [
+    *sorted((DOCS / "functional").glob("*.md")),
+    *sorted((DOCS / "concepts").glob("*.md")),
+]
+WRITTEN_PAGES += [DOCS / "reproduce.md"]
+BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", WRITTEN_PAGES, ids=lambda page: page.stem)
+def test_code_of_a_page_runs(page):
+    namespace = {"__name__": f"docs_{page.stem}"}
+    for code, expected in BLOCK.findall(page.read_text()):
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(code, str(page), "exec"), namespace)
+        if expected:
+            assert printed.getvalue() == expected

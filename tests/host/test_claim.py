@@ -11,7 +11,7 @@ import pytest
 
 from areal_lab.host.claim import Claim, RunTaken, claim_of
 from areal_lab.live.presence import Present, new_presence, write_presence
-from areal_lab.pipeline.resume.retention import apply_retention
+from areal_lab.pipeline.resume.checkpoints import apply_retention
 from areal_lab.runlog.file import EventLog
 from areal_lab.runlog.folder import RunFolder
 from areal_lab.runlog.records import RunHeader

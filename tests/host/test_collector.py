@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from areal_lab.host import collector
-from areal_lab.host.collector import collected_in_pauses
+from areal_lab.host import asgi
+from areal_lab.host.asgi import collected_in_pauses
 
 
 class Cycle:
@@ -20,8 +20,8 @@ class Cycle:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collector, "_LOOK_S", 0.001)
-    monkeypatch.setattr(collector, "_IDLE_OBJECTS", 100)
+    monkeypatch.setattr(asgi, "_LOOK_S", 0.001)
+    monkeypatch.setattr(asgi, "_IDLE_OBJECTS", 100)
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +65,7 @@ def test_a_search_waits_for_a_pause_and_for_enough_objects(idle: bool, cycles: i
 
 
 def test_a_process_that_is_always_busy_searches_at_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collector, "_BUSY_OBJECTS", 400)
+    monkeypatch.setattr(asgi, "_BUSY_OBJECTS", 400)
 
     async def serve() -> None:
         async with collected_in_pauses(lambda: False):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
+import random
 import socket
 import threading
 from multiprocessing import AuthenticationError
@@ -12,6 +14,7 @@ import pytest
 
 from areal_lab.host.pipes import KEY_VARIABLE, PipeListener, open_pipe, shut, socket_pair
 from tests.asynchronous import in_loop
+from tests.fuzz import damaged_bytes, mutations
 
 
 @in_loop
@@ -53,6 +56,41 @@ async def test_who_has_another_key_or_says_nothing_gets_no_connection(
     finally:
         silent.close()
         await listener.close()
+
+
+@mutations
+def test_no_bytes_of_strangers_keep_a_process_from_connecting(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(0)
+    message = b"\x00\x00\x00\x14" + b"#CHALLENGE#" + b"x" * 9
+
+    async def scenario() -> None:
+        errors: list[object] = []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: errors.append(context))
+        listener = PipeListener("127.0.0.1")
+        monkeypatch.setenv(KEY_VARIABLE, listener.key.hex())
+        try:
+            where, future = listener.expect()
+            port = int(where.split(":")[2])
+            for _ in range(count):
+                with socket.create_connection(("127.0.0.1", port)) as stranger:
+                    stranger.sendall(damaged_bytes(rng, message * 2))
+                await asyncio.sleep(0)
+            # More of them than there are threads for others, and silent.
+            silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(40)]
+            theirs = await asyncio.to_thread(open_pipe, where)
+            theirs.send("here")
+            assert (await future).recv() == "here"
+            for one in silent:
+                one.close()
+        finally:
+            await listener.close()
+        gc.collect()
+        assert errors == []
+
+    asyncio.run(scenario())
 
 
 def test_shutting_a_pipe_ends_a_read_of_another_thread() -> None:

@@ -14,14 +14,14 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from areal_lab.cli.app import app
-from areal_lab.cli.errors import error_exit
+from areal_lab.cli.outputs import error_exit
 from areal_lab.config.schema import TrainConfig
 from areal_lab.host.terminal import printable
-from areal_lab.pipeline.progress import Lines, Screen
-from areal_lab.preflight.limits import limits_of
+from areal_lab.resolve.limits import limits_of
 from areal_lab.runlog.file import EventLog
 from areal_lab.runlog.records import RunHeader
 from areal_lab.runlog.replay import limits_to_fields
+from areal_lab.shell.display import Lines, Screen
 
 TITLE = "\x1b]0;your title\x07 and \x9b2J, \u202egnp.exe"
 

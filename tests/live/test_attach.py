@@ -29,7 +29,7 @@ from areal_lab.live.mailbox import RunEnded, open_mailbox
 from areal_lab.live.presence import FILE, Present, new_presence, write_presence
 from areal_lab.live.snapshot import Snapshot, snapshot_of
 from areal_lab.runlog.activity import PAUSED_BY_HAND, activity
-from areal_lab.runlog.by_hand import pauses
+from areal_lab.runlog.incidents import pauses
 from areal_lab.runlog.read_run import read_events
 from areal_lab.runlog.records import ActionRecord, EventRecord, GroupRecord, RunHeader, decode
 from tests.pipeline.fake_run import HELD_OUT_S, write_fake_run

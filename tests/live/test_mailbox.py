@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import random
 import threading
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from areal_lab.live.mailbox import (
     exchanges,
     open_mailbox,
 )
+from tests.fuzz import damaged_bytes, damaged_json, mutations
 
 KEY = "0123456789abcdef"
 
@@ -146,7 +148,7 @@ def test_lines_that_a_crash_cut_and_nonsense_are_skipped(inbox: Inbox) -> None:
     said = [json.loads(line) for line in (inbox.folder / REPLIES).read_text().split("\n") if line]
     wrong = {reply["id"]: reply["text"] for reply in said if not reply["done"]}
     assert wrong["2"] == (
-        "this is no request: ask is 'dance', but must be one of pause, resume, stop, eta"
+        "not a valid request: ask is 'dance', but must be one of pause, resume, stop, eta"
     )
     assert "eta" in wrong["3"]
 
@@ -194,3 +196,32 @@ def test_only_the_owner_may_write(inbox: Inbox) -> None:
     (inbox.folder / REQUESTS).write_text("kept\n")
     open_mailbox(inbox.folder)
     assert (inbox.folder / REQUESTS).read_text() == "kept\n"
+
+
+@mutations
+def test_no_line_of_a_mailbox_stops_the_run_that_reads_it(
+    tmp_path: Path, inbox: Inbox, count: int
+) -> None:
+    rng = random.Random(0)
+    valid = {"id": "a", "key": KEY, "at_s": 1.5, "from": "me", "ask": "eta", "eta": 4}
+    taken = 0
+    for number in range(count):
+        value = damaged_json(rng, {**valid, "id": f"{number}"})
+        line = json.dumps(value).encode()
+        line = damaged_bytes(rng, line) if rng.randrange(2) else line
+        with (tmp_path / REQUESTS).open("ab") as file:
+            file.write(b"\n" + line + b"\n")
+        for letter in inbox.take():
+            taken += 1
+            letter.sender.encode()  # it can be shown
+            assert isinstance(letter.request, Request)
+            inbox.reply(letter.id, "done", done=True)
+    assert 0 < taken < count
+    for line in ("[" * 9000, json.dumps({**valid, "id": "b", "eta": 10**400})):
+        with (tmp_path / REQUESTS).open("a") as file:
+            file.write(f"\n{line}\n")
+        assert list(inbox.take()) == []
+    assert len(exchanges(tmp_path)) >= taken
+    with (tmp_path / REQUESTS).open("a") as file:
+        file.write(f"\n{json.dumps({**valid, 'id': 'last'})}\n")
+    assert [letter.request for letter in inbox.take()] == [EtaRequested(4.0)]

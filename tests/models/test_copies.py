@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from areal_lab.models.copies import copy_into, to_device
-from areal_lab.models.dtypes import compute_dtype, has_bfloat16
+from areal_lab.models.folder import compute_dtype, has_bfloat16
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_a_tensor_is_overwritten_in_its_own_type() -> None:
 def test_the_type_is_that_of_the_device(
     monkeypatch: pytest.MonkeyPatch, device: str, expected: torch.dtype, *, native: bool
 ) -> None:
-    monkeypatch.setattr("areal_lab.models.dtypes.native_bfloat16", lambda: native)
+    monkeypatch.setattr("areal_lab.models.folder.native_bfloat16", lambda: native)
     assert compute_dtype("auto", device) == expected
     assert has_bfloat16(device) == (expected == torch.bfloat16)
     assert compute_dtype("float32", device) == torch.float32

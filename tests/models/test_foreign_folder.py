@@ -12,7 +12,6 @@ import torch
 
 from areal_lab.agents.template import load_template
 from areal_lab.engines.embedded.loading import load_model
-from areal_lab.offline.chat import chat_renderer
 from areal_lab.training.model import load_policy, load_value_model
 from benchmarks.tiny_model import write_tiny_model
 
@@ -26,7 +25,6 @@ LOADERS: list[Callable[[Path], Any]] = [
     load_policy,
     load_value_model,
     lambda folder: load_model(folder, torch.float32),
-    chat_renderer,
 ]
 
 
@@ -58,7 +56,6 @@ def test_code_in_a_model_folder_is_not_run(
     """If transformers knows the architecture, its own class is used instead."""
     marker = folder / "ran"
     (folder / "code.py").write_text(CODE.format(marker=str(marker)))
-    (folder / "chat_template.jinja").write_text("{{ messages }}")
     names = {
         "AutoConfig": "code.Config",
         "AutoModelForCausalLM": "code.Model",
@@ -103,4 +100,4 @@ def test_a_chat_template_reaches_neither_files_nor_types(folder: Path) -> None:
         (folder / "chat_template.jinja").write_text(source)
         template = load_template(folder)
         with pytest.raises(ValueError, match="the chat template refuses the conversation"):
-            template.render([], [], now=None, speaks_next=True)  # type: ignore[arg-type]
+            template.data([])

@@ -15,7 +15,7 @@ from areal_lab.control.events import EtaRequested, PauseRequested, ResumeRequest
 from areal_lab.live.attach import attach_run
 from areal_lab.live.mailbox import open_mailbox
 from areal_lab.live.presence import Present
-from areal_lab.runlog.by_hand import requests
+from areal_lab.runlog.incidents import requests
 from areal_lab.runlog.replay import check_replay
 
 app = importlib.import_module("notebooks.06_train_live").app

@@ -9,7 +9,7 @@ import torch
 
 from areal_lab.offline.trainee import Trainee, evaluate, reference_logprobs, train_step
 from areal_lab.training.lora import merged_tensors
-from areal_lab.training.parallel.group import RankPlace, join, leave
+from areal_lab.training.parallel import RankPlace, join, leave
 from areal_lab.training.ranks import ALONE, Ranks
 from tests.offline.test_trainee import make_items, references, trainee_of
 
@@ -56,7 +56,7 @@ def check_references(folder: Path, ranks: Ranks) -> None:
         trainee = trainee_of(folder, "dpo", group, **CASES["dpo"])
         objective = trainee.objective
         found.append(
-            reference_logprobs(trainee.network, objective, items, at_once=4, tell=lambda _: None)  # type: ignore[arg-type]
+            reference_logprobs(trainee.network, objective, items, at_once=4, done=lambda _: None)  # type: ignore[arg-type]
         )
     torch.testing.assert_close(found[1], found[0], atol=1e-5, rtol=1e-5)
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from areal_lab.config.offline import KINDS, OfflineConfig
-from areal_lab.offline.job import Job, Stepped, Told
+from areal_lab.offline.job import Job, RunEvent, Stepped
 from areal_lab.offline.resume import Resumable
 from areal_lab.offline.run import run
-from areal_lab.offline.start import begin, prepare
+from areal_lab.offline.start import begin, resolve_offline
 from benchmarks.tiny_model import write_tiny_model
 
 TEMPLATE = (
@@ -75,25 +75,24 @@ def run_here(
     config: OfflineConfig,
     *,
     stop: Callable[[], bool] = lambda: False,
-    tell: Callable[[Told], object] = lambda _: None,
+    emit: Callable[[RunEvent], object] = lambda _: None,
     resumable: Resumable | None = None,
 ) -> tuple[dict[str, Any], Job]:
     """Train in this process; returns the summary and the job."""
-    prepared = prepare(config)
-    job = begin(prepared, resumable)
-    return run(job, prepared.rows, tell=tell, stop=stop), job
+    job = begin(resolve_offline(config), resumable)
+    return run(job, job.rows, emit=emit, stop=stop), job
 
 
-def stop_after(steps: int) -> tuple[Callable[[], bool], Callable[[Told], object]]:
-    """`stop` and `tell` of a run that is stopped after a step."""
+def stop_after(steps: int) -> tuple[Callable[[], bool], Callable[[RunEvent], object]]:
+    """`stop` and `emit` of a run that is stopped after a step."""
     done = 0
 
-    def tell(told: Told) -> None:
+    def emit(event: RunEvent) -> None:
         nonlocal done
-        done = told.step if isinstance(told, Stepped) else done
+        done = event.step if isinstance(event, Stepped) else done
 
     # A step asks before its line is written.
-    return lambda: done == steps - 1, tell
+    return lambda: done == steps - 1, emit
 
 
 def metrics_of(folder: Path) -> list[dict[str, float]]:

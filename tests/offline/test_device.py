@@ -35,7 +35,7 @@ def main(folder: Path) -> None:
         trainee = make_trainee(network, make_objective(config), actor, steps=9)
         if isinstance(trainee.objective, DPO):
             told = reference_logprobs(
-                network, trainee.objective, items, at_once=4, tell=lambda _: None
+                network, trainee.objective, items, at_once=4, done=lambda _: None
             )
             assert told.device.type == "cpu"
         frozen = references(kind, items)

@@ -14,7 +14,7 @@ from areal_lab.data.batch import input_tokens
 from areal_lab.data.wrapping import Wrapping
 from areal_lab.offline.examples import Encoder, Example, Learn
 from areal_lab.offline.rows import Row
-from tests.offline.small import model_folder
+from tests.offline.small import TEMPLATE, model_folder
 
 END = 1
 CONVERSATION = (("user", "1+1"), ("assistant", "2"), ("user", "2+2"), ("assistant", "4"))
@@ -48,6 +48,27 @@ def test_a_response_is_learned_with_its_end(tmp_path: Path) -> None:
     assert texts(around, one(around, "2", prompt="1+1")) == ("1+1=2", ["2"])
     everything = encoder(tmp_path, "everything")
     assert texts(everything, one(everything, "2")) == ("1+1=2$", ["+1=2$"])
+
+
+def test_an_end_token_in_the_text_of_a_response_stands_once(tmp_path: Path) -> None:
+    plain = encoder(tmp_path)
+    name = plain.codec.added_tokens[END]
+    assert texts(plain, one(plain, f"2{name}")) == ("1+1=2$", ["2$"])
+    with_text = encoder(tmp_path, end_text="\n")
+    assert texts(with_text, one(with_text, f"2{name}")) == ("1+1=2\n$", ["2\n$"])
+    chat = encoder(tmp_path / "chat", chat=True)
+    template = tmp_path / "chat" / "model" / "chat_template.jinja"
+    template.write_text(TEMPLATE.replace("'\\n'", repr(name)))
+    chat = encoder(tmp_path / "chat", chat=True)
+    for content in ("2", f"2{name}"):
+        assert texts(chat, one(chat, content, prompt="1+1")) == ("+1+1=*2$", ["2$"])
+        messages = (("user", "1+1"), ("assistant", content), ("user", "2+2"), ("assistant", "4"))
+        assert texts(chat, one(chat, messages, prompt=""))[1] == ["2$", "4$"]
+
+
+def test_a_whole_text_is_learned_from_its_second_token_on(tmp_path: Path) -> None:
+    plain = encoder(tmp_path)
+    assert texts(plain, one(plain, "1+1=2", prompt="")) == ("1+1=2$", ["+1=2$"])
 
 
 def test_a_prompt_has_the_tokens_of_generation(tmp_path: Path) -> None:
@@ -120,5 +141,13 @@ def test_what_the_model_lacks_is_one_line(tmp_path: Path) -> None:
     changing = "{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}"
     (model / "chat_template.jinja").write_text(changing)
     chat = encoder(tmp_path / "chat", chat=True)
-    with pytest.raises(ConfigError, match="line 7: the chat template writes message 2 in another"):
+    with pytest.raises(ConfigError, match="line 7: the chat template writes message 2 differently"):
         chat.items([Row("line 7", "", (CONVERSATION,))])
+    for program, why in (
+        ("{{ 'x' * 10 ** 10 }}", "it takes more than 256 MiB of memory"),
+        ("{{ raise_exception('users first') }}", "users first"),
+    ):
+        (model / "chat_template.jinja").write_text(program)
+        chat = encoder(tmp_path / "chat", chat=True)
+        with pytest.raises(ConfigError, match=f"line 7: .*: {why}$"):
+            chat.items([Row("line 7", "", (CONVERSATION,))])

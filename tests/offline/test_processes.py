@@ -21,11 +21,11 @@ from areal_lab.live.presence import read_presence
 from areal_lab.offline import console
 from areal_lab.offline.console import perform
 from areal_lab.offline.resume import find_resumable
-from areal_lab.offline.start import begin, prepare
-from areal_lab.pipeline.progress import Silent
-from areal_lab.pipeline.state import StopSignal
+from areal_lab.offline.start import begin, resolve_offline
+from areal_lab.shell.display import Silent
+from areal_lab.shell.stop import StopSignal
 from tests.offline.rank_checks import CASES, RANKS
-from tests.offline.small import config_for, metrics_of, model_folder, run_here, write_rows
+from tests.offline.small import config_for, metrics_of, run_here, write_rows
 from tests.training.tiny import save_model
 from tests.warm import ForkedPopen
 
@@ -58,7 +58,7 @@ def in_processes(
 ) -> tuple[dict[str, Any], Path]:
     """Run a config in processes of its own."""
     found = None if resume is None else find_resumable("sft", resume)
-    job = begin(prepare(config), found)
+    job = begin(resolve_offline(config), found)
     summary = asyncio.run(perform(job, display=heard or Heard(), stop=stop or StopSignal()))
     return summary, job.folder
 
@@ -149,26 +149,3 @@ def test_a_killed_process_ends_the_run(
     for child in started:
         with pytest.raises(ProcessLookupError):
             os.killpg(child.pid, 0)
-
-
-def test_the_command_prints_the_folder_and_ctrl_c_saves(tmp_path: Path) -> None:
-    model = str(model_folder(tmp_path))
-    command = [
-        sys.executable, "-m", "areal_lab", "sft", "sft_adder", f"actor.path={model}",
-        f"run_dir={tmp_path / 'runs'}", "total_train_steps=100000", "eval_every_steps=0",
-        "actor.device=cpu", "dataset.batch_size=4",
-    ]  # fmt: skip
-    process = ForkedPopen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
-    )
-    assert process.stderr is not None
-    for line in process.stderr:
-        if "step   1/100000" in line:
-            break
-    process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=120)
-    assert process.returncode == 130
-    folder = Path(out.splitlines()[-1])
-    assert (folder / "model" / "config.json").is_file()
-    assert (folder / "loss.png").is_file()
-    assert json.loads((folder / "summary.json").read_text())["status"] == "stopped"

@@ -114,7 +114,7 @@ def test_generated_pairs_differ_in_one_digit() -> None:
         ({"type": "sorting", "prompt_template": "Q"}, "must have {prompt} once"),
         (
             {"type": "arithmetic", "chat": True, "end_text": "\n"},
-            "so that the model's chat template",
+            "so the model's chat template",
         ),
         ({"type": "arithmetic", "eval_size": 10**6}, "none is left to train on"),
     ],

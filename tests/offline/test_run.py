@@ -17,11 +17,12 @@ from transformers import LlamaForCausalLM
 from areal_lab.config.problem import ConfigError
 from areal_lab.data.tokenize import TextCodec
 from areal_lab.models.locate import resolve_model_path
-from areal_lab.offline.checkpoints import FILE, newest_saved
+from areal_lab.offline.checkpoints import FILE
 from areal_lab.offline.job import Note, Phase
 from areal_lab.offline.resume import find_resumable
 from areal_lab.offline.run import run
-from areal_lab.offline.start import begin, prepare
+from areal_lab.offline.start import begin, resolve_offline
+from areal_lab.pipeline.resume.recovery import find_recovery
 from areal_lab.training.protocol import STATE_FOLDER
 from tests.offline.small import adder, config_for, metrics_of, run_here, stop_after, write_rows
 from tools import tiny_model
@@ -47,11 +48,17 @@ def test_a_run_that_continues_equals_one_that_was_not_stopped(tmp_path: Path, ki
     summary, whole = run_here(config)
     assert summary["status"] == "complete"
 
-    stop, tell = stop_after(3)
-    stopped, cut = run_here(config, stop=stop, tell=tell)
+    stop, emit = stop_after(3)
+    stopped, cut = run_here(config, stop=stop, emit=emit)
     assert (stopped["status"], stopped["steps"]) == ("stopped", 3)
     found = find_resumable(kind, cut.folder)
     assert found.checkpoint == cut.folder / "checkpoints/step-00003"
+    check_damage(kind, cut.folder, found.checkpoint)
+    shutil.copytree(found.checkpoint, cut.folder / "checkpoints/step-00003-copy")
+    found = find_resumable(kind, cut.folder)
+    assert found.changes == (
+        "checkpoints/step-00003-copy was not written by the run and is ignored",
+    )
     again, job = run_here(found.config, resumable=found)
     assert job.folder == cut.folder
     assert metrics_of(cut.folder) == metrics_of(whole.folder)
@@ -61,6 +68,22 @@ def test_a_run_that_continues_equals_one_that_was_not_stopped(tmp_path: Path, ki
     assert {k: v for k, v in again.items() if k not in timed} == {
         k: v for k, v in summary.items() if k not in timed
     }
+
+
+def check_damage(kind: str, folder: Path, checkpoint: Path) -> None:
+    """One flipped bit in any file is refused, before anything changes."""
+    files = [path for path in checkpoint.rglob("*") if path.is_file()]
+    assert {FILE, "model.safetensors", ".metadata"} < {file.name for file in files}
+    there = set(folder.rglob("*"))
+    for file in files:
+        sound = file.read_bytes()
+        middle = len(sound) // 2
+        file.write_bytes(sound[:middle] + bytes([sound[middle] ^ 16]) + sound[middle + 1 :])
+        with pytest.raises(ConfigError, match=rf"step-00003 is damaged: .*{file.name}") as raised:
+            find_resumable(kind, folder)
+        assert "\n" not in str(raised.value)
+        assert set(folder.rglob("*")) == there
+        file.write_bytes(sound)
 
 
 def test_what_a_killed_run_wrote_after_its_checkpoint_is_removed(tmp_path: Path) -> None:
@@ -78,10 +101,9 @@ def test_what_a_killed_run_wrote_after_its_checkpoint_is_removed(tmp_path: Path)
         return False
 
     steps = 0
-    prepared = prepare(config)
-    job = begin(prepared)
+    job = begin(resolve_offline(config))
     with pytest.raises(Killed):
-        run(job, prepared.rows, tell=lambda _: None, stop=die)
+        run(job, job.rows, emit=lambda _: None, stop=die)
     with (job.folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 5, "time_s": 1.0, "los')  # half a line
     (job.folder / "checkpoints" / ".step-00006.writing-x").mkdir()
@@ -127,7 +149,7 @@ def test_a_new_best_is_saved_though_nothing_else_is(tmp_path: Path) -> None:
 def test_demonstrations_improve_held_out_answers(tmp_path: Path) -> None:
     told: list[Any] = []
     config = adder("sft", tmp_path, total_train_steps=40, actor__optimizer__lr=1e-3)
-    summary, job = run_here(config, tell=told.append)
+    summary, job = run_here(config, emit=told.append)
     # The model was made to write wrong digits now and then.
     before, after = sampled_right("Adder-75K"), sampled_right(job.folder / "model")
     assert after > before + 0.1
@@ -195,7 +217,7 @@ def test_rows_that_are_left_out_are_told(tmp_path: Path) -> None:
         dataset__type="jsonl", dataset__path=str(path), dataset__max_tokens=20,
         dataset__too_long="drop",
     )  # fmt: skip
-    summary, _ = run_here(config, tell=told.append)
+    summary, _ = run_here(config, emit=told.append)
     assert summary["rows"]["left_out"] == {"longer than 20 tokens": 1}
     assert Note("1 rows left out: longer than 20 tokens") in told
     with pytest.raises(ConfigError, match="line 21 has 52 tokens"):
@@ -211,7 +233,7 @@ def test_rows_that_are_left_out_are_told(tmp_path: Path) -> None:
         ("sft", {"actor__processes": 7}, "actor.processes is 7, but a batch has 6 rows"),
         ("sft", {"actor__processes": 4, "actor__shard_ranks": 3}, "must divide actor.processes"),
         ("sft", {"dataset__type": "jsonl"}, "dataset: path is empty"),
-        ("dpo", {"loss": "ipo", "label_smoothing": 0.1}, "but loss=ipo has none"),
+        ("dpo", {"loss": "ipo", "label_smoothing": 0.1}, "but loss=ipo has no smoothing"),
         ("dpo", {"ref__path": "Adder-74K"}, "ref.path: Adder-74K is neither"),
     ],
 )
@@ -219,17 +241,19 @@ def test_what_cannot_work_is_refused_before_anything_is_loaded(
     tmp_path: Path, kind: str, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        prepare(config_for(kind, tmp_path, **changes))
+        resolve_offline(config_for(kind, tmp_path, **changes))
     assert not (tmp_path / "runs").exists()
 
 
 def test_a_run_keeps_its_data_loss_and_model(tmp_path: Path) -> None:
     config = config_for("dpo", tmp_path, total_train_steps=2)
     _, job = run_here(config)
-    with pytest.raises(ConfigError, match=r"beta is 0.5, but was 0.1: a run keeps it"):
+    with pytest.raises(ConfigError, match=r"beta is 0.5, but was 0.1: it cannot change"):
         find_resumable("dpo", job.folder, ["beta=0.5"])
     with pytest.raises(ConfigError, match="is a run of areal-lab dpo"):
         find_resumable("sft", job.folder)
+    with pytest.raises(ConfigError, match="continue it by areal-lab dpo --resume"):
+        find_recovery(job.folder)
     with pytest.raises(ConfigError, match="has trained 2 of 2 steps; raise total_train_steps"):
         find_resumable("dpo", job.folder)
     found = find_resumable("dpo", job.folder, ["total_train_steps=3"])
@@ -245,20 +269,23 @@ def test_other_data_than_before_is_refused(tmp_path: Path) -> None:
     _, job = run_here(config)
     write_rows(path, *rows[:-1], {**rows[-1], "response": "0"})
     found = find_resumable("sft", job.folder, ["total_train_steps=9"])
-    before = (job.folder / "summary.json").read_text()
+    before = (job.folder / "metrics.jsonl").read_text()
     with pytest.raises(ConfigError, match="the rows are not those"):
         run_here(found.config, resumable=found)
-    assert (job.folder / "summary.json").read_text() == before
+    assert (job.folder / "metrics.jsonl").read_text() == before
 
 
 def test_a_run_without_states_says_how_to_continue(tmp_path: Path) -> None:
     config = config_for("sft", tmp_path, checkpoint__resumable=False)
     _, job = run_here(config)
-    assert newest_saved(job.folder) is None
     with pytest.raises(ConfigError, match=r"start a run with actor\.path="):
         find_resumable("sft", job.folder)
-    shutil.rmtree(job.folder / "checkpoints")  # as of a run that was killed before its first one
+    shutil.rmtree(job.folder / "checkpoints")
     os.unlink(job.folder / "model")
+    with pytest.raises(ConfigError, match="has trained 5 steps, but has no checkpoint to continue"):
+        find_resumable("sft", job.folder)
+    assert len(metrics_of(job.folder)) == 6
+    (job.folder / "metrics.jsonl").unlink()  # as of a run that was killed before its first step
     found = find_resumable("sft", job.folder)
     assert found.checkpoint is None
     run_here(found.config, resumable=found)

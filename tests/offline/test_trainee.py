@@ -207,7 +207,7 @@ def test_reference_logprobs_are_those_of_the_policy_before_its_first_step(folder
         assert isinstance(objective, DPO)
         network = trainee.network
         told: list[int] = []
-        frozen = reference_logprobs(network, objective, items, at_once=4, tell=told.append)
+        frozen = reference_logprobs(network, objective, items, at_once=4, done=told.append)
         assert told == [0, 4, 8]
         before = evaluate(trainee, items, frozen, at_once=100)
         assert before["loss"] == pytest.approx(0.6931471805599453)

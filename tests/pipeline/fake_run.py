@@ -34,8 +34,9 @@ from areal_lab.control.events import (
     TrainStepDone,
     WeightsPushed,
 )
+from areal_lab.control.ledger import mean_lag
 from areal_lab.runlog.file import EventLog, read_log_file
-from areal_lab.runlog.lags import mean_lag, trained_batches
+from areal_lab.runlog.lags import trained_batches
 from areal_lab.runlog.records import REWARDS, TRAINER, RunHeader, engine_process
 from areal_lab.runlog.replay import limits_to_fields
 

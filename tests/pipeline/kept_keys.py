@@ -12,7 +12,7 @@ import pytest
 from areal_lab.agents.gateway.sessions import Sessions
 from areal_lab.engines import keys
 from areal_lab.engines.launch import start
-from areal_lab.pipeline.step_report import StepReport
+from areal_lab.shell.step_report import StepReport
 
 
 @dataclass

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from areal_lab.pipeline.progress import Lines
-from areal_lab.pipeline.run import prepare
-from areal_lab.rewards.failure_rate import RewardError
+from areal_lab.resolve.resolved import resolve
+from areal_lab.rewards.service import RewardError
+from areal_lab.shell.display import Lines
 from tests.pipeline.kept_keys import keep_keys
 from tests.pipeline.tiny_run import (
     checkpoints,
@@ -106,13 +106,13 @@ def test_an_agent_that_cannot_be_trained_on_ends_the_run_with_the_reason(
 def test_what_cannot_work_is_refused_first(tmp_path: Path) -> None:
     config = config_with_template(tmp_path, workflow("nothing_like_that"))
     with pytest.raises(ValueError, match=r"rollout\.workflow: .*nothing_like_that"):
-        prepare(config)
+        resolve(config)
     config = config_with_template(tmp_path, workflow("two_questions", mode="remote"))
     with pytest.raises(ValueError, match="mode is 'remote'"):
-        prepare(config)
+        resolve(config)
     config = tiny_config(tmp_path / "other", workflow("two_questions"))
     with pytest.raises(ValueError, match=r"rollout\.workflow: .*has no chat template"):
-        prepare(config)
+        resolve(config)
 
 
 def test_a_template_whose_calls_cannot_be_read_is_refused_first(tmp_path: Path) -> None:
@@ -123,9 +123,9 @@ def test_a_template_whose_calls_cannot_be_read_is_refused_first(tmp_path: Path) 
     with pytest.raises(
         ValueError, match=r"rollout\.workflow: .*no grammar reads; set tool_call"
     ) as no:
-        prepare(config)
+        resolve(config)
     assert "\n" not in str(no.value)
-    prepare(tiny_config(tmp_path, workflow("two_questions", tool_call_parser="none")))
+    resolve(tiny_config(tmp_path, workflow("two_questions", tool_call_parser="none")))
 
 
 def test_a_number_and_a_reward_of_a_reply_are_no_rewards_of_one_run(tmp_path: Path) -> None:

@@ -9,13 +9,20 @@ from typing import Any
 
 import pytest
 
+from areal_lab.agents.catalogue import make_workflow
 from areal_lab.config.load import load_config
-from areal_lab.pipeline.run import prepare
+from areal_lab.config.schema import TrainConfig
+from areal_lab.config.shipped import CONFIGS
 from areal_lab.pipeline.train import resume_run
-from areal_lab.preflight.limits import usable_context
+from areal_lab.resolve.allocation import layout_of
+from areal_lab.resolve.limits import usable_context
+from areal_lab.resolve.resolved import resolve
 from areal_lab.runlog.chrome_trace import chrome_trace
 from areal_lab.runlog.file import read_log_file
 from areal_lab.runlog.read_run import read_run
+from benchmarks.tiny_model import write_tiny_model
+from tests.pipeline.agent_runs import AGENT, STOPS, TEMPLATE, TOOL, config_of_agents, play
+from tests.pipeline.rewards import even_digits
 from tests.pipeline.tiny_run import (
     checkpoints,
     do_run,
@@ -115,19 +122,85 @@ def test_a_run_that_continues_keeps_turns(tmp_path: Path) -> None:
 def test_a_workflow_that_cannot_run_is_refused_before_a_process_starts(tmp_path: Path) -> None:
     config = tiny_config(tmp_path, "rollout.workflow={name: multi_turns}")
     with pytest.raises(ValueError, match=r"rollout\.workflow: name is 'multi_turns'.*'multi_turn'"):
-        prepare(config)
+        resolve(config)
     config = tiny_config(tmp_path, WORKFLOW, "actor.overlong_share=0.2")
     with pytest.raises(ValueError, match=r"overlong_share is 0\.2"):
-        prepare(config)
+        resolve(config)
     config = tiny_config(tmp_path, "gconfig.max_tokens=100")
     with pytest.raises(ValueError, match=r"max_tokens is 100.*without rollout\.workflow"):
-        prepare(config)
+        resolve(config)
     config = tiny_config(tmp_path, WORKFLOW, "gconfig.max_tokens=100000")
     with pytest.raises(ValueError, match="model's context is"):
-        prepare(config)
+        resolve(config)
 
 
 def test_a_sample_leaves_the_tokens_that_an_engine_reserves() -> None:
     for backend, tokens in (("embedded", 256), ("sglang", 250), ("vllm", 256)):
         config = load_config(None, [f"rollout.backend={backend}"])
-        assert usable_context(config, 256) == tokens
+        assert usable_context(layout_of(config).engines, 256) == tokens
+
+
+def test_tokens_of_agents_are_reproduced_though_an_engine_dies(tmp_path: Path) -> None:
+    config = config_of_agents(
+        tmp_path,
+        AGENT,
+        "allocation_mode=embedded:d2+fsdp:d1",
+        "rollout.max_engine_restarts=0",
+    )
+    played = play(config, kill_at=40)
+    assert played.worst() < 1e-4
+    assert (played.summary["engine_losses"], played.summary["engine_restarts"]) == (1, 0)
+    assert played.summary["resubmitted_samples"] > 0
+    within, between = played.changes()
+    assert within > 0
+    assert within + between > 5
+    calls = [turn for sample in played.samples for turn in sample["turns"] if "tool" in turn]
+    assert len(calls) > len(played.samples) / 2
+
+
+def test_tokens_around_results_of_tools_are_reproduced(tmp_path: Path) -> None:
+    config = config_of_agents(tmp_path, TOOL, STOPS)
+    played = play(config, reward_fn=even_digits)
+    assert played.worst() < 1e-4
+    assert sum(played.changes()) > 0
+    turns = [turn for sample in played.samples for turn in sample["turns"]]
+    assert {turn.get("outcome") for turn in turns} >= {"error", None}
+    assert len(turns) > len(played.samples) * 1.3
+
+
+NAMES = sorted(path.stem for path in (CONFIGS / "agents").glob("*.yaml"))
+CALLS = {"calculator": "Tool:", "search": "Open:", "tir": "```python\nprint("}
+
+
+def tiny(name: str, folder: Path) -> TrainConfig:
+    """The config with a model whose tokens are characters, and whose context is 256 of them."""
+    write_tiny_model(folder / "model", initializer_range=0.2)
+    (folder / "model" / "chat_template.jinja").write_text(TEMPLATE)
+    return load_config(
+        name,
+        [
+            *(f"actor.path={folder / 'model'}", f"run_dir={folder / 'runs'}", "plots=false"),
+            *("dataset.few_shot=1", "dataset.tool_examples=T", "dataset.batch_size=2"),
+            *("total_train_steps=2", "gconfig.n_samples=4", "evaluation.max_problems=4"),
+            *("rollout.threads=1", "actor.threads=1", "alarms.off=[equal_rewards]"),
+        ],
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_shipped_config_of_turns_can_run(name: str, tmp_path: Path) -> None:
+    config = tiny(name, tmp_path)
+    problems = resolve(config).problems.train
+    assert make_workflow(config.rollout.workflow) is not None
+    if name in CALLS:
+        assert CALLS[name] in problems[0].prompt, "its examples call the tool as the model has to"
+
+
+@pytest.mark.slow
+# The examples of the agent take more than 256 characters; tests/agents/examples runs it.
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "openai_calculator"])
+def test_a_shipped_config_of_turns_trains(name: str, tmp_path: Path) -> None:
+    result = do_run(tiny(name, tmp_path))
+    assert result.summary["status"] == "complete"
+    assert sum(result.summary["outcomes"].values()) >= 2 * 2 * 4
+    assert all(sample["turns"] for step in trained_samples(result.folder) for sample in step)

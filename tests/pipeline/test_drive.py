@@ -8,44 +8,24 @@ from typing import get_args
 
 import pytest
 
+from areal_lab.control import events as ev
 from areal_lab.control.coordinator import Coordinator, Limits
-from areal_lab.control.events import (
-    Action,
-    Drop,
-    EtaRequested,
-    Event,
-    Finish,
-    GroupFiltered,
-    GroupFinished,
-    GroupId,
-    Interrupt,
-    PauseRequested,
-    PushWeights,
-    Request,
-    Resume,
-    ResumeRequested,
-    RunStarted,
-    StartGroup,
-    StopRequested,
-    Train,
-    Version,
-)
 from areal_lab.control.frontier import Frontier
 from areal_lab.control.order import oldest_finished_first
 from areal_lab.control.schedule import Schedule, asynchronous, synchronous
-from areal_lab.pipeline.drive import Asked, drive
+from areal_lab.pipeline.drive import UserRequest, drive
 
 
 @dataclass
 class Log:
     """All events and actions, in order."""
 
-    entries: list[Event | Action] = field(default_factory=list)
+    entries: list[ev.Event | ev.Action] = field(default_factory=list)
 
-    def event(self, event: Event) -> None:
+    def event(self, event: ev.Event) -> None:
         self.entries.append(event)
 
-    def action(self, action: Action) -> None:
+    def action(self, action: ev.Action) -> None:
         self.entries.append(action)
 
 
@@ -55,43 +35,43 @@ class ToyMachine:
 
     turns_per_group: int = 3
     fail_at_step: int | None = None
-    filtered: frozenset[GroupId] = frozenset()
-    engine_version: Version = 0
-    announced: Version = 0
+    filtered: frozenset[ev.GroupId] = frozenset()
+    engine_version: ev.Version = 0
+    announced: ev.Version = 0
     paused: bool = False
     by_hand: bool = False
-    kept: set[GroupId] = field(default_factory=set)
-    trained: list[tuple[GroupId, ...]] = field(default_factory=list)
-    dropped: list[GroupId] = field(default_factory=list)
-    saved: list[Version] = field(default_factory=list)
+    kept: set[ev.GroupId] = field(default_factory=set)
+    trained: list[tuple[ev.GroupId, ...]] = field(default_factory=list)
+    dropped: list[ev.GroupId] = field(default_factory=list)
+    saved: list[ev.Version] = field(default_factory=list)
 
-    async def generate_group(self, start: StartGroup) -> GroupFinished | GroupFiltered:
+    async def generate_group(self, start: ev.StartGroup) -> ev.GroupFinished | ev.GroupFiltered:
         head = self.engine_version
         for _ in range(self.turns_per_group + start.group % 2):
             await asyncio.sleep(0)
             while self.paused:
                 await asyncio.sleep(0)
         if start.group in self.filtered:
-            return GroupFiltered(start.group, "test")
+            return ev.GroupFiltered(start.group, "test")
         self.kept.add(start.group)
-        return GroupFinished(start.group, head, self.engine_version)
+        return ev.GroupFinished(start.group, head, self.engine_version)
 
-    async def train(self, train: Train) -> Version:
+    async def train(self, train: ev.Train) -> ev.TrainStepDone:
         if train.version + 1 == self.fail_at_step:
             raise RuntimeError("the trainer broke")
         self.kept -= set(train.groups)
         self.trained.append(train.groups)
         for _ in range(4):
             await asyncio.sleep(0)
-        return train.version + 1
+        return ev.TrainStepDone(train.version + 1)
 
     def prepare_save(self, frontier: Frontier) -> None:
         assert all(one.group < frontier.next_group for one in frontier.open)
 
-    async def save(self, version: Version) -> None:
+    async def save(self, version: ev.Version) -> None:
         self.saved.append(version)
 
-    def announce_push(self, version: Version) -> None:
+    def announce_push(self, version: ev.Version) -> None:
         assert version > self.engine_version
         self.announced = version
 
@@ -99,7 +79,7 @@ class ToyMachine:
         assert not self.paused
         self.paused, self.by_hand = True, by_hand
 
-    async def push_weights(self, version: Version) -> None:
+    async def push_weights(self, version: ev.Version) -> None:
         await asyncio.sleep(0)
         assert version == self.announced
         self.engine_version = version
@@ -108,7 +88,7 @@ class ToyMachine:
         assert self.paused
         self.paused = False
 
-    async def drop_group(self, group: GroupId) -> None:
+    async def drop_group(self, group: ev.GroupId) -> None:
         self.kept.discard(group)
         self.dropped.append(group)
 
@@ -126,21 +106,21 @@ def limits(schedule: Schedule, train_steps: int | None = 5) -> Limits:
 
 def run_toy(
     machine: ToyMachine, schedule: Schedule, *, train_steps: int | None = 5, stop_after: int = 0
-) -> tuple[Finish, Log]:
+) -> tuple[ev.Finish, Log]:
     """Drive the machine; ask it to stop when `stop_after` steps were trained (0: never)."""
     log = Log()
 
-    async def go() -> Finish:
-        events: asyncio.Queue[Event] = asyncio.Queue()
+    async def go() -> ev.Finish:
+        events: asyncio.Queue[ev.Event] = asyncio.Queue()
 
         async def stop_later() -> None:
             while len(machine.trained) < stop_after:
                 await asyncio.sleep(0)
-            events.put_nowait(StopRequested())
+            events.put_nowait(ev.StopRequested())
 
         stopper = asyncio.create_task(stop_later()) if stop_after else None
         coordinator = Coordinator(limits(schedule, train_steps))
-        finish = await drive(coordinator, machine, RunStarted((0,)), events, log)
+        finish = await drive(coordinator, machine, ev.RunStarted((0,)), events, log)
         if stopper is not None:
             await stopper
         return finish
@@ -168,28 +148,30 @@ def test_filtered_groups_are_replaced() -> None:
 
 def test_interrupt_comes_before_push_and_push_before_resume() -> None:
     _, log = run_toy(ToyMachine(), asynchronous(4))
-    order = [type(e) for e in log.entries if isinstance(e, Interrupt | PushWeights | Resume)]
-    assert Interrupt in order  # else this run would show nothing
+    order = [
+        type(e) for e in log.entries if isinstance(e, ev.Interrupt | ev.PushWeights | ev.Resume)
+    ]
+    assert ev.Interrupt in order  # else this run would show nothing
     for index, kind in enumerate(order):
-        if kind is Interrupt:
-            assert order[index + 1] is PushWeights
-        if kind is Resume:
-            assert order[index - 1] is PushWeights
+        if kind is ev.Interrupt:
+            assert order[index + 1] is ev.PushWeights
+        if kind is ev.Resume:
+            assert order[index - 1] is ev.PushWeights
 
 
 def test_requests_are_answered_and_only_those_that_can_be_done_are_events() -> None:
     machine, log = ToyMachine(), Log()
     answers: list[str | None] = []
 
-    async def go() -> Finish:
-        events: asyncio.Queue[Event | Asked] = asyncio.Queue()
+    async def go() -> ev.Finish:
+        events: asyncio.Queue[ev.Event | UserRequest] = asyncio.Queue()
         resting = 50
 
         async def ask() -> None:
             while not machine.trained:
                 await asyncio.sleep(0)
-            for request in (EtaRequested(-1), EtaRequested(4), PauseRequested()):
-                events.put_nowait(Asked(request, answers.append))
+            for request in (ev.EtaRequested(-1), ev.EtaRequested(4), ev.PauseRequested()):
+                events.put_nowait(UserRequest(request, answers.append))
             for _ in range(resting):
                 await asyncio.sleep(0)
             assert machine.paused
@@ -198,11 +180,11 @@ def test_requests_are_answered_and_only_those_that_can_be_done_are_events() -> N
             for _ in range(resting):
                 await asyncio.sleep(0)
             assert len(log.entries) == seen  # it came to rest
-            events.put_nowait(Asked(ResumeRequested(), answers.append))
+            events.put_nowait(UserRequest(ev.ResumeRequested(), answers.append))
 
         asking = asyncio.create_task(ask())
         coordinator = Coordinator(limits(asynchronous(2)))
-        finish = await drive(coordinator, machine, RunStarted((0,)), events, log)
+        finish = await drive(coordinator, machine, ev.RunStarted((0,)), events, log)
         await asking
         return finish
 
@@ -210,8 +192,8 @@ def test_requests_are_answered_and_only_those_that_can_be_done_are_events() -> N
     assert answers[0] is not None
     assert "eta is -1" in answers[0]
     assert answers[1:] == [None, None, None]
-    requests = [e for e in log.entries if isinstance(e, get_args(Request))]
-    assert requests == [EtaRequested(4), PauseRequested(), ResumeRequested()]
+    requests = [e for e in log.entries if isinstance(e, get_args(ev.Request))]
+    assert requests == [ev.EtaRequested(4), ev.PauseRequested(), ev.ResumeRequested()]
     assert sorted(g for batch in machine.trained for g in batch) == list(range(20))
     assert not machine.paused
 
@@ -232,9 +214,9 @@ def test_a_stop_saves_and_accounts_for_every_group() -> None:
     finish, log = run_toy(machine, asynchronous(2), train_steps=None, stop_after=3)
     assert finish.reason == "stopped"
     assert machine.saved == [len(machine.trained)]
-    started = {a.group for a in log.entries if isinstance(a, StartGroup)}
+    started = {a.group for a in log.entries if isinstance(a, ev.StartGroup)}
     trained = {g for batch in machine.trained for g in batch}
-    dropped = {a.group for a in log.entries if isinstance(a, Drop)}
+    dropped = {a.group for a in log.entries if isinstance(a, ev.Drop)}
     assert started == trained | dropped
     assert not trained & dropped
-    assert machine.dropped == [a.group for a in log.entries if isinstance(a, Drop)]
+    assert machine.dropped == [a.group for a in log.entries if isinstance(a, ev.Drop)]

@@ -16,14 +16,14 @@ from areal_lab.config.problem import ConfigError
 from areal_lab.control.events import GroupFiltered, Train
 from areal_lab.control.sampling import EQUAL_REWARDS
 from areal_lab.pipeline.console import summary_table
-from areal_lab.pipeline.progress import describe
 from areal_lab.pipeline.resume.recovery import find_recovery
-from areal_lab.pipeline.step_report import StepReport
 from areal_lab.pipeline.train import resume_run
 from areal_lab.runlog.read_run import read_events
 from areal_lab.runlog.records import ActionRecord, EventRecord, Log, RunHeader
 from areal_lab.runlog.replay import check_replay
 from areal_lab.runlog.summary import build_summary
+from areal_lab.shell.display import describe
+from areal_lab.shell.step_report import StepReport
 from tests.pipeline.resume.killed_run import comparable
 from tests.pipeline.resume.test_resume import ONE_BY_ONE
 from tests.pipeline.tiny_run import do_run, metrics, tiny_config, trained_samples

@@ -7,6 +7,7 @@ responses run at a time.
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -18,26 +19,31 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from areal_lab.agents.workflow import Episode, Row
 from areal_lab.config.load import load_config
 from areal_lab.config.problem import ConfigError
 from areal_lab.config.schema import TrainConfig
 from areal_lab.data.tokenize import TextCodec
-from areal_lab.pipeline.progress import Silent
+from areal_lab.data.trajectory import SampleEnd, Segment
+from areal_lab.pipeline.evaluate import results
 from areal_lab.pipeline.resume.recovery import find_recovery
-from areal_lab.pipeline.run import prepare
-from areal_lab.pipeline.state import RunState, StopSignal
-from areal_lab.pipeline.step_report import StepReport
+from areal_lab.pipeline.state import RunState
 from areal_lab.pipeline.train import resume_run
-from areal_lab.preflight.check import notes
-from areal_lab.rewards.failure_rate import RewardError
+from areal_lab.resolve.notes import notes
+from areal_lab.resolve.placement import place_run
+from areal_lab.resolve.resolved import resolve
+from areal_lab.rewards.service import RewardError, RewardOutcome
 from areal_lab.runlog.file import read_log_file
 from areal_lab.runlog.held_out import Measured, read_held_out
 from areal_lab.runlog.replay import check_replay
+from areal_lab.shell.display import Silent
+from areal_lab.shell.step_report import StepReport
+from areal_lab.shell.stop import StopSignal
 from tests.pipeline.resume.killed_run import Kill, check_folder, comparable, live
 from tests.pipeline.rewards import even_digits, fails_on_held_out, opposite_on_held_out
 from tests.pipeline.tiny_run import do_run, marked, metrics, tiny_config, trained_samples
 
-TOKENS = 40
+STEPS, TOKENS = 6, 40
 GREEDY = ("evaluation.temperature=0", "evaluation.samples_per_problem=1")
 SLOW = (f"gconfig.max_new_tokens={TOKENS}", "evaluation.max_problems=24")
 """Held-out problems that take longer than a step, on the few places that they get."""
@@ -46,7 +52,7 @@ SLOW = (f"gconfig.max_new_tokens={TOKENS}", "evaluation.max_problems=24")
 def config_of(folder: Path, *overrides: str) -> TrainConfig:
     return tiny_config(
         folder,
-        *("total_train_steps=9", "eta=2", "save_every_steps=1", "eval_every_steps=3"),
+        *(f"total_train_steps={STEPS}", "eta=2", "save_every_steps=1", "eval_every_steps=3"),
         "rollout.batch_order=bounded_lag",  # holds when an engine is lost as well
         *SLOW,
         *overrides,
@@ -77,21 +83,25 @@ class Notes(Silent):
         self.told.append(text)
 
 
-def greedy_reward(config: TrainConfig, folder: Path, checkpoint: Path) -> float:
+def greedy_reward(config: TrainConfig, checkpoint: Path) -> float:
     """The mean reward of a model's greedy responses to the held-out problems."""
-    problems = prepare(config).held_out[: config.evaluation.max_problems]
+    problems = resolve(config).problems.held_out[: config.evaluation.max_problems]
     model: Any = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     codec = TextCodec.load(config.actor.path)
     stops = set(codec.stops(config.gconfig.stop).token_ids)
-    rewards = []
-    for problem in problems:
-        tokens, response = list(codec.encode(problem.prompt)), list[int]()
-        while len(response) < TOKENS and not (response and response[-1] in stops):
-            with torch.no_grad():
-                logits = model(torch.tensor([[*tokens, *response]])).logits[0, -1]
-            response.append(int(logits.argmax()))
-        rewards.append(even_digits(codec.decode(response), {}))
-    del folder
+    prompts = [list(codec.encode(problem.prompt)) for problem in problems]
+    responses: list[list[int]] = [[] for _ in problems]
+    for _ in range(TOKENS):
+        rows = [[*one, *more] for one, more in zip(prompts, responses, strict=True)]
+        longest = max(map(len, rows))
+        with torch.no_grad():  # a causal model does not see what is padded on the right
+            logits = model(
+                torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows])
+            ).logits
+        for row, response, of_row in zip(rows, responses, logits, strict=True):
+            if not (response and response[-1] in stops):
+                response.append(int(of_row[len(row) - 1].argmax()))
+    rewards = [even_digits(codec.decode(response), {}) for response in responses]
     return fmean(rewards)
 
 
@@ -121,14 +131,14 @@ def test_with_two_engines_a_score_is_that_of_the_checkpoint(
     others = {by_version[version] for version in by_version.keys() - during}
     for version in during:
         checkpoint = folder / "checkpoints" / f"step-{version:05d}"
-        assert greedy_reward(config, folder, checkpoint) == pytest.approx(by_version[version])
+        assert greedy_reward(config, checkpoint) == pytest.approx(by_version[version])
         assert by_version[version] not in others  # equal scores would tell nothing
 
 
 def test_evaluations_are_no_rollouts(pinned: tuple[TrainConfig, Path, Reports]) -> None:
     folder = pinned[1]
     seen = [(s["group"], s["sample"]) for step in trained_samples(folder) for s in step]
-    assert len(seen) == len(set(seen)) == 9 * 3 * 4
+    assert len(seen) == len(set(seen)) == STEPS * 3 * 4
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["version_mismatches"] == summary["engine_losses"] == summary["dropped"] == 0
     assert max(line["lag_head_max"] for line in metrics(folder)) <= 2
@@ -141,7 +151,9 @@ def test_evaluations_are_no_rollouts(pinned: tuple[TrainConfig, Path, Reports]) 
 
 def test_with_one_engine_the_best_is_measured_again_with_its_own_weights(tmp_path: Path) -> None:
     config = config_of(
-        tmp_path, "checkpoint.keep=1", "evaluation.engine_share=0.1", "actor.optimizer.lr=2e-3"
+        tmp_path,
+        *("total_train_steps=9", "checkpoint.keep=1", "evaluation.engine_share=0.1"),
+        "actor.optimizer.lr=2e-3",
     )
     notes = Notes()
     result = do_run(config, reward_fn=opposite_on_held_out, problems=marked(config), display=notes)
@@ -167,7 +179,10 @@ def test_with_one_engine_the_best_is_measured_again_with_its_own_weights(tmp_pat
 
 def test_at_eta_0_training_is_bit_equal_with_and_without_evaluations(tmp_path: Path) -> None:
     one_by_one = ("eta=0", "rollout.max_running_requests=1", "total_train_steps=4")
-    few = (*one_by_one, "reward.workers=2", "evaluation.max_problems=6")
+    few = (
+        *(*one_by_one, "reward.workers=2", "evaluation.max_problems=6"),
+        "gconfig.max_new_tokens=16",
+    )
     runs = [do_run(config_of(tmp_path, *few, f"eval_every_steps={every}")) for every in (0, 1)]
     assert [len(measured(one.folder)) > 2 for one in runs] == [False, True]
     assert comparable(runs[0].folder) == comparable(runs[1].folder)
@@ -202,12 +217,12 @@ def test_an_engine_that_dies_during_an_evaluation_ends_nothing(tmp_path: Path, v
     assert result.summary["status"] == "complete"
     assert result.summary["engine_losses"] == 1
     seen = [(s["group"], s["sample"]) for step in trained_samples(result.folder) for s in step]
-    assert len(seen) == len(set(seen)) == 9 * 3 * 4
+    assert len(seen) == len(set(seen)) == STEPS * 3 * 4
     assert max(line["lag_head_max"] for line in metrics(result.folder)) <= 2
     found = {one.version: one for one in measured(result.folder)}
     assert all(one.problems == 24 for one in found.values())
     assert 3 in found
-    assert {0, 9} <= found.keys()
+    assert {0, STEPS} <= found.keys()
 
 
 def test_a_reward_function_that_fails_on_held_out_problems_ends_the_run(tmp_path: Path) -> None:
@@ -323,13 +338,15 @@ def do_nothing(config: TrainConfig) -> Path:
 )
 def test_what_cannot_be_measured_is_refused(overrides: list[str], said: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        prepare(load_config("arithmetic", overrides))
+        resolve(load_config("arithmetic", overrides))
     assert said in str(raised.value)
 
 
 def test_what_may_surprise_is_noted() -> None:
     def told(*overrides: str) -> str:
-        return "\n".join(notes(load_config("arithmetic", ["total_train_steps=40", *overrides])))
+        return "\n".join(
+            notes(place_run(load_config("arithmetic", ["total_train_steps=40", *overrides])))
+        )
 
     assert "evaluat" not in told()
     assert "chosen among those of every 12 steps" in told(
@@ -340,3 +357,44 @@ def test_what_may_surprise_is_noted() -> None:
     assert "with one engine" in told("eval_every_steps=4")
     assert "with one engine" not in told("eval_every_steps=4", "rollout.engines=2")
     assert "eval_every_steps=40 has no effect" in told("eval_every_steps=40")
+
+
+def sample(reward: float, tokens: int = 10, *, truncated: bool = False) -> Episode:
+    return _episode(RewardOutcome("ok", reward), tokens, end="length" if truncated else "stop")
+
+
+def _episode(outcome: RewardOutcome, tokens: int = 10, end: SampleEnd = "stop") -> Episode:
+    segment = Segment((7,) * tokens, (-1.0,) * tokens, 0)
+    return Episode(rows=(Row(prompt_tokens=(1,), parts=(segment,)),), outcome=outcome, end=end)
+
+
+FAILED = _episode(RewardOutcome("error", math.nan, detail="Traceback: boom"))
+
+
+def test_pass_at_k_is_averaged_over_problems() -> None:
+    found = results([[sample(1), sample(0)], [sample(0), sample(0)]], (1, 2))
+    assert found["pass_at"]["1"]["mean"] == pytest.approx(0.25)
+    assert found["pass_at"]["2"]["mean"] == pytest.approx(0.5)
+    assert found["pass_at"]["2"]["n"] == 2
+    assert found["pass_at"]["2"]["ci95"] > 0
+
+
+def test_a_partial_reward_is_no_pass() -> None:
+    found = results([[sample(0.9)], [sample(1)]], (1,))
+    assert found["pass_at"]["1"]["mean"] == 0.5
+    assert found["reward"]["mean"] == pytest.approx(0.95)
+
+
+def test_failed_rewards_are_counted_and_not_zero() -> None:
+    found = results([[sample(1), FAILED], [FAILED, FAILED]], (1, 2))
+    assert found["rewards"] == {"ok": 1, "error": 3}
+    assert found["first_failure"] == "Traceback: boom"
+    assert found["pass_at"]["1"] == {"mean": 1.0, "n": 1, "ci95": None}
+    assert found["pass_at"]["2"] is None
+    assert found["reward"]["mean"] == 1.0
+
+
+def test_lengths_are_of_all_samples() -> None:
+    found = results([[sample(1, 4), sample(0, 8, truncated=True)]], (1,))
+    assert found["mean_tokens"] == 6
+    assert found["truncated_share"] == 0.5

@@ -33,9 +33,9 @@ from areal_lab.control.events import (
 from areal_lab.live.attach import AttachedRun
 from areal_lab.live.mailbox import RequestRefused, RunEnded
 from areal_lab.live.presence import read_presence
-from areal_lab.pipeline import detached
+from areal_lab.pipeline import console
 from areal_lab.pipeline.train import TrainingRun
-from areal_lab.runlog.by_hand import requests
+from areal_lab.runlog.incidents import requests
 from areal_lab.runlog.read_run import read_events
 from areal_lab.runlog.replay import check_replay
 from tests.pipeline.rewards import even_digits
@@ -100,7 +100,7 @@ def test_a_run_is_held_paused_resumed_and_stops_when_it_is_let_go(tmp_path: Path
     folder = run.folder
     assert (folder / "config.yaml").is_file()
     assert (run.snapshot().state, run.running, run.reports) == ("starting", True, ())
-    assert run.pause() == "this will be done when training begins"
+    assert run.pause() == "queued until training starts"
     with pytest.raises(RuntimeError, match="has not ended"):
         _ = run.summary
     wait_until(run, lambda: run.snapshot().state == "paused")
@@ -205,7 +205,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
         return ForkedPopen(command, **options)
 
     monkeypatch.setattr(
-        detached, "subprocess", SimpleNamespace(Popen=popen, DEVNULL=subprocess.DEVNULL)
+        console, "subprocess", SimpleNamespace(Popen=popen, DEVNULL=subprocess.DEVNULL)
     )
 
     def start_run(*overrides: str) -> AttachedRun:

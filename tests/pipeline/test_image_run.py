@@ -16,15 +16,15 @@ from areal_lab.config.load import load_config
 from areal_lab.config.schema import TrainConfig
 from areal_lab.data.images import PlacedImage, image_of_bytes
 from areal_lab.data.problems import PromptSource
-from areal_lab.data.rendered import rendered_sums
+from areal_lab.data.small_tasks import rendered_sums
 from areal_lab.models.image_features import ImagePixels
 from areal_lab.models.locate import INCLUDED_MODELS
 from areal_lab.models.vision import placeholder_tokens
 from areal_lab.pipeline.model_evaluation import evaluate, prepare_evaluation
-from areal_lab.pipeline.progress import Silent
 from areal_lab.pipeline.resume.saved_run import GROUPS_FILE, read_open_tokens
 from areal_lab.pipeline.train import resume_run
-from areal_lab.runlog.tokens.files import read_samples
+from areal_lab.runlog.token_files import read_samples
+from areal_lab.shell.display import Silent
 from tests.pipeline.resume.killed_run import check_folder
 from tests.pipeline.tiny_run import do_run, trained_samples
 

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from areal_lab.pipeline.progress import Silent
-from areal_lab.pipeline.run import prepare
-from areal_lab.pipeline.state import StopSignal
-from areal_lab.pipeline.step_report import StepReport
 from areal_lab.pipeline.train import resume_run
-from areal_lab.preflight.check import notes
+from areal_lab.resolve.notes import notes
+from areal_lab.resolve.placement import place_run
+from areal_lab.resolve.resolved import resolve
+from areal_lab.shell.display import Silent
+from areal_lab.shell.step_report import StepReport
+from areal_lab.shell.stop import StopSignal
 from tests.pipeline.outside import post
 from tests.pipeline.test_agent_program import config_with_template
 from tests.pipeline.tiny_run import (
@@ -125,13 +126,15 @@ def test_a_port_in_use_and_a_model_without_template_are_refused_first(tmp_path: 
     config = config_with_template(tmp_path, WORKFLOW)
     (tmp_path / "model" / "chat_template.jinja").unlink()
     with pytest.raises(ValueError, match=r"rollout\.workflow: .*has no chat template"):
-        prepare(config)
+        resolve(config)
     wrong = "rollout.workflow={name: agent, mode: online, port: -1}"
     with pytest.raises(ValueError, match=r"rollout\.workflow: port is -1, but must be in"):
-        prepare(config_with_template(tmp_path, wrong))
+        resolve(config_with_template(tmp_path, wrong))
 
 
 def test_a_user_is_told_that_held_out_problems_wait_for_sessions_too(tmp_path: Path) -> None:
-    (told,) = notes(config_with_template(tmp_path, WORKFLOW))
+    (told,) = notes(place_run(config_with_template(tmp_path, WORKFLOW)))
     assert "2 for each of up to 4 problems; evaluation.max_problems=0 switches them off" in told
-    assert not notes(config_with_template(tmp_path, WORKFLOW, "evaluation.max_problems=0"))
+    assert not notes(
+        place_run(config_with_template(tmp_path, WORKFLOW, "evaluation.max_problems=0"))
+    )

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 from collections import Counter
 from pathlib import Path
-from typing import Any
-
-import pytest
+from types import SimpleNamespace
+from typing import Any, cast
 
 from areal_lab.config.load import load_config
 from areal_lab.config.schema import TrainConfig
 from areal_lab.control.coordinator import Limits
 from areal_lab.control.schedule import asynchronous
 from areal_lab.engines.protocol import PauseMode, WeightsFolder
-from areal_lab.pipeline.outcome import SummaryInputs, write_failure
+from areal_lab.pipeline.outcome import SummaryInputs, summary_of_failure
 from areal_lab.pipeline.servers.health import HealthLimits
 from areal_lab.pipeline.servers.pool import ServerPool
-from areal_lab.preflight.limits import Threads
+from areal_lab.resolve.allocation import layout_of
+from areal_lab.resolve.limits import Threads, limits_of
+from areal_lab.resolve.resolved import Resolved
 from areal_lab.runlog.file import read_log_file
-from areal_lab.runlog.folder import RunFolder
 from areal_lab.runlog.summary import build_summary
 from tests.pipeline.fake_run import FakeRun
 from tests.runlog.test_summary import CONTRACT
@@ -28,17 +26,17 @@ from tests.runlog.test_summary import CONTRACT
 LIMITS = Limits(batch_groups=4, max_in_flight=8, train_steps=3, schedule=asynchronous(2))
 
 
+def unchecked(config: TrainConfig) -> Resolved:
+    """A resolved run with the parts that a summary reads."""
+    engines, limits = layout_of(config).engines, limits_of(config)
+    return cast(Resolved, SimpleNamespace(config=config, engines=engines, limits=limits))
+
+
 def failed(path: Path, inputs: SummaryInputs, config: TrainConfig | None = None) -> dict[str, Any]:
-    """What a run in this folder leaves when it fails."""
-    told: list[str] = []
-    config = config or load_config(None, [])
-    write_failure(
-        RuntimeError("boom"), RunFolder(path), config, inputs, wall_s=5.0, note=told.append
-    )
-    assert told == []
-    summary: dict[str, Any] = json.loads((path / "summary.json").read_text())
-    assert summary.keys() >= {*CONTRACT, "engine_version", "training_s", "processes"}
-    assert (summary["status"], summary["error"]) == ("failed", "boom")
+    """The summary of a run in this folder that failed, but for status and error."""
+    resolved = unchecked(config or load_config(None, []))
+    summary = summary_of_failure(path, resolved, inputs, wall_s=5.0)
+    assert {*summary, "error"} >= {*CONTRACT, "engine_version", "training_s", "processes"}
     assert summary["wall_s"] == 5
     return summary
 
@@ -100,31 +98,3 @@ def test_counts_of_a_damaged_log_are_unknown_and_not_0(tmp_path: Path) -> None:
         assert summary[name] is None
     assert summary["version_mismatches"] == 1
     assert summary["backend"] == "sglang"
-
-
-def test_a_summary_that_cannot_be_written_is_noted_in_one_line(tmp_path: Path) -> None:
-    told: list[str] = []
-    config = load_config(None, [])
-    folder = RunFolder(tmp_path / "gone")
-    write_failure(
-        asyncio.CancelledError(), folder, config, SummaryInputs(), wall_s=1, note=told.append
-    )
-    (line,) = told
-    assert line.startswith("summary.json was not written: ")
-    assert "No such file" in line
-
-
-@pytest.mark.parametrize(
-    ("error", "status", "words"),
-    [
-        (asyncio.CancelledError(), "stopped at once", "CancelledError"),
-        (KeyError(), "failed", "KeyError"),
-    ],
-)
-def test_an_error_without_words_is_named(
-    tmp_path: Path, error: BaseException, status: str, words: str
-) -> None:
-    config = load_config(None, [])
-    write_failure(error, RunFolder(tmp_path), config, SummaryInputs(), wall_s=1, note=print)
-    summary = json.loads((tmp_path / "summary.json").read_text())
-    assert (summary["status"], summary["error"]) == (status, words)

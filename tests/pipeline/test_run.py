@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
@@ -20,14 +19,17 @@ from omegaconf import OmegaConf
 from transformers import AutoModelForCausalLM
 
 import areal_lab
+from areal_lab.control import events as ev
 from areal_lab.data.tokenize import TextCodec
+from areal_lab.host.process_groups import SHARED_MEMORY
 from areal_lab.host.processes import ChildDied
-from areal_lab.host.shared_memory import SHARED_MEMORY
-from areal_lab.pipeline.progress import Silent
-from areal_lab.pipeline.run import prepare, run
-from areal_lab.pipeline.state import RunState, StopSignal
-from areal_lab.pipeline.step_report import StepReport
+from areal_lab.pipeline.report import format_run
+from areal_lab.pipeline.state import RunState
 from areal_lab.runlog.folder import RunFolder
+from areal_lab.runlog.read_run import read_run
+from areal_lab.runlog.records import ActionRecord, EventRecord
+from areal_lab.runlog.replay import check_replay
+from areal_lab.shell.step_report import StepReport
 from tests.pipeline.kept_keys import keep_keys
 from tests.pipeline.rewards import even_digits
 from tests.pipeline.tiny_run import (
@@ -84,6 +86,98 @@ def test_interruptions_leave_trajectories_of_several_versions(
     assert summary["lag"]["head"]["max"] >= summary["lag"]["tail"]["max"]
     assert summary["recomputed_tokens"] > 0
     assert summary["engine_version"] == installed_version("areal_lab")
+
+
+def check_ledger(folder: Path, summary: dict[str, Any]) -> None:
+    """Tokens and parts of the lag sum exactly: at each step, at the end, and from the log."""
+    lines = metrics(folder)
+    names = ("trained", "waiting", "dropped", "generated_twice")
+    for line in lines:
+        parts = [line[f"ledger_{name}_tokens"] for name in names]
+        assert line["ledger_generated_tokens"] == sum(parts)
+        both = line["lag_before_queue_mean"] + line["lag_in_queue_mean"]
+        assert both == pytest.approx(line["lag_head_mean"])
+    trained = [line["trained_tokens"] for line in lines]
+    assert [line["ledger_trained_tokens"] for line in lines] == np.cumsum(trained).tolist()
+    ledger, lag = summary["ledger"], summary["lag"]
+    assert ledger["generated"] == sum(
+        (
+            ledger["trained"],
+            ledger["waiting"],
+            ledger["generated_twice"],
+            *ledger["dropped"].values(),
+        )
+    )
+    assert (ledger["trained"], ledger["waiting"]) == (summary["trained_tokens"], 0)
+    both = lag["before_queue"]["mean"] + lag["in_queue"]["mean"]
+    assert both == pytest.approx(lag["head"]["mean"])
+    frame = read_run(folder).steps
+    for name in ("before_queue", "in_queue", "offered"):
+        assert frame[f"lag_{name}_mean"].tolist() == [line[f"lag_{name}_mean"] for line in lines]
+
+
+def test_every_token_and_every_version_of_lag_is_accounted_for(
+    interrupted: tuple[Path, dict[str, Any]],
+) -> None:
+    folder, summary = interrupted
+    check_ledger(folder, summary)
+    assert summary["ledger"]["generated"] == summary["generated_tokens"]
+    assert summary["lag"]["before_queue"]["max"] > 0
+    told = format_run(folder)
+    assert re.search(r"head, before the queue +\d\.\d\d +\d", told)
+    assert re.search(r"trained on +[\d,]+ +100\.0%", told)
+
+
+def test_a_sample_that_ended_makes_room_for_the_next_group(tmp_path: Path) -> None:
+    config = tiny_config(
+        tmp_path,
+        f"total_train_steps={STEPS}",
+        "eta=3",
+        "rollout.max_concurrent_rollouts=2",
+        "rollout.slots=samples",
+    )
+    result = do_run(config, response_tokens=long_tail, reward_fn=even_digits)
+    check_ledger(result.folder, result.summary)
+    log = read_run(result.folder).log
+    assert check_replay(log).agrees
+    samples, slots = 4, 8
+    running: dict[int, int] = {}
+    most_groups, ended = 0, 0
+    for record in log.records:
+        match record:
+            case EventRecord(event=ev.SamplesEnded(group, count)):
+                running[group] -= count
+                ended += count
+            case EventRecord(event=ev.GroupFinished(group=group)):
+                assert running.pop(group) == 0, "its samples ended before it was scored"
+            case ActionRecord(action=ev.StartGroup(group=group)):
+                running[group] = samples
+            case _:
+                pass
+        assert sum(running.values()) <= slots
+        most_groups = max(most_groups, len(running))
+    assert most_groups > 2, "others start while the longest sample of a group runs"
+    assert ended == result.summary["trained_samples"] == STEPS * 3 * samples
+
+
+def test_the_tokens_of_dropped_groups_are_accounted_for(tmp_path: Path) -> None:
+    """Also those of groups that were dropped while they ran, which have no record."""
+    config = tiny_config(
+        tmp_path,
+        "total_train_steps=5",
+        "eta=4",
+        "rollout.batch_order=bounded_lag",
+        "rollout.max_lag=1",
+        "rollout.drop_late=true",
+        "rollout.max_concurrent_rollouts=12",
+    )
+    result = do_run(config, response_tokens=long_tail, reward_fn=even_digits)
+    check_ledger(result.folder, result.summary)
+    ledger, dropped = result.summary["ledger"], result.summary["dropped_by_reason"]
+    assert set(ledger["dropped"]) == set(dropped) == {"lag above 1"}
+    assert ledger["dropped"]["lag above 1"] > 0
+    # Groups that ended have records; running ones do not.
+    assert ledger["generated"] >= result.summary["generated_tokens"]
 
 
 def test_each_segment_is_reproduced_by_the_checkpoint_of_its_version(
@@ -356,25 +450,6 @@ def test_children_and_shared_memory_go_when_the_pipeline_is_killed(tmp_path: Pat
     assert not any(root.exists() for root in roots)
 
 
-def test_an_interrupt_ends_the_command_in_order_and_counts_untrained_groups(
-    tmp_path: Path,
-) -> None:
-    process = start_command(tmp_path, "total_train_steps=10000", "eta=2")
-    wait_for_steps(process, 2)
-    process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=60)
-    assert process.returncode == 130
-    folder = Path(out.strip().splitlines()[-1])
-    summary = json.loads((folder / "summary.json").read_text())
-    assert summary["status"] == "stopped"
-    assert summary["steps"] == len(metrics(folder)) >= 2
-    assert (folder / "model" / "model.safetensors").is_file()
-    in_log = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-    started = {r["group"] for r in in_log if r.get("type") == "StartGroup"}
-    trained = {s["group"] for step in trained_samples(folder) for s in step}
-    assert summary["dropped"] == len(started - trained)
-
-
 def start_command(folder: Path, *overrides: str) -> subprocess.Popen[str]:
     """`areal-lab train` on the tiny model, in a separate process."""
     config = tiny_config(folder, *overrides)
@@ -416,33 +491,3 @@ def ends_within(pid: int, seconds: float) -> bool:
         return bool(select.select([descriptor], [], [], seconds)[0])
     finally:
         os.close(descriptor)
-
-
-def test_a_run_that_is_cancelled_says_what_was_saved(tmp_path: Path) -> None:
-    """The second Ctrl-C cancels the run's task."""
-    config = tiny_config(tmp_path, "total_train_steps=10000", "save_every_steps=1")
-    tasks: list[asyncio.Task[Any]] = []
-
-    def cancel(report: StepReport) -> None:
-        if report.step == 3:
-            tasks[0].cancel()
-
-    async def cancelled_run() -> None:
-        current = asyncio.current_task()
-        assert current is not None
-        tasks.append(current)
-        await run(
-            config,
-            prepare(config),
-            on_step=cancel,
-            display=Silent(),
-            stop=StopSignal(),
-            reward_fn=even_digits,
-        )
-
-    with pytest.raises(asyncio.CancelledError):
-        asyncio.run(cancelled_run())
-    (folder,) = (tmp_path / "runs").iterdir()
-    summary = json.loads((folder / "summary.json").read_text())
-    assert summary["status"] == "stopped at once"
-    assert summary["saved_version"] >= 1

@@ -7,23 +7,27 @@ import signal
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from areal_lab.config.problem import ConfigError
 from areal_lab.control.coordinator import Coordinator
-from areal_lab.control.events import EngineJoined, EngineRetired, StartGroup, Train
+from areal_lab.control.events import EngineJoined, EngineRetired, StartGroup, Train, TrainStepDone
 from areal_lab.engines.launch.start import EngineProcess
+from areal_lab.pipeline.drive import ScaledRun
 from areal_lab.pipeline.performer import RunPerformer
 from areal_lab.pipeline.run import RunResult
 from areal_lab.pipeline.servers.pool import EngineSource, ServerPool
-from areal_lab.pipeline.state import RunState, StopSignal
-from areal_lab.pipeline.step_report import StepReport
-from areal_lab.preflight.check import check_settings
+from areal_lab.pipeline.state import RunState
+from areal_lab.resolve.check import check_settings
 from areal_lab.runlog.activity import RETIRED, idle_by_cause
 from areal_lab.runlog.file import read_log_file
 from areal_lab.runlog.records import Log
 from areal_lab.runlog.replay import check_replay
+from areal_lab.shell.step_report import StepReport
+from areal_lab.shell.stop import StopSignal
 from tests.pipeline.rewards import even_digits
 from tests.pipeline.tiny_run import do_run, long_tail, tiny_config, trained_samples
 
@@ -62,6 +66,26 @@ def scaled_run(
         stop=stop,
     )
     return result, read_log_file(result.folder / "events.jsonl")
+
+
+@pytest.mark.parametrize(("wanted", "calls"), [(5, "++"), (3, ""), (1, "--")])
+def test_a_pool_follows_the_rule_at_the_end_of_a_step(wanted: int, calls: str) -> None:
+    found: list[str] = []
+    pool = SimpleNamespace(
+        alive=(0, 1, 2),
+        changing=False,
+        add_engine=lambda: found.append("+"),
+        retire_engine=lambda: found.append("-"),
+    )
+    watch = SimpleNamespace(note=lambda _: None, step_done=lambda *_, **__: wanted)
+    log = SimpleNamespace(event=lambda _: None, action=lambda _: None)
+    run = ScaledRun(
+        log=cast(Any, log), watch=cast(Any, watch), pool=pool, generated_tokens=lambda: 7
+    )
+    run.event(EngineRetired(1))
+    assert not found
+    run.event(TrainStepDone(1))
+    assert "".join(found) == calls
 
 
 @pytest.mark.slow

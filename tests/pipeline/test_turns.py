@@ -14,9 +14,9 @@ import pytest
 import areal_lab
 from areal_lab.pipeline.run import RunResult
 from areal_lab.pipeline.state import RunState
-from areal_lab.pipeline.step_report import StepReport
 from areal_lab.runlog.activity import TRAINERS_TURN, activity
 from areal_lab.runlog.file import read_log_file
+from areal_lab.shell.step_report import StepReport
 from tests.pipeline.rewards import even_digits
 from tests.pipeline.test_held_run import check_that_nothing_is_lost, wait_until
 from tests.pipeline.tiny_run import do_run, long_tail, metrics, tiny_config, trained_samples

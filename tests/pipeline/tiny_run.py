@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -16,11 +16,15 @@ from areal_lab.config.load import load_config
 from areal_lab.config.schema import TrainConfig
 from areal_lab.control.events import GroupId
 from areal_lab.data.problems import ProblemSet
-from areal_lab.pipeline.progress import Display, Silent
-from areal_lab.pipeline.run import RunResult, prepare, run
-from areal_lab.pipeline.state import RunState, StopSignal
-from areal_lab.pipeline.step_report import StepReport
+from areal_lab.pipeline.run import RunResult, run
+from areal_lab.pipeline.state import RunState
+from areal_lab.resolve.resolved import resolve
+from areal_lab.shell.display import Display, Silent
+from areal_lab.shell.step_report import StepReport
+from areal_lab.shell.stop import StopSignal
 from benchmarks.tiny_model import write_tiny_model
+
+MEASURED: Final = ("evaluation.max_problems=4", "evaluation.samples_per_problem=2")
 
 
 def tiny_config(folder: Path, *overrides: str) -> TrainConfig:
@@ -41,8 +45,7 @@ def tiny_config(folder: Path, *overrides: str) -> TrainConfig:
             "dataset.batch_size=3",
             "gconfig.n_samples=4",
             "gconfig.max_new_tokens=12",
-            "evaluation.max_problems=4",
-            "evaluation.samples_per_problem=2",
+            *([] if "evaluation.max_problems=0" in overrides else MEASURED),
             "plots=false",
             *overrides,
         ],
@@ -63,13 +66,11 @@ def do_run(
     """Run to the end on this thread."""
     return asyncio.run(
         run(
-            config,
-            prepare(config, problems),
+            resolve(config, problems, reward_fn=reward_fn),
             on_step=on_step,
             display=display or Silent(),
             stop=stop or StopSignal(),
             response_tokens=response_tokens,
-            reward_fn=reward_fn,
             state=state,
         )
     )
@@ -77,7 +78,7 @@ def do_run(
 
 def marked(config: TrainConfig) -> ProblemSet:
     """The problems of a run; held-out ones say so to the reward function."""
-    problems = prepare(config)
+    problems = resolve(config).problems
     named = (replace(one, metadata={"held out": True}) for one in problems.held_out)
     return replace(problems, held_out=tuple(named))
 

@@ -23,7 +23,9 @@ RECORDED = Path(__file__).parents[2] / "reproductions" / "recorded" / "asynchron
 CAUSES = [
     value
     for name, value in vars(activity).items()
-    if name.isupper() and isinstance(value, str) and name not in ("PIPELINE", "REWARDS", "TRAINER")
+    if name.isupper()
+    and isinstance(value, str)
+    and name not in ("IMPORTED", "PIPELINE", "REWARDS", "TRAINER")
 ]
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import io
+import re
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import matplotlib
 import numpy as np
@@ -15,10 +16,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 from PIL import Image
 
+from areal_lab.plots.curves import draw_reward, draw_staleness
 from areal_lab.plots.picture import Picture
-from areal_lab.plots.reward import draw_reward
 from areal_lab.plots.shares import draw_shares
-from areal_lab.plots.staleness import draw_staleness
 from areal_lab.plots.style import COLUMN, entitle, finished, new_figure, save_picture
 from areal_lab.plots.timeline import draw_timeline
 from areal_lab.runlog.held_out import Measured
@@ -30,6 +30,7 @@ from simulator.run.result import Replicated
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
 
 RECORDED = Path(__file__).parents[2] / "reproductions" / "recorded" / "asynchronous"
 METRICS = [
@@ -196,3 +197,18 @@ def test_the_reward_picture_says_what_was_measured_during_training() -> None:
     assert {"held-out problems", "held-out problems, tokens of several versions"} <= labels
     assert "best checkpoint: step 3, 0.400" in labels
     assert draw_reward(METRICS, HELD_OUT).alt == draw_reward(METRICS, HELD_OUT, []).alt
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "pictures.md"
+
+
+def test_the_examples_run_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL):
+        exec(block, names)
+    assert (tmp_path / "shares.png").stat().st_size > 10_000
+    assert names["picture"].alt.startswith("Shares of time")
+    assert names["tokens"].widget.rows[0].tolist() == names["samples"][0].lags.tolist()

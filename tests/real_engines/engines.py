@@ -76,7 +76,7 @@ def as_table() -> str:
         ),
         (
             "log-probs after top-k or top-p are of",
-            ["all tokens" if f.backend.whole_logprobs else "the tokens left" for f in _ALL],
+            ["all tokens" if f.backend.whole_logprobs else "the remaining tokens" for f in _ALL],
         ),
         (
             "log-probs of top-k 1 are at",
@@ -87,19 +87,19 @@ def as_table() -> str:
             [f"{f.error:.0e}" for f in _ALL],
         ),
         (
-            "SmolLM2-135M: largest error from float64, in those of transformers' float32",
+            "SmolLM2-135M: largest error from float64, relative to transformers in float32",
             [f"{f.smollm2_ratio:g}" for f in _ALL],
         ),
         (
-            "tells how many prompt tokens were in its cache",
+            "reports the number of cached prompt tokens",
             [_yes(f.counts_shared_tokens) for f in _ALL],
         ),
         (
-            "tokens of a model's context that no request may use",
+            "reserved tokens of a model's context",
             [str(f.backend.reserved_tokens) for f in _ALL],
         ),
-        ("in place, old keys and values live on", [_yes(f.backend.biased_in_place) for f in _ALL]),
-        ("its digest is of all weights", [_yes(f.whole_digest) for f in _ALL]),
+        ("`in_place` keeps old keys and values", [_yes(f.backend.biased_in_place) for f in _ALL]),
+        ("its digest covers all weights", [_yes(f.whole_digest) for f in _ALL]),
     ]
     lines = [f"| | {' | '.join(f'`{name}`' for name in names)} |"]
     lines.append("| --- " * (len(names) + 1) + "|")

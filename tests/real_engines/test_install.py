@@ -19,8 +19,7 @@ from areal_lab.engines.client.addresses import port_of
 from areal_lab.engines.keys import authorization, key_for
 from areal_lab.engines.launch.backends import INSTALLABLE
 from areal_lab.engines.launch.environments import Condition, environment
-from areal_lab.host.process_groups import members
-from areal_lab.host.shared_memory import shared_segments
+from areal_lab.host.process_groups import members, shared_segments
 
 pytestmark = pytest.mark.sglang
 COMMAND = [sys.executable, "-m", "areal_lab.cli.app", "engine"]

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import areal_lab
-from areal_lab.pipeline.progress import Silent
 from areal_lab.runlog.summary import run_status
+from areal_lab.shell.display import Silent
 from benchmarks.tiny_model import write_tiny_model
 from tests.pipeline.rewards import even_digits
 from tests.pipeline.test_held_run import check_that_nothing_is_lost, wait_until

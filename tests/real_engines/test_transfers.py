@@ -32,8 +32,9 @@ from areal_lab.engines.weights.link import EngineLink
 from areal_lab.engines.weights.push import ActivePush, Pusher, PushOutcome
 from areal_lab.engines.weights.records import EngineTarget, Phase, Transfer, TransferFailed
 from areal_lab.engines.weights.tensor import TensorSender
-from areal_lab.preflight.check import check_transfer
-from areal_lab.training.process.pushing import REPLY_MARGIN_S
+from areal_lab.resolve.check import check_transfer
+from areal_lab.resolve.placement import place_parts
+from areal_lab.training.process.threads import REPLY_MARGIN_S
 from tests.real_engines.conftest import Announce, start
 from tests.real_engines.lab import LONG, Lab, request, tokens_of, versions_of
 
@@ -190,11 +191,14 @@ def test_a_way_that_an_engine_lacks_is_refused_before_anything_starts(
             *(ADAPTERS if transfer is Transfer.ADAPTER else ()),
         ],
     )
-    if transfer in BACKENDS[backend].transfers:
-        assert not list(check_transfer(config))
+    placed = place_parts(config)
+    supported = transfer in BACKENDS[backend].transfers
+    if supported and transfer is not Transfer.CUDA_IPC:
+        assert not list(check_transfer(placed))
         return
-    (problem,) = check_transfer(config)
-    assert re.search(r"only: .*; set rollout\.transfer=folder$", str(problem))
+    (problem,) = check_transfer(placed)
+    why = "only one engine and one trainer" if supported else f"{backend} supports .* only[;:]"
+    assert re.search(rf"{why}.*set .*rollout\.transfer=folder$", str(problem))
 
 
 # --- groups that break ---

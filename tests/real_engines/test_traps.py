@@ -49,8 +49,7 @@ from areal_lab.engines.protocol import Generated, PauseMode
 from areal_lab.engines.weights.folder import deduplicated_state
 from areal_lab.engines.weights.push import Pusher
 from areal_lab.engines.weights.records import EngineTarget
-from areal_lab.engines.weights.serialize import encode
-from areal_lab.engines.weights.tensor import TensorSender
+from areal_lab.engines.weights.tensor import TensorSender, encode
 from tests.real_engines.conftest import only
 from tests.real_engines.lab import LONG, LONGEST, Lab, request, tokens_of, versions_of
 

@@ -9,7 +9,7 @@ import pytest
 
 from areal_lab.engines.weights.records import Transfer
 from areal_lab.engines.weights.root import choose_weights_root, remove_weights_root
-from areal_lab.host.shared_memory import shared_segments
+from areal_lab.host.process_groups import shared_segments
 from areal_lab.training.process.client import TrainerProcess
 from tests.real_engines.conftest import Announce, only
 from tests.real_engines.lab import BOUND_S, Lab, request, versions_of
@@ -54,6 +54,8 @@ def test_a_thousand_updates_leave_memory_as_it_was(
             remove_weights_root(root)
         announce("".join(f"{growth}\n" for growth in growths))
         assert_flat(growths, kib_per_update=KIB_PER_UPDATE)
+        # Segments that the engine opened would stay until it ends.
+        assert not [*Path("/dev/shm").glob(f"torch_{trainer.child.pid}_*")]
         assert not root.exists()
 
     lab.loop.run_until_complete(scenario())

@@ -12,11 +12,17 @@ import pytest
 import torch
 
 from areal_lab.data.images import EncodedPrompt, encode_prompt
-from areal_lab.data.rendered import rendered_sums
+from areal_lab.data.small_tasks import rendered_sums
 from areal_lab.data.tokenize import TextCodec
 from areal_lab.engines.client.engine_client import EngineError
 from areal_lab.engines.launch.start import EngineProcess
-from areal_lab.engines.protocol import Generated, GenerateRequest, PauseMode, SamplingParams
+from areal_lab.engines.protocol import (
+    Generated,
+    GenerateRequest,
+    PauseMode,
+    SamplingParams,
+    WeightsFolder,
+)
 from areal_lab.engines.weights.folder import write_weights
 from areal_lab.models.image_features import ImagePixels
 from areal_lab.models.vision import read_placeholder_tokens, read_vision_facts
@@ -36,8 +42,8 @@ class VisionLab:
     loop: asyncio.AbstractEventLoop
     engine: EngineProcess
     folders: list[Path]
-    """By version."""
-    root: Path
+    weights: list[WeightsFolder]
+    """By version, like the folders; written in advance, so that loading is all that takes time."""
 
     def run(self, scenario: Coroutine[Any, Any, T]) -> T:
         async def bounded() -> T:
@@ -48,10 +54,8 @@ class VisionLab:
 
     async def load(self, version: int) -> None:
         """Load the weights of a version."""
-        weights = write_weights(
-            load_policy(self.folders[version]), self.root / "sent", version, dtype=torch.float32
-        )
-        assert await self.engine.client.load_weights(weights, PauseMode.RETRACT) == version
+        loaded = await self.engine.client.load_weights(self.weights[version], PauseMode.RETRACT)
+        assert loaded == version
 
     def requests(self, new_tokens: int) -> list[GenerateRequest]:
         """Two pictures behind equal tokens, two samples of each, and one text."""
@@ -116,12 +120,15 @@ def lab(
     folders = [root / f"model-{seed}" for seed in range(2)]
     for seed, folder in enumerate(folders):
         write_untrained(folder, seed=seed)
-    first = write_weights(load_policy(folders[0]), root / "first", 0, dtype=torch.float32)
+    weights = [
+        write_weights(load_policy(folder), root / "sent", version, dtype=torch.float32)
+        for version, folder in enumerate(folders)
+    ]
     with asyncio.Runner() as runner:
         engine = runner.run(
             start(
                 request.param,
-                first,
+                weights[0],
                 root / "engine.log",
                 announce,
                 tokenizer=folders[0],
@@ -129,7 +136,7 @@ def lab(
             )
         )
         engine.client.note_tokenizer(folders[0])
-        yield VisionLab(runner.get_loop(), engine, folders, root)
+        yield VisionLab(runner.get_loop(), engine, folders, weights)
         runner.run(engine.stop())
 
 

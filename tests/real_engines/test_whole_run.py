@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from areal_lab.pipeline.state import RunState
-from areal_lab.pipeline.step_report import StepReport
+from areal_lab.shell.step_report import StepReport
 from benchmarks.tiny_model import write_tiny_model
 from tests.pipeline.rewards import even_digits
 from tests.pipeline.tiny_run import (

@@ -136,6 +136,27 @@ def geometric_banded(low, high):
     return weights
 
 
+def binary_kl(p, q):
+    return p * math.log(p / q) + (1 - p) * math.log((1 - p) / (1 - q))
+
+
+def near_by_binary_kl(delta, cap=math.inf):
+    def weights(row):
+        pairs = [(math.exp(p), math.exp(b)) for p, b in zip(row.prox, row.behav, strict=True)]
+        near = [max(binary_kl(p, q), binary_kl(q, p)) <= delta for p, q in pairs]
+        return [min(w, cap) if ok else 0.0 for w, ok in zip(rho(row), near, strict=True)]
+
+    return weights
+
+
+def near_by_largest_kl(delta, cap=math.inf):
+    def weights(row):
+        near = max((w - 1 - math.log(w) for w in rho(row)), default=0.0) <= delta
+        return [min(w, cap) if near else 0.0 for w in rho(row)]
+
+    return weights
+
+
 def ppo_clip(low, high, weights=None):
     return by_token(lambda t, p, _, a: clipped(math.exp(t - p), a, low, high), weights)
 
@@ -367,3 +388,52 @@ def kl_cov(rows, fraction, penalty):
         return value, derivatives
 
     return objective
+
+
+# --- losses against stale data: the ratio is to the sampler
+
+
+def quantile(values, share):
+    """Linear between order statistics."""
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    low = math.floor(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+
+
+def sat(rows, *, low, high, share, exponent):
+    """The outward end moves in beyond the quantile of |log r| over all rows."""
+    moved = [abs(t - b) for row in rows for t, b in zip(row.theta, row.behav, strict=True)]
+    edge = quantile(moved, share)
+
+    def token(theta, _, behav, advantage):
+        d = theta - behav
+        kernel = 1 / (1 + (abs(d) / edge) ** exponent) if abs(d) > edge > 0 else 1.0
+        below, above = (low, high * kernel) if d > 0 else (low * kernel, high)
+        return clipped(math.exp(d), advantage, below, above)
+
+    return by_token(token, ones)
+
+
+def mu_grpo(low, high, threshold):
+    def weights(row):
+        factors, vetoed = [], False
+        for theta, behav, advantage in zip(row.theta, row.behav, row.advantages, strict=True):
+            factors.append(0.0 if vetoed and advantage < 0 else 1.0)
+            vetoed = vetoed or math.exp(theta - behav) > threshold
+        return factors
+
+    def token(theta, _, behav, advantage):
+        return clipped(math.exp(theta - behav), advantage, low, high)
+
+    return by_token(token, weights)
+
+
+def r2vpo(multiplier):
+    def token(theta, _, behav, advantage):
+        ratio = math.exp(theta - behav)
+        value = ratio * advantage - multiplier * (ratio - 1) ** 2
+        return value, ratio * advantage - 2 * multiplier * (ratio - 1) * ratio
+
+    return by_token(token, ones)

@@ -103,6 +103,12 @@ def with_square(surrogate, strength):
 # --- surrogates of one sequence: lists of the three -> list of (value, slope)
 
 
+def ratio_variance(theta, anchor, advantage, *, penalty):
+    ratio = math.exp(theta - anchor)
+    value = ratio * advantage - penalty * (ratio - 1) ** 2
+    return value, ratio * advantage - 2 * penalty * (ratio - 1) * ratio
+
+
 def by_token(surrogate):
     """A surrogate of one token, of a sequence."""
     return lambda theta, anchor, advantages: [

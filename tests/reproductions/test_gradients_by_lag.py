@@ -22,7 +22,7 @@ from areal_lab.training.protocol import TrainBatchRequest
 from areal_lab.training.settings import TrainerSettings
 from areal_lab.training.step import train_batch
 from benchmarks.harness import parse
-from cosim.load import check_cosim
+from cosim.load import resolve_cosim
 from reproductions.learning import gradients_by_lag
 from reproductions.learning.gradients.bias_and_variance import (
     FIRST,
@@ -99,8 +99,7 @@ def test_they_average_to_the_gradient_of_the_trainer(name: str) -> None:
     config = trained().config.model_copy(deep=True)
     config.actor.use_decoupled_loss = name == DECOUPLED
     config.actor.ppo_n_minibatches = 1
-    _, folder = check_cosim(config)
-    model = load_policy(folder)
+    model = load_policy(resolve_cosim(config).model)
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             parameter.copy_(trained().weights[NOW][parameter_name])

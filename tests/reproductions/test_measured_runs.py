@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,16 +17,18 @@ from reproductions.measured_runs.__main__ import data, findings, rows
 from reproductions.measured_runs.ablation import REST, TERMS, ablation, without, without_rest
 from reproductions.measured_runs.chart import draw
 from reproductions.measured_runs.families import Bars, Family, Fit, Measured, MeasuredRuns, load
-from reproductions.measured_runs.parts import PARTS_OF_A_STEP, seconds_of
 from reproductions.measured_runs.predict import Context, Sizes, configured, predict
 from reproductions.measured_runs.residuals import records, saved_records, to_text
 from reproductions.measured_runs.score import Number, score, summary
 from reproductions.measured_runs.tables import families, numbers, parts, reasons
 from reproductions.report.harness import expected
-from simulator.assembly.check import problems
+from simulator.assembly.build import problems
 from simulator.assembly.simulate import replicate
+from simulator.calibrate.advise import advise
+from simulator.config.load import load_simulation
 from simulator.report.measured_errors import FILE, measured_errors
-from simulator.stats.model_error import Prediction
+from simulator.report.step_parts import PARTS_OF_A_STEP, seconds_of
+from simulator.stats.statistics import Prediction
 
 SIZES = Sizes(seeds=2, overrides={})
 BARS = Bars(gain_median=0.12, gain_largest=0.35, step_median=0.2, coverage=(0.8, 0.97))
@@ -112,9 +115,27 @@ def test_rows_are_as_printed() -> None:
         if "step_s" in row.measured
     }
     nemo = (92.8, 64.8, 97.7, 74.6, 376, 200, 221, 301)
-    verl = (356.30, 231.34, 171.30, 146.11, 150.63, 484.62, 489.95, 749, 520)
-    assert tuple(step_s.values()) == nemo + verl
-    assert sum(len(one.rows) for one in runs.families) == len(nemo) + len(verl) + 20
+    verl = (
+        356.30,
+        231.34,
+        171.30,
+        146.11,
+        150.63,
+        203.47,
+        158.72,
+        124.64,
+        484.62,
+        489.95,
+        749,
+        520,
+    )
+    large = (286, 345, 278, 134, 111, 64.1, 108, 98.7, 61.7)
+    hybrid = (546.96, 353.3, 338.4, 400.7, 246.8)
+    miles = (321.7, 246.6, 261.6, 210.5, 239.4, 247.7)  # of updates an hour, and of train + wait
+    marin = (66.11, 47.29)
+    printed = nemo + verl + large + hybrid + miles + marin
+    assert tuple(step_s.values()) == printed
+    assert sum(len(one.rows) for one in runs.families) == len(printed) + 20
     gains = {
         row.id: runs.gain(one, row)
         for one in runs.families
@@ -142,17 +163,20 @@ def test_prompt_lengths_follow_from_the_printed_throughput() -> None:
     for one in load().families:
         for row in one.rows:
             if (rate := row.measured.get("tokens_per_gpu_s")) is not None:
-                tokens = rate * row.settings["cluster.gpus"] * row.measured["step_s"] / 2048
+                tokens = rate * row.settings["cluster.gpus"] * row.measured["step_s"]
+                tokens /= one.settings["workload.prompts_per_batch"] * 32
                 prompt = tokens - row.settings["workload.answers.mean_tokens"]
-                # Means of five steps each, of which steps are rounded to 0.25 %: 8 of N4b's tokens.
-                assert prompt == pytest.approx(one.settings["workload.prompt_tokens"], abs=11)
+                # Means of five steps each, of which steps are rounded to 0.25 %: 8 of N4b's tokens;
+                # N9c's rate and step differ by 2 %.
+                near = 120 if row.id == "N9c" else 11
+                assert prompt == pytest.approx(one.settings["workload.prompt_tokens"], abs=near)
 
 
 @pytest.mark.parametrize("one", load().families, ids=lambda one: one.id)
 def test_every_row_can_be_simulated(one: Family) -> None:
     context = Context(family=one, sizes=SIZES)
     assert one.source
-    assert one.fits
+    assert one.fits or one.id == "R1"  # of which nothing is colocated
     for row in one.rows:
         assert problems(configured(row, context, ())) == []
         assert one.baseline_of(row).mode == "synchronous"
@@ -320,5 +344,36 @@ def test_errors_are_exported_without_the_fitted_rest() -> None:
     gain = synchronous["step"] - asynchronous["step"]
     assert asynchronous["gain"] == pytest.approx(gain, abs=0.01)
     assert (asynchronous["fitted"], other["fitted"]) == ([], ["trainer.mfu"])
-    assert asynchronous["kind"] == {"mixture": False, "colocated": False, "agent": False}
+    plain = {"mixture": False, "colocated": False, "agent": False, "parts": ()}
+    assert asynchronous["kind"] == plain
     assert (asynchronous["gpu"], synchronous["kind"]["colocated"]) == ("H100", True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["N1", "V7"])
+def test_advice_on_a_released_row_is_what_simulate_gives_by_hand(name):
+    (family,) = (one for one in load().families if one.id == name)
+    row = family.synchronous
+    settings = {**family.settings, **row.settings}
+    mean = settings.get("workload.answers.mean_tokens", 4000)
+    names = {
+        "step_s": "step_time_s",
+        "generation_s": "generation_s",
+        "logprobs_s": "old_logprob_s",
+        "update_s": "training_s",
+    }
+    step = {names[one]: value for one, value in row.measured.items() if one in names}
+    log = {
+        "framework": "nemo-rl" if family.system.startswith("NeMo") else "verl",
+        "steps": [{"step": 2, "response_length_mean": mean, **step}],
+    }
+    skipped = ("workload.steps", "workload.warmup_steps", "schedule.name")
+    given = [f"{one}={value}" for one, value in settings.items() if one not in skipped]
+    found = advise(log, [*given, "seeds=2"])
+    # V7 prints no lengths. With 4,000 tokens its step is simulated 2.6 % too long, and what is then
+    # missing in the step cannot be negative.
+    assert found.fit.simulated()["step"] == pytest.approx(row.measured["step_s"], rel=0.05)
+    for option in found.options:
+        by_hand = replicate(load_simulation(None, shlex.split(found.command(option))[2:]))
+        gains = found.fit.run.ratios(by_hand, lambda result: result.step_s)
+        assert option.gain["mean"] == pytest.approx(sum(gains) / len(gains), rel=1e-12)

@@ -34,7 +34,7 @@ from reproductions.report.records import Reproduction, Row, to_json
 from reproductions.report.show import draw, to_markdown, to_text
 from reproductions.within_prompt import SIGMA
 from simulator.config.load import load_simulation, presets
-from simulator.costs.trainer_speeds import FIGURE_6A
+from simulator.costs.trainers import FIGURE_6A
 from simulator.stats.statistics import Estimate
 from tests.warm import run_forked
 

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from areal_lab.metrics.alarm import Bounds
+from areal_lab.config.sections import AlarmsConfig
 from areal_lab.plots.style import save_picture
 from areal_lab.sweep.study import load_study
 from benchmarks.harness import Arguments
@@ -333,7 +333,7 @@ def test_what_the_alarm_of_a_run_tells_is_counted(evidence: Evidence) -> None:
     # Half of the gain, 0.1, is lost at planted drifts above 0.07 (all of which are losing ones
     # for naive), so that cells above the alarm's bound all do, and some below it.
     cells = [*evidence.made_from.stale, *evidence.tested]
-    above = [one for one in cells if one.drift > Bounds().drift]
+    above = [one for one in cells if one.drift > AlarmsConfig().drift]
     below = sum(one.loss > one.gain / 2 for one in cells) - len(above)
     (told,) = alarm(evidence)
     assert below > 0

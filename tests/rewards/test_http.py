@@ -16,11 +16,11 @@ import pytest
 
 from areal_lab.config.load import load_config
 from areal_lab.config.problem import ConfigError
-from areal_lab.pipeline.run import prepare
-from areal_lab.preflight.functions import check_functions
-from areal_lab.rewards.failure_rate import RewardError
+from areal_lab.resolve.functions import check_functions
+from areal_lab.resolve.resolved import resolve
 from areal_lab.rewards.http import MOST_REPLY_BYTES, HttpReward
-from cosim.load import check_cosim
+from areal_lab.rewards.service import RewardError
+from cosim.load import resolve_cosim
 from tests.cosim.small import small
 from tests.pipeline.tiny_run import do_run, tiny_config, trained_samples
 from tests.rewards.test_service import score_group, statuses
@@ -231,9 +231,9 @@ def test_a_run_is_scored_by_a_service(service: Service, tmp_path: Path) -> None:
     assert {sample["reward"] for sample in step} == {0.0}
     config = tiny_config(tmp_path, f"reward.fn={closed()}")
     with pytest.raises(ConfigError, match=r"reward\.fn: .* cannot be reached"):
-        prepare(config)
+        resolve(config)
 
 
 def test_a_co_simulation_has_no_services(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="a co-simulation calls a function of its process"):
-        check_cosim(small(tmp_path, "reward.fn=http://127.0.0.1:1/"))
+        resolve_cosim(small(tmp_path, "reward.fn=http://127.0.0.1:1/"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from areal_lab.config.load import load_config
 from areal_lab.offline.examples import Encoder
 from areal_lab.offline.rows import Row
 from areal_lab.offline.trainee import load_network
-from areal_lab.preflight.functions import check_functions
+from areal_lab.resolve.functions import check_functions
 from areal_lab.rewards.model import RewardModel
 from areal_lab.rewards.service import RewardService
 from areal_lab.training.ranks import ALONE
@@ -118,10 +119,7 @@ def test_a_folder_without_a_readable_rule_is_one_line(
     trained: dict[str, Path], tmp_path: Path
 ) -> None:
     folder = tmp_path / "broken"
-    folder.mkdir()
-    for file in trained["text"].iterdir():
-        if file.is_file():
-            (folder / file.name).write_bytes(file.read_bytes())
+    shutil.copytree(trained["text"], folder, ignore=shutil.ignore_patterns("checkpoint.json"))
     (folder / "reward_model.json").write_text('{"prefix": ')
     with pytest.raises(ValueError, match=r"reward_model\.json cannot be read"):
         RewardModel.check(str(folder))

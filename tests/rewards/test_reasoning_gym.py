@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from areal_lab.config.load import load_config
-from areal_lab.preflight.functions import check_functions
+from areal_lab.resolve.functions import check_functions
 from areal_lab.rewards import reasoning_gym
 from areal_lab.rewards.reasoning_gym import ReasoningGym, refuse_evaluated
 from areal_lab.rewards.sandbox import levels
@@ -57,7 +57,7 @@ def test_tasks_that_evaluate_are_refused_in_one_line() -> None:
         ({"fn": "areal_lab.rewards.exact:gsm8k"}, False),
     ],
 )
-def test_preflight_refuses_tasks_that_evaluate(reward: Mapping[str, Any], refused: bool) -> None:
+def test_resolve_refuses_tasks_that_evaluate(reward: Mapping[str, Any], refused: bool) -> None:
     settings = {f"reward.{name}": value for name, value in reward.items()}
     tasks: dict[str, Any] = {"n_queens": {}, "countdown": {}, "leg_counting": {}}
     data = {"dataset.type": "reasoning_gym", "dataset.tasks": tasks}
@@ -79,6 +79,59 @@ def test_a_completion_of_such_a_task_is_not_scored() -> None:
     assert bound(ReasoningGym, {}, "unsafe")(text, example)["reward"] == 1.0
     fine = {**example, "task": "leg_counting"}
     assert bound(ReasoningGym, {}, "auto")(text, fine)["reward"] == 1.0
+
+
+class Raises(Scores):
+    """A task that raises for some answers, changes its problem, and may fail for all."""
+
+    def score_answer(self, answer: str | None, entry: Mapping[str, Any]) -> float:
+        if entry["broken"]:
+            raise KeyError("grid")
+        entry["seen"].append(answer)
+        if answer is None:
+            return 0.0
+        return float(int(answer) == int(entry["answer"] or 7) and len(entry["seen"]) == 1)
+
+
+@pytest.mark.parametrize("gold", ["7", None])
+def test_an_answer_that_makes_the_rule_raise_gets_0_and_is_named(
+    monkeypatch: pytest.MonkeyPatch, gold: str | None
+) -> None:
+    monkeypatch.setattr(reasoning_gym, "require", lambda *_: None)
+    monkeypatch.setattr(reasoning_gym, "_task", lambda *_: Raises())
+    entry = {"answer": gold, "broken": False, "seen": []}
+    example = {"task": "leg_counting", "options": {}, "entry": entry}
+    found = [ReasoningGym("")(text, example) for text in ("7", "8", "x", "7")]
+    assert [one["reward"] for one in found] == [1.0, 0.0, 0.0, 1.0], "the problem is not changed"
+    assert [one["unreadable"] for one in found] == [0.0, 0.0, 1.0, 0.0]
+    entry["broken"] = True
+    with pytest.raises(KeyError, match="grid"):
+        ReasoningGym("")("7", example)
+
+
+class Near(Scores):
+    """Pays by distance: 1 for `nan`, since min(1, nan) is 1."""
+
+    def score_answer(self, answer: str, entry: Mapping[str, Any]) -> float:
+        if answer == "much":
+            return float("inf")
+        if answer == "nan" == entry["answer"]:
+            return 1.0
+        return min(1.0, 1.0 - abs(complex(answer) - complex(entry["answer"])))
+
+
+def test_text_and_scores_that_are_no_numbers_are_unreadable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reasoning_gym, "require", lambda *_: None)
+    monkeypatch.setattr(reasoning_gym, "_task", lambda *_: Near())
+    example = {"task": "leg_counting", "options": {}, "entry": {"answer": "1"}}
+    for text in ("nan", "NaN + 2j", "(inf)", "-Infinity", "nan+nanj", "x", "much"):
+        found = ReasoningGym("")(text, example)
+        assert found == {"reward": 0.0, "no_answer": 0.0, "unreadable": 1.0}, text
+    assert ReasoningGym("")("1", example)["reward"] == 1.0
+    word = {**example, "entry": {"answer": "nan"}}
+    assert ReasoningGym("")("nan", word)["reward"] == 1.0, "it is the gold answer"
 
 
 @pytest.mark.usefixtures("_package")

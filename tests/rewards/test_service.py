@@ -19,8 +19,7 @@ import pytest
 
 from areal_lab.data.problems import Problem
 from areal_lab.engines.keys import KEY_VARIABLE
-from areal_lab.rewards.failure_rate import RewardError
-from areal_lab.rewards.service import RewardOutcome, RewardService
+from areal_lab.rewards.service import RewardError, RewardOutcome, RewardService
 from areal_lab.rewards.wire import LENGTH
 
 SCORE = "tests.rewards.misbehaving:score"
@@ -254,7 +253,7 @@ def test_none_is_no_reward(function: str) -> None:
     outcomes, counts = score_group(["nothing", "13"], function)
     assert statuses(outcomes) == ["refused", "ok"]
     assert math.isnan(outcomes[0].reward)
-    assert outcomes[0].detail == "the reward function returned None, which is no reward"
+    assert outcomes[0].detail == "the reward function returned None, which is not a reward"
     assert (counts["refused"], counts["ok"]) == (1, 1)
 
 
@@ -312,8 +311,8 @@ def test_workers_end_with_the_service() -> None:
         (b'{"kind": "ready", "is_async": false}', "a reply to something else"),
         (b'{"kind": "scored"}', "a reply with other fields"),
         (SCORED % b"NaN", "what is no JSON"),
-        (SCORED % b'"1"', "a reward that is no finite number: '1'"),
-        (SCORED % b"1e999", "a reward that is no finite number: inf"),
+        (SCORED % b'"1"', "a reward that is not a finite number: '1'"),
+        (SCORED % b"1e999", "a reward that is not a finite number: inf"),
         (SCORED.replace(b'"index": 0', b'"index": 9') % b"1", "completion 9, which was not waited"),
         (SCORED.replace(b'"request": 1', b'"request": 2') % b"1", "a reply to something else"),
     ],

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from areal_lab.config.load import load_config
-from areal_lab.preflight.functions import check_functions
+from areal_lab.resolve.functions import check_functions
 from areal_lab.rewards.combined import Combined
 from areal_lab.rewards.service import RewardService
 from areal_lab.rewards.text import (
@@ -69,7 +69,7 @@ def test_a_pattern_captures_the_answer() -> None:
     assert pattern("<a>918</a>", gold, pattern="<a>(.*?)</a>") == RIGHT
     with pytest.raises(ValueError, match="has 2 groups, but needs 1"):
         pattern("", gold, pattern="(a)(b)")
-    with pytest.raises(ValueError, match="no regular expression: "):
+    with pytest.raises(ValueError, match="not a regular expression: "):
         pattern("", gold, pattern="(a")
 
 
@@ -171,6 +171,12 @@ def test_parts_are_weighed() -> None:
         **{"choice": 0.0, "answer": 0.0, "form": 0.0},
         "no_answer": 1.0,
     }
+    both: dict[str, Any] = {
+        "choice": "areal_lab.rewards.text:choice",
+        "json": {"fn": "areal_lab.rewards.text:JsonSchema", "schema": True},
+    }
+    for parts in (both, dict(reversed(both.items()))):  # 7 is JSON, but none of the choices
+        assert Combined(parts)("7", {"answer": "A"}) == {"choice": 0, "json": 1, "no_answer": 1}
     nothing = {"nothing": "tests.rewards.misbehaving:score"}
     assert Combined({**PARTS, **nothing})("nothing", {"answer": "7"}) is None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from areal_lab.rewards.wire import (
     read_reply,
     reply_size,
 )
+from tests.fuzz import damaged_bytes, damaged_json, mutations, one_line
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 GOOD = {
@@ -137,3 +139,25 @@ def test_a_long_reply_is_refused_before_it_is_read() -> None:
     assert reply_size(LENGTH.pack(MOST_REPLY_BYTES)) == MOST_REPLY_BYTES
     with pytest.raises(BadReply, match="at most 4194304 are read"):
         reply_size(LENGTH.pack(MOST_REPLY_BYTES + 1))
+
+
+@mutations
+def test_whatever_a_worker_sends_is_a_reply_or_refused_in_one_line(count: int) -> None:
+    rng = random.Random(0)
+    valid = [GOOD, {"kind": "ready", "is_async": True}, {"kind": "failed", "traceback": "a\nb"}]
+    refused = 0
+    for _ in range(count):
+        told: BadReply | None = None
+        data = json.dumps(damaged_json(rng, rng.choice(valid))).encode()
+        data = damaged_bytes(rng, data) if rng.randrange(2) else data
+        try:
+            reply = read_reply(data)
+        except BadReply as error:
+            told = error
+            refused += 1
+        else:
+            if isinstance(reply, Scored) and reply.status == "ok":
+                assert math.isfinite(reply.reward)
+            pack_reply(reply)
+        assert told is None or one_line(told)
+    assert refused > count / 2

@@ -8,28 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_lab.control.events import (
-    Action,
-    CheckpointDone,
-    Drop,
-    EngineJoined,
-    EngineLost,
-    Event,
-    Finish,
-    GroupFinished,
-    Interrupt,
-    PauseRequested,
-    PushWeights,
-    Resume,
-    ResumeRequested,
-    RunStarted,
-    Save,
-    StartGroup,
-    StopRequested,
-    Train,
-    TrainStepDone,
-    WeightsPushed,
-)
+from areal_lab.control import events as ev
 from areal_lab.runlog.activity import (
     AFTER,
     BEFORE,
@@ -51,7 +30,7 @@ from areal_lab.runlog.activity import (
     idle_by_cause,
     training_window,
 )
-from areal_lab.runlog.by_hand import pauses
+from areal_lab.runlog.incidents import pauses
 from areal_lab.runlog.records import (
     ActionRecord,
     EventRecord,
@@ -65,14 +44,14 @@ from areal_lab.runlog.records import (
 PROCESSES = ("trainer", "engine 0", "rewards")
 
 
-def log_of(*records: Record | tuple[float, Event | Action], processes=PROCESSES) -> Log:
+def log_of(*records: Record | tuple[float, ev.Event | ev.Action], processes=PROCESSES) -> Log:
     header = RunHeader(mode="train", started_at=0.0, limits={}, processes=processes)
     return Log(header, tuple(as_record(record) for record in records))
 
 
-def as_record(record: Record | tuple[float, Event | Action]) -> Record:
+def as_record(record: Record | tuple[float, ev.Event | ev.Action]) -> Record:
     match record:
-        case (float(t_s), what) if isinstance(what, Event):
+        case (float(t_s), what) if isinstance(what, ev.Event):
             return EventRecord(t_s, what)
         case (float(t_s), what):
             return ActionRecord(t_s, what)
@@ -104,24 +83,24 @@ def story(stretches: list[Stretch]) -> list[tuple[str, float, float]]:
 
 
 SYNCHRONOUS = (
-    (1.0, RunStarted((0,))),
-    (1.0, StartGroup(0, 0, 0)),
+    (1.0, ev.RunStarted((0,))),
+    (1.0, ev.StartGroup(0, 0, 0)),
     group(0, 1.0, 4.0, 5.0),
-    (5.0, GroupFinished(0, 0, 0)),
-    (5.0, Train(0, (0,))),
-    (8.0, TrainStepDone(1)),
-    (8.0, PushWeights(1)),
-    (9.0, WeightsPushed(1)),
-    (9.0, StartGroup(1, 0, 1)),
+    (5.0, ev.GroupFinished(0, 0, 0)),
+    (5.0, ev.Train(0, (0,))),
+    (8.0, ev.TrainStepDone(1)),
+    (8.0, ev.PushWeights(1)),
+    (9.0, ev.WeightsPushed(1)),
+    (9.0, ev.StartGroup(1, 0, 1)),
     group(1, 9.0, 10.0, 10.0),
-    (10.0, GroupFinished(1, 1, 1)),
-    (10.0, Train(1, (1,))),
-    (12.0, TrainStepDone(2)),
-    (12.0, Save(2)),
-    (12.0, PushWeights(2)),
-    (13.0, WeightsPushed(2)),
-    (15.0, CheckpointDone(2)),
-    (15.0, Finish("complete")),
+    (10.0, ev.GroupFinished(1, 1, 1)),
+    (10.0, ev.Train(1, (1,))),
+    (12.0, ev.TrainStepDone(2)),
+    (12.0, ev.Save(2)),
+    (12.0, ev.PushWeights(2)),
+    (13.0, ev.WeightsPushed(2)),
+    (15.0, ev.CheckpointDone(2)),
+    (15.0, ev.Finish("complete")),
 )
 
 
@@ -181,7 +160,7 @@ def test_spans_are_busy_time_and_the_rest_has_a_cause():
 
 def test_the_innermost_span_counts_and_busy_beats_waiting():
     log = log_of(
-        (0.0, RunStarted((0,))),
+        (0.0, ev.RunStarted((0,))),
         span("trainer", "step", 0.0, 10.0),
         span("trainer", "forward/backward", 2.0, 6.0),
         span("trainer", "checkpointed part", 3.0, 4.0),
@@ -206,18 +185,18 @@ def test_the_innermost_span_counts_and_busy_beats_waiting():
 
 def test_a_pause_is_for_training_until_there_are_new_weights():
     log = log_of(
-        (0.0, RunStarted((0,))),
-        (0.0, StartGroup(0, 0, 0)),
-        (0.0, StartGroup(1, 0, 0)),
-        (2.0, GroupFinished(1, 0, 0)),
-        (2.0, Interrupt()),
-        (2.0, Train(0, (1,))),
-        (5.0, TrainStepDone(1)),
-        (5.0, PushWeights(1)),
-        (6.0, WeightsPushed(1)),
-        (6.0, Resume()),
+        (0.0, ev.RunStarted((0,))),
+        (0.0, ev.StartGroup(0, 0, 0)),
+        (0.0, ev.StartGroup(1, 0, 0)),
+        (2.0, ev.GroupFinished(1, 0, 0)),
+        (2.0, ev.Interrupt()),
+        (2.0, ev.Train(0, (1,))),
+        (5.0, ev.TrainStepDone(1)),
+        (5.0, ev.PushWeights(1)),
+        (6.0, ev.WeightsPushed(1)),
+        (6.0, ev.Resume()),
         group(0, 0.0, 9.0, 9.0),
-        (9.0, GroupFinished(0, 0, 1)),
+        (9.0, ev.GroupFinished(0, 0, 1)),
     )
     assert story(activity(log)["engine 0"]) == [
         ("generate", 0.0, 2.0),
@@ -229,24 +208,24 @@ def test_a_pause_is_for_training_until_there_are_new_weights():
 
 def test_a_pause_by_hand_is_a_cause_of_its_own():
     log = log_of(
-        (0.0, RunStarted((0, 1))),
-        (0.0, StartGroup(0, 0, 0)),
-        (0.0, StartGroup(1, 0, 0)),
-        (2.0, GroupFinished(1, 0, 0)),
-        (2.0, Train(0, (1,))),
-        (3.0, PauseRequested()),
-        (3.0, Interrupt(by_hand=True)),
-        (5.0, TrainStepDone(1)),
-        (5.0, PushWeights(1)),
-        (6.0, WeightsPushed(1)),
-        (8.0, PauseRequested()),
-        (9.0, ResumeRequested()),
-        (9.0, Resume()),
+        (0.0, ev.RunStarted((0, 1))),
+        (0.0, ev.StartGroup(0, 0, 0)),
+        (0.0, ev.StartGroup(1, 0, 0)),
+        (2.0, ev.GroupFinished(1, 0, 0)),
+        (2.0, ev.Train(0, (1,))),
+        (3.0, ev.PauseRequested()),
+        (3.0, ev.Interrupt(by_hand=True)),
+        (5.0, ev.TrainStepDone(1)),
+        (5.0, ev.PushWeights(1)),
+        (6.0, ev.WeightsPushed(1)),
+        (8.0, ev.PauseRequested()),
+        (9.0, ev.ResumeRequested()),
+        (9.0, ev.Resume()),
         group(0, 0.0, 12.0, 12.0),
-        (12.0, GroupFinished(0, 0, 1)),
-        (13.0, PauseRequested()),
-        (14.0, StopRequested()),
-        (15.0, Finish("stopped")),
+        (12.0, ev.GroupFinished(0, 0, 1)),
+        (13.0, ev.PauseRequested()),
+        (14.0, ev.StopRequested()),
+        (15.0, ev.Finish("stopped")),
         processes=("trainer", "engine 0", "engine 1"),
     )
     by_process = activity(log)
@@ -272,11 +251,11 @@ def test_a_pause_by_hand_is_a_cause_of_its_own():
 
 def test_an_engine_that_says_it_is_paused_is_so_by_hand_where_that_was_asked():
     log = log_of(
-        (0.0, RunStarted((0,))),
-        (0.0, StartGroup(0, 0, 0)),
-        (2.0, PauseRequested()),
-        (4.0, ResumeRequested()),
-        (6.0, PauseRequested()),
+        (0.0, ev.RunStarted((0,))),
+        (0.0, ev.StartGroup(0, 0, 0)),
+        (2.0, ev.PauseRequested()),
+        (4.0, ev.ResumeRequested()),
+        (6.0, ev.PauseRequested()),
         span("engine 0", "decode", 0.0, 1.0),
         span("engine 0", "paused", 1.0, 3.0, cause=PAUSED),
         span("engine 0", "load weights", 3.0, 3.5),
@@ -296,15 +275,15 @@ def test_an_engine_that_says_it_is_paused_is_so_by_hand_where_that_was_asked():
 
 def test_a_lost_engine_is_lost_until_it_joins_and_its_groups_run_elsewhere():
     log = log_of(
-        (0.0, RunStarted((0, 1))),
-        (0.0, StartGroup(0, 0, 0)),
-        (2.0, EngineLost(0)),
-        (2.0, StartGroup(0, 1, 0)),
-        (4.0, EngineJoined(0)),
-        (4.0, EngineJoined(2)),
-        (4.0, StartGroup(1, 2, 0)),
-        (6.0, Drop(0, "late")),
-        (7.0, GroupFinished(1, 0, 0)),
+        (0.0, ev.RunStarted((0, 1))),
+        (0.0, ev.StartGroup(0, 0, 0)),
+        (2.0, ev.EngineLost(0)),
+        (2.0, ev.StartGroup(0, 1, 0)),
+        (4.0, ev.EngineJoined(0)),
+        (4.0, ev.EngineJoined(2)),
+        (4.0, ev.StartGroup(1, 2, 0)),
+        (6.0, ev.Drop(0, "late")),
+        (7.0, ev.GroupFinished(1, 0, 0)),
         processes=("engine 0", "engine 1"),
     )
     by_process = activity(log)
@@ -367,7 +346,7 @@ def test_activity_has_no_gap_and_no_overlap_and_shares_sum_to_one(spans):
 
 @given(st.lists(SPANS, max_size=12))
 def test_busy_time_is_the_time_that_some_span_covers(spans):
-    log = log_of((0.0, RunStarted((0,))), *spans, (40.0, Finish("complete")))
+    log = log_of((0.0, ev.RunStarted((0,))), *spans, (40.0, ev.Finish("complete")))
     uses = idle_by_cause(log)
     for process in {s.process for s in spans if s.end_s > s.t_s}:
         busy = [(s.t_s, s.end_s) for s in spans if s.process == process and not s.cause]

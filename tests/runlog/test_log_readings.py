@@ -19,6 +19,7 @@ from areal_lab.control.events import (
     TrainStepDone,
     WeightsPushed,
 )
+from areal_lab.control.ledger import mean_lag
 from areal_lab.control.order import bounded_lag, strict_start_order
 from areal_lab.control.schedule import (
     asynchronous,
@@ -27,7 +28,7 @@ from areal_lab.control.schedule import (
     synchronous,
 )
 from areal_lab.runlog.chrome_trace import chrome_trace
-from areal_lab.runlog.lags import mean_lag, total, trained_batches
+from areal_lab.runlog.lags import total, trained_batches
 from areal_lab.runlog.records import (
     ActionRecord,
     EventRecord,

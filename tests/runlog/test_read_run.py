@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -18,11 +19,12 @@ from hypothesis import strategies as st
 import areal_lab
 import simulator
 from areal_lab import extras
+from areal_lab.control.ledger import mean_lag
 from areal_lab.control.limits import Limits
 from areal_lab.control.schedule import asynchronous
 from areal_lab.runlog.compare import distinct_parts, groups_by_contrast, paired_samples
 from areal_lab.runlog.folder import RunFolder, SampleText
-from areal_lab.runlog.lags import mean_lag, trained_batches
+from areal_lab.runlog.lags import trained_batches
 from areal_lab.runlog.read_run import RecordedRun, find_runs, read_run
 from tests.pipeline.fake_run import write_fake_run
 from tests.training.tiny import random_batch
@@ -66,7 +68,17 @@ def test_steps_have_lags_of_the_log_and_all_metrics(fake: Path) -> None:
         assert row["lag_token_max"] == max(batch.token_lags)
         assert row["done_s"] - row["begun_s"] == batch.done_s - batch.begun_s
         assert row["reward_mean"] == line["reward_mean"]
-    assert set(run.metrics[0]) - {"step"} <= set(steps.columns)
+    assert set(run.metrics[0]) <= set(steps.columns)
+    assert list(steps["step"]) == list(steps.index)
+    assert steps.sort_values("step").equals(steps), "no name is ambiguous"
+
+
+def test_a_run_is_shown_in_two_lines(fake: Path) -> None:
+    run = read_run(fake)
+    assert repr(run).splitlines() == [
+        run.title,
+        f"{fake}: .steps, .groups, .samples, .spans (frames); .tokens (columns)",
+    ]
 
 
 def test_every_group_has_an_outcome(fake: Path) -> None:
@@ -310,6 +322,44 @@ def test_runs_without_prompts_cannot_be_paired(fake: Path) -> None:
     with pytest.raises(ValueError, match="has no trajectories"):
         paired_samples(run, run)
     assert np.isfinite(run.samples["reward"]).all()
+
+
+def test_runs_without_a_common_prompt_cannot_be_paired(fake: Path, tmp_path: Path) -> None:
+    runs = []
+    for name, seed in {"a": 5, "b": 6}.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "events.jsonl").write_bytes((fake / "events.jsonl").read_bytes())
+        write_step(folder, 1, seed, groups=2, samples=2)
+        runs.append(read_run(folder))
+    with pytest.raises(ValueError, match=r"have no prompt in common.*the same problems"):
+        paired_samples(*runs)
+
+
+def test_runs_are_compared_by_settings_and_results(fake: Path, tmp_path: Path) -> None:
+    folders = [tmp_path / one / "run" for one in ("a", "b")]
+    for folder, seed in zip(folders, (1, 2), strict=True):
+        shutil.copytree(fake, folder)
+        (folder / "config.yaml").write_text(f"experiment_name: sums\nseed: {seed}\n")
+    lines = (fake / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (folders[1] / "metrics.jsonl").write_text("".join(lines[:-1]))
+    found = areal_lab.compare(*folders)
+    assert found.names == ("a/run", "b/run")
+    assert found.settings == {"seed": (1, 2)}
+    metrics = read_run(fake).metrics
+    rewards = [line["reward_mean"] for line in metrics]
+    last, shorter = (sum(some[-10:]) / len(some[-10:]) for some in (rewards, rewards[:-1]))
+    assert found.results["steps"] == (STEPS, STEPS - 1)
+    assert found.results["reward_mean, last 10 steps"] == pytest.approx((last, shorter))
+    assert found.results[f"reward_mean, by step {STEPS - 1}"] == pytest.approx((shorter, shorter))
+    text = str(found).splitlines()
+    assert text[0].split() == ["a/run", "b/run"]
+    assert text[-1].split() == ["seed", "=", "1", "2"]
+    frame = found.frame()
+    assert frame.loc[("settings", "seed"), "b/run"] == 2
+    assert areal_lab.compare(fake, fake).settings == {}
+    with pytest.raises(ValueError, match="got 1 to compare"):
+        areal_lab.compare(fake)
 
 
 @pytest.mark.parametrize(

@@ -24,9 +24,9 @@ from areal_lab.control.schedule import asynchronous
 from areal_lab.live.snapshot import Follower
 from areal_lab.pipeline.resume.positions import cut_back
 from areal_lab.runlog.activity import LOST, activity
-from areal_lab.runlog.by_hand import pauses
 from areal_lab.runlog.chrome_trace import chrome_trace
 from areal_lab.runlog.frames import groups_frame
+from areal_lab.runlog.incidents import pauses
 from areal_lab.runlog.lags import trained_batches
 from areal_lab.runlog.read_run import read_run
 from areal_lab.runlog.records import (

@@ -14,13 +14,14 @@ from rich.console import Console
 from areal_lab.control.coordinator import Limits
 from areal_lab.control.events import EtaRequested, Interrupt, PauseRequested, ResumeRequested
 from areal_lab.control.schedule import asynchronous, partial_rollout, synchronous
-from areal_lab.pipeline.console import summary_table
+from areal_lab.pipeline.console import speed_text, summary_table
 from areal_lab.runlog.activity import PAUSED_BY_HAND
+from areal_lab.runlog.chrome_trace import chrome_trace
 from areal_lab.runlog.file import read_log_file
 from areal_lab.runlog.incidents import COUNTED
 from areal_lab.runlog.records import Log, MetricRecord, RunHeader
 from areal_lab.runlog.replay import check_replay, limits_to_fields
-from areal_lab.runlog.summary import build_summary
+from areal_lab.runlog.summary import build_summary, counted
 from tests.pipeline.fake_run import HELD_OUT_S, FakeRun
 
 
@@ -213,3 +214,41 @@ def as_text(summary: dict[str, Any]) -> str:
     console = Console(width=200, record=True, file=StringIO())
     console.print(summary_table(summary))
     return "".join(f"{line.rstrip()}\n" for line in console.export_text().splitlines())
+
+
+def test_the_speed_of_the_trainer_is_in_summary_table_and_trace() -> None:
+    limits = Limits(batch_groups=2, max_in_flight=8, schedule=partial_rollout())
+    header = RunHeader(
+        mode="train", started_at=0.0, limits=limits_to_fields(limits), processes=("trainer",)
+    )
+    steps = {
+        "trainer_tokens_per_s": (10.0, 2000.0, 3000.0),
+        "trainer_tflop_per_s": (1.0, 300.0, 400.0),
+        "mfu": (0.001, 0.303, 0.404),
+        "gpu_peak_allocated_bytes": (2.0 * 2**30, 60.0 * 2**30, 50.0 * 2**30),
+        "gpu_peak_reserved_bytes": (3.0 * 2**30, 64.0 * 2**30, 64.0 * 2**30),
+    }
+    records = tuple(
+        MetricRecord(process="trainer", name=name, t_s=float(step), value=value)
+        for name, values in steps.items()
+        for step, value in enumerate(values)
+    )
+    log = Log(header, records)
+    speed = counted(log)["trainer_speed"]
+    assert speed == {
+        "trainer_tokens_per_s": 2000.0,
+        "trainer_tflop_per_s": 300.0,
+        "mfu": 0.303,
+        "gpu_peak_allocated_bytes": 60.0 * 2**30,
+        "gpu_peak_reserved_bytes": 64.0 * 2**30,
+    }
+    assert speed_text(speed) == (
+        "2,000 tokens/s, 300 TFLOP/s, MFU 30.3% per process; GPU memory up to 60.0 GiB "
+        "(64.0 GiB with free blocks)"
+    )
+    on_cpu = {"trainer_tokens_per_s": 1755.4, "trainer_tflop_per_s": 0.000815}
+    assert speed_text(on_cpu) == "1,755 tokens/s, 0.815 GFLOP/s per process"
+    counters = [event for event in chrome_trace(log)["traceEvents"] if event["ph"] == "C"]
+    assert [event["args"]["value"] for event in counters if event["name"] == "mfu"] == [
+        *(0.001, 0.303, 0.404)
+    ]

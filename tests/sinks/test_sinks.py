@@ -13,9 +13,11 @@ import pytest
 from omegaconf import OmegaConf
 
 from areal_lab.config.load import load_config
+from areal_lab.foreign.record import Attempt, ImportedRun, Step
 from areal_lab.live.presence import Present
+from areal_lab.runlog.imported import import_into
 from areal_lab.sinks import start, worker
-from areal_lab.sinks.points import Point, Points
+from areal_lab.sinks.protocol import Point, Points
 from areal_lab.sinks.start import Sinks, add_to_summary, check_sinks
 from areal_lab.sinks.worker import Following, Status
 from tests.host.test_claim import continue_elsewhere
@@ -94,6 +96,14 @@ def test_points_are_read_once_with_their_groups(folder: Path) -> None:
         file.write('{"step": 6, "time_s": 9')
     assert list(points.new()) == []  # not complete yet
     assert points.left() == 0
+
+
+def test_points_of_an_imported_log_need_no_time(tmp_path: Path) -> None:
+    steps = [Step(step=n, values={"reward_mean": 0.5 * n, "drift_kl": 0.25}) for n in (1, 2)]
+    run = ImportedRun(framework="nemo-rl", attempts=[Attempt(steps=steps)])
+    points = list(Points(import_into(run, tmp_path / "run")).new())
+    assert [(one.step, one.time_s) for one in points] == [(1, None), (2, None)]
+    assert points[1].values == {"rewards/reward_mean": 1.0, "custom/drift_kl": 0.25}
 
 
 def test_failures_are_counted_and_the_rest_is_sent(folder: Path) -> None:

@@ -108,7 +108,7 @@ def test_what_does_not_fit_together_is_told_once_for_all_cells_that_have_it(tmp_
         ("grid.eta=[4, 4.5, [1]]", "grid.eta has [1], which needs a name"),
         ("grid.schedule.eta=[1, 2]", "schedule.eta is in grid.schedule.eta and in grid.eta"),
         ("settings.name=mine", "'name' in settings is set by the sweep; leave it out"),
-        ("settings.seeds=3", "each run has several seeds of its own, from `seed` on"),
+        ("settings.seeds=3", "each run has several seeds itself, from `seed` on"),
         ("figure.baseline=eta=3", "figure.baseline has eta=3, but eta has the values 0, inf"),
         ("figure.over=sed", "figure.over is 'sed', no axis of the grid"),
         ("config=smallest", "unknown preset 'smallest'; did you mean 'small'?"),

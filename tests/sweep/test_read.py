@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import random
 from itertools import product
 from pathlib import Path
 from statistics import stdev
@@ -12,12 +14,20 @@ import pytest
 from areal_lab import read_sweep
 from areal_lab.cli.sweep import simulate_command
 from areal_lab.runlog.intervals import student_t
+from areal_lab.sweep.command import figures_of
 from areal_lab.sweep.grid import expand
 from areal_lab.sweep.picture import draw_sweep
 from areal_lab.sweep.read import RecordedSweep, write_cells
-from areal_lab.sweep.results import figures_of
-from areal_lab.sweep.store import StoredCell, fits, placed_cells, write_study
+from areal_lab.sweep.store import (
+    StoredCell,
+    fits,
+    only_sweep,
+    placed_cells,
+    stored_cells,
+    write_study,
+)
 from areal_lab.sweep.study import load_study
+from tests.fuzz import damaged_bytes, damaged_json, mutations, one_line, refused
 
 STUDY = """
 command: simulate
@@ -102,9 +112,9 @@ def test_an_unknown_metric_or_axis_is_named(tmp_path: Path) -> None:
     sweep = recorded(tmp_path)
     with pytest.raises(ValueError, match="no cell has 'steps_s'; did you mean 'step_s'"):
         sweep.intervals("steps_s")
-    with pytest.raises(ValueError, match="'etta' is no axis; did you mean 'eta'"):
+    with pytest.raises(ValueError, match="'etta' is not an axis; did you mean 'eta'"):
         sweep.intervals(baseline={"etta": 0})
-    with pytest.raises(ValueError, match="'seed' is no axis to draw along"):
+    with pytest.raises(ValueError, match="'seed' is not an axis of the grid"):
         draw_sweep(sweep, x="seed")
     with pytest.raises(ValueError, match="is not the folder of a sweep"):
         read_sweep(tmp_path)
@@ -162,3 +172,80 @@ def test_figures_are_the_numbers_of_a_summary() -> None:
         "lag.token.max": 2,
         "eta": float("inf"),
     }
+
+
+@mutations
+def test_a_damaged_sweep_is_read_or_refused_in_one_line(tmp_path: Path, count: int) -> None:
+    folder = recorded(tmp_path).folder
+    cells = sorted(folder.glob("cells/*/cell.json"))
+    for file in cells[2:]:  # each takes as long to read as study.json
+        file.unlink()
+    files = [folder / "study.json", cells[0]]
+    content = {file: file.read_bytes() for file in files}
+    rng = random.Random(count)
+
+    def read() -> None:
+        sweep = read_sweep(folder)
+        write_cells(sweep, folder / "cells.csv")
+        sweep.intervals(baseline={"eta": 0})
+
+    for _ in range(count):
+        file = rng.choice(files)
+        if rng.randrange(3):
+            file.write_text(json.dumps(damaged_json(rng, json.loads(content[file]))))
+        else:
+            file.write_bytes(damaged_bytes(rng, content[file]))
+        refused(read)
+        file.write_bytes(content[file])
+
+
+def test_tables_are_not_written_through_a_link(tmp_path: Path) -> None:
+    sweep, mine = recorded(tmp_path), tmp_path / "mine"
+    mine.write_text("my file")
+    (tmp_path / "cells.csv").symlink_to(mine)
+    write_cells(sweep, tmp_path / "cells.csv")
+    assert mine.read_text() == "my file"
+    assert not (tmp_path / "cells.csv").is_symlink()
+
+
+def test_the_lock_of_a_sweep_is_no_link(tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.write_text("my file")
+    (tmp_path / ".sweep").symlink_to(mine)
+    with pytest.raises(OSError, match="symbolic links"), only_sweep(tmp_path):
+        pass
+    assert mine.read_text() == "my file"
+
+
+@mutations
+def test_a_damaged_cell_is_found(tmp_path: Path, count: int) -> None:
+    folder = tmp_path / "cells" / "eta-4-3f2a91"
+    cell = StoredCell(
+        folder=folder,
+        command="simulate",
+        settings={"eta": float("inf"), "schedule": {"name": "async", "steps": [1, 2.5]}},
+        status="complete",
+        figures={"reward": 0.1 + 0.2, "lag": float("inf"), "steps": 7.0},
+        wall_s=1e-7,
+    )
+    cell.write()
+    (read,) = stored_cells(tmp_path)
+    assert read.figures == cell.figures
+    (tmp_path / "cells" / "eta-4-copy" / "cell.json").mkdir(parents=True)
+    (tmp_path / "cells" / ".DS_Store").touch()
+    file, rng = folder / "cell.json", random.Random(5)
+    before, found = file.read_bytes(), 0
+    for number in range(count):
+        bit = rng.randrange(8 * len(before))
+        flipped = bytearray(before)
+        flipped[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(flipped if number % 2 else damaged_bytes(rng, before))
+        try:
+            assert stored_cells(tmp_path) == [read]
+        except ValueError as error:
+            found += 1
+            if not one_line(error, 20_000):
+                pytest.fail(str(error))
+    assert found > count / 2
+    file.write_bytes(before)
+    assert stored_cells(tmp_path) == [read]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tools.notebooks.gallery import with_token
 from tools.site import assemble as site
 from tools.site.assemble import ROOT, assemble
 
@@ -42,6 +43,13 @@ def test_a_page_has_one_title(pages: Path) -> None:
         assert len(titles) == 1, page
 
 
+def test_code_that_a_page_begins_ends_there(pages: Path) -> None:
+    """Else what follows is code, headings and links to them too."""
+    for page in pages.rglob("*.md"):
+        lines = page.read_text(encoding="utf-8").splitlines()
+        assert sum(line.lstrip().startswith("```") for line in lines) % 2 == 0, page
+
+
 def test_links_to_results_lead_into_the_site(pages: Path) -> None:
     assert "](changelog.md)" in (pages / "design.md").read_text(encoding="utf-8")
     assert "](images/table_1.png)" in (pages / "reproductions.md").read_text(encoding="utf-8")
@@ -57,3 +65,18 @@ def test_a_link_to_a_missing_page_is_refused(tmp_path: Path, monkeypatch: Any) -
     monkeypatch.setattr(site, "ROOT", tmp_path)
     with pytest.raises(ValueError, match=r"docs/page.md links to b.md, which does not exist"):
         assemble(tmp_path / "build")
+
+
+@pytest.mark.parametrize(
+    ("asked", "given"),
+    [
+        ([], ["--token"]),
+        (["--port", "29"], ["--token", "--port", "29"]),
+        (["--no-token"], ["--no-token"]),
+        (["--token-password", "x"], ["--token-password", "x"]),
+    ],
+)
+def test_the_gallery_has_a_key_unless_its_options_say_something_else(
+    asked: list[str], given: list[str]
+) -> None:
+    assert with_token(asked) == given

@@ -14,7 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from areal_lab.data.trajectory import Segment, Trajectory
-from areal_lab.preflight.memory import Estimate, estimate
+from areal_lab.resolve.allocation import layout_of
+from areal_lab.resolve.memory import Estimate, estimate
 from areal_lab.training.learner import Learner, make_learner
 from areal_lab.training.lora import add_lora, target_modules
 from areal_lab.training.model import load_policy
@@ -42,8 +43,9 @@ class LiveBytes(TorchDispatchMode):
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         super().__init__()
-        self.peak = 0
-        self._known: dict[int, Any] = {}
+        self.peak = self._total = 0
+        self._known: dict[int, tuple[Any, int]] = {}
+        self._resizes = any(isinstance(tensor, DTensor) for tensor in tensors)
         for tensor in tensors:
             self._add(tensor)
 
@@ -52,16 +54,22 @@ class LiveBytes(TorchDispatchMode):
         for leaf in tree_leaves((args, kwargs, result)):
             if isinstance(leaf, torch.Tensor):
                 self._add(leaf)
-        storages = [known() for known in list(self._known.values())]
-        self.peak = max(self.peak, sum(s.nbytes() for s in storages if s is not None))
+        if self._resizes:
+            storages = [known() for known, _ in list(self._known.values())]
+            self._total = sum(s.nbytes() for s in storages if s is not None)
+        self.peak = max(self.peak, self._total)
         return result
 
     def _add(self, tensor: torch.Tensor) -> None:
         local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
         storage = local.untyped_storage()
-        if storage._cdata not in self._known:
-            self._known[storage._cdata] = weakref.ref(storage)
-            weakref.finalize(storage, self._known.pop, storage._cdata, None)
+        key, size = storage._cdata, storage.nbytes()
+        if key not in self._known:
+            self._known[key] = weakref.ref(storage, lambda _: self._remove(key)), size
+            self._total += size
+
+    def _remove(self, key: int) -> None:
+        self._total -= self._known.pop(key)[1]
 
 
 def full_micro_batches(
@@ -112,7 +120,7 @@ def measured_and_estimated(
     if ranks.first:
         assert outcome.metrics["micro_batches"] == 2 * ranks.data_count
         assert outcome.metrics["packed_tokens"] == 2 * ranks.data_count * tokens
-    estimated = estimate(settings.config, folder)
+    estimated = estimate(settings.config, folder, layout_of(settings.config).trainer)
     assert estimated is not None
     return live.peak, estimated
 

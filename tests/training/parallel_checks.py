@@ -25,9 +25,9 @@ from areal_lab.training.lora import add_lora, merged_tensors, target_modules
 from areal_lab.training.minibatch import make_minibatch
 from areal_lab.training.model import load_policy
 from areal_lab.training.optimizer import NonFiniteStep
-from areal_lab.training.parallel.group import RankPlace, another_group, join, leave
+from areal_lab.training.parallel import RankPlace, another_group, join, leave
 from areal_lab.training.process.output import export, prepare_save, save
-from areal_lab.training.process.saving import BackgroundSaves
+from areal_lab.training.process.threads import BackgroundSaves
 from areal_lab.training.protocol import STATE_FOLDER, SaveRequest, TrainBatchRequest
 from areal_lab.training.ranks import ALONE, Ranks
 from areal_lab.training.step import train_batch
@@ -41,6 +41,7 @@ RANKS = 4
 STEPS = 5
 LONG = ("tied", "untied, two minibatches", "LoRA")
 """Cases with all of these steps; the others have the last two."""
+CONTROLS = ("gradient_cosine", "aligned_steps", "sequence_effective_share", "dual_variable")
 SAME = ("loss", "grad_norm", "entropy", "ratio_mean", "behavior_weight_max", "drift_max")
 CLIPPED = OptimizerConfig(lr=1e-3, warmup_steps=0, gradient_clipping=0.05)
 CASES: dict[str, dict[str, Any]] = {
@@ -64,6 +65,16 @@ CASES: dict[str, dict[str, Any]] = {
         "ppo_n_minibatches": 2,
         "max_tokens_per_mb": 20,
         "more": {"critic.share_body": True, "critic.optimizer.lr": 1e-2},
+    },
+    "controls": {
+        "kind": "llama",
+        "tied": True,
+        "max_tokens_per_mb": 20,
+        "ppo_n_minibatches": 2,
+        "age_half_life": 2.0,
+        "lr_ess_share": 1.0,
+        "max_gradient_cosine": 0.01,
+        "loss": {"name": "r2vpo", "variance": 0.1, "rate": 0.01},
     },
     "reference": {"kind": "llama", "tied": True, "kl_loss_coef": 0.3, "max_tokens_per_mb": 20},
     "LoRA, reference": {
@@ -179,7 +190,7 @@ def compare(
     """Metrics of a step of one process and of several."""
     critic = [
         name
-        for name in ("critic_loss", "critic_grad_norm", "value_mean", "kl_coefficient")
+        for name in ("critic_loss", "critic_grad_norm", "value_mean", "kl_coefficient", *CONTROLS)
         # A mean over records of tokens, as the loss of a shared critic, is the first rank's.
         if name in one and (ranks.first or name in many)
     ]
@@ -296,6 +307,32 @@ def check_work(ranks: Ranks) -> None:
         assert sum(map(len, groups)) == 5
 
 
+def check_working_copies(folder: Path, ranks: Ranks) -> None:
+    """Layers that compute with copies in bfloat16 do about what one process does that casts the
+    inputs of products alone; masters are float32."""
+    model = folder / "tied"
+    changes: dict[str, Any] = {"dtype": "bfloat16", "max_tokens_per_mb": 20}
+    settings = settings_for(model, param_dtype="bfloat16", **changes)
+    learner = make_learner(load_policy(model), settings, ranks)
+    many = [train_batch(learner, random_batch(seed, groups=5)).metrics for seed in range(2)]
+    assert {p.dtype for p in learner.model.parameters()} == {torch.float32}
+    if ranks.data_count > 1:
+        # Each rank has a gradient in bfloat16 of its one pass; their sum is not.
+        once = settings_for(model, param_dtype="bfloat16", dtype="bfloat16")
+        summed = make_learner(load_policy(model), once, ranks)
+        train_batch(summed, random_batch(groups=5))
+        for name, parameter in summed.model.named_parameters():
+            found = ranks.whole(parameter.grad)  # type: ignore[arg-type]
+            assert not torch.equal(found, found.bfloat16().float()), name
+    if ranks.first:
+        here = make_learner(load_policy(model), settings_for(model, **changes))
+        for seed, found in enumerate(many):
+            one = train_batch(here, random_batch(seed, groups=5)).metrics
+            for name, share in (("loss", 0.05), ("grad_norm", 0.1), ("entropy", 0.01)):
+                close = abs(one[name] - found[name]) <= share * abs(one[name])
+                assert close, (name, one[name], found[name])
+
+
 def check_memory(folder: Path, ranks: Ranks, allocation: str) -> None:
     """The tensors of a step on a rank are within 6 % of the estimate."""
     kinds = (("float32", False), ("bfloat16", True))
@@ -321,13 +358,13 @@ class Layout(NamedTuple):
 
 
 LAYOUTS = {
-    "d2": Layout(2, 2, tuple(CASES), saves=5),
+    "d2": Layout(2, 2, tuple(CASES), saves=6),
     "d4": Layout(4, 4, ("tied", "LoRA", "pictures")),
-    "d4, copies": Layout(4, 2, ("tied",)),
-    "d1t2": Layout(2, 1, ("tied", "head norms", "critic", "shared critic"), tensor=2),
+    "d4, copies": Layout(4, 2, ("tied", "controls")),
+    "d1t2": Layout(2, 1, ("tied", "head norms", "critic", "shared critic", "controls"), tensor=2),
     "d2t2": Layout(4, 2, ("untied, two minibatches",), tensor=2),
     "d2t2, copies": Layout(4, 1, ("reference",), tensor=2, saves=0),
-    "d1c2": Layout(2, 2, ("tied", "critic", "shared critic"), context=2),
+    "d1c2": Layout(2, 2, ("tied", "critic", "shared critic", "controls"), context=2),
     "d2c2": Layout(4, 4, ("untied, two minibatches", "LoRA"), context=2),
     "d1c4": Layout(4, 4, ("head norms",), context=4),  # with two key-value heads
 }
@@ -357,6 +394,7 @@ def main(folder: Path, rank: int) -> None:
         check_work(ranks)
         if layout.count == 2:
             check_memory(folder, ranks, name)
+            check_working_copies(folder, ranks)
         for number, case in enumerate(layout.cases):
             learner = check_steps(folder, case, ranks)
             if number < layout.saves:

@@ -7,7 +7,9 @@ host waits        counted by the line that caused them: values read back, sizes 
 
 from __future__ import annotations
 
+import math
 import sys
+import time
 import traceback
 from collections import Counter
 from typing import Any
@@ -48,12 +50,90 @@ def register_fake() -> torch.device:
     return torch.device(NAME, 0)
 
 
+CALLS: Counter[str] = Counter()
+"""Calls of events, NVTX and memory statistics, by name."""
+RANGES: list[str] = []
+"""Names of the NVTX ranges, in the order of their begin."""
+
+
+class Event:
+    """An event of a device that runs 1 s behind the host's clock: not complete before a wait."""
+
+    behind_s = 1.0
+
+    def __init__(self, *, enable_timing: bool = False) -> None:
+        assert enable_timing, "only such events have times"
+        self.at_s = math.nan
+        self.complete = False
+
+    def record(self) -> None:
+        CALLS["record"] += 1
+        self.at_s = time.time() + self.behind_s
+        _recorded.append(self)
+
+    def synchronize(self) -> None:
+        CALLS["synchronize"] += 1
+        if not self.complete:
+            _wait("Event.synchronize")
+        _complete()
+
+    def elapsed_time(self, end: Event) -> float:
+        assert self.complete, "torch raises an error"
+        assert end.complete, "torch raises an error"
+        return (end.at_s - self.at_s) * 1e3
+
+
+_recorded: list[Event] = []
+
+
+def _complete() -> None:
+    for event in _recorded:
+        event.complete = True
+    _recorded.clear()
+
+
+class _NVTX:
+    """The part of `torch.cuda.nvtx` that is used."""
+
+    depth = 0
+
+    def range_push(self, name: str) -> None:
+        CALLS["range_push"] += 1
+        RANGES.append(name)
+        self.depth += 1
+
+    def range_pop(self) -> None:
+        CALLS["range_pop"] += 1
+        self.depth -= 1
+        assert self.depth >= 0, "a range ends that did not begin"
+
+
 class _Device(_DummyBackendModule):
-    """What torch asks of a device, also to compute activations again."""
+    """What torch asks of a device, also to compute activations again, and what `torch.cuda` has."""
+
+    Event = Event
+    nvtx = _NVTX()
 
     @staticmethod
     def get_amp_supported_dtype() -> list[torch.dtype]:
         return [torch.bfloat16]
+
+    @staticmethod
+    def get_device_name(device: torch.device) -> str:
+        assert device.type == NAME
+        return "NVIDIA H100 80GB HBM3"
+
+    @staticmethod
+    def reset_peak_memory_stats(_device: torch.device) -> None:
+        CALLS["reset_peak_memory_stats"] += 1
+
+    @staticmethod
+    def max_memory_allocated(_device: torch.device) -> int:
+        return 3 << 30
+
+    @staticmethod
+    def max_memory_reserved(_device: torch.device) -> int:
+        return 4 << 30
 
 
 class _Nothing:
@@ -104,6 +184,8 @@ class PretendMode(TorchDispatchMode):
     def __enter__(self) -> Any:
         """Forget what was counted."""
         WAITS.clear()
+        CALLS.clear()
+        RANGES.clear()
         self._lifted = torch._C._only_lift_cpu_tensors()
         torch._C._set_only_lift_cpu_tensors(True)
         return super().__enter__()
@@ -169,6 +251,7 @@ def _is_mask(index: Any) -> bool:
 
 
 def _wait(func: Any) -> None:
+    _complete()  # what was queued before is done
     here = next(
         (
             frame

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
 import sys
 from itertools import pairwise, product
 from pathlib import Path
@@ -14,15 +13,21 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn.attention import varlen
 from torch.nn.attention.flex_attention import create_block_mask
 
 from areal_lab.data.batch import PackedBatch, ancestor_mask, input_tokens, pack
 from areal_lab.data.prefix_tree import ForwardCost, grow_trees
 from areal_lab.data.trajectory import Segment, Trajectory
-from areal_lab.training import attention
-from areal_lab.training.attention import TreeLayout, choose_kernel, tree_attention, tree_layout
-from areal_lab.training.device import on_device
-from areal_lab.training.layers.block_mask import tree_block_mask
+from areal_lab.training.attention import (
+    TreeLayout,
+    choose_kernel,
+    tree_attention,
+    tree_block_mask,
+    tree_layout,
+)
+from areal_lab.training.minibatch import on_device
+from tests.warm import run_forked
 
 SHARE = ForwardCost(linear_flops_per_token=1.0, attention_flops_per_pair=0.0)
 ALONE = ForwardCost(linear_flops_per_token=0.0, attention_flops_per_pair=1.0)
@@ -156,7 +161,7 @@ def test_dropout_is_refused(asked: str) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize(("asked", "cost"), [("varlen", ALONE), ("flex", ALONE), ("flex", SHARE)])
 def test_kernels_of_a_gpu_train_as_the_calls_by_tree_do(asked: str, cost: ForwardCost) -> None:
-    """Never run so far: no GPU was at hand."""
+    """Not run on a GPU yet (docs/gpu.md)."""
     packed = on_device(packed_trees(3, rows=30, longest=40, cost=cost), torch.device("cuda"))
     found: dict[str, list[torch.Tensor]] = {}
     for kernel in ("sdpa", asked):
@@ -221,10 +226,17 @@ def by_sequence(*given_values: Any, scale: float, enable_gqa: bool, **more: Any)
     return torch.cat(outputs)
 
 
+def in_older_torch(*given_values: Any, scale: float, window_size: tuple[int, int]) -> torch.Tensor:
+    """The same before torch 2.13, whose kernel is not told of grouped heads."""
+    assert len({one.shape[1] for one in given_values[:3]}) == 1
+    return by_sequence(*given_values, scale=scale, enable_gqa=False, window_size=window_size)
+
+
+@pytest.mark.parametrize("kernel", [by_sequence, in_older_torch])
 def test_varlen_is_called_so_that_it_gives_the_attention_of_the_trees(
-    monkeypatch: pytest.MonkeyPatch,
+    kernel: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention, "varlen_attn", by_sequence)
+    monkeypatch.setattr(varlen, "varlen_attn", kernel)
     packed = packed_trees(3, rows=7, longest=9, cost=ALONE)
     given_states = states(packed)
     expected = attended(tree_layout(packed, asked="sdpa"), given_states)
@@ -233,10 +245,9 @@ def test_varlen_is_called_so_that_it_gives_the_attention_of_the_trees(
 
 
 def test_varlen_keeps_shapes_and_types_forward_and_backward() -> None:
-    ended = subprocess.run(
-        [sys.executable, "-m", "tests.training.test_attention"],
-        capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2],
-    )  # fmt: skip
+    ended = run_forked(
+        [sys.executable, "-m", "tests.training.test_attention"], cwd=Path(__file__).parents[2]
+    )
     assert ended.returncode == 0, ended.stderr[-3000:]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,10 @@ def test_a_state_that_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> Non
     untied = learner_for(save_model(tmp_path / "other", tied=False))
     with pytest.raises(UnusableState, match=r"cannot continue from .*state"):
         load_state(untied, tmp_path / "state")
+    (part,) = (tmp_path / "state").glob("*.distcp")
+    os.truncate(part, 100)
+    with pytest.raises(UnusableState, match=r"cannot continue from .*state: \w"):
+        load_state(learner_for(model), tmp_path / "state")
     (tmp_path / "state" / ".metadata").unlink()
     with pytest.raises(UnusableState):
         load_state(learner_for(model), tmp_path / "state")

@@ -12,7 +12,7 @@ from torch.nn.attention.flex_attention import flex_attention
 
 from areal_lab.training import attention
 from areal_lab.training.attention import tree_layout
-from areal_lab.training.layers.checkpointing import Checkpointing
+from areal_lab.training.decoder_layers import Checkpointing
 from areal_lab.training.learner import make_learner
 from areal_lab.training.lora import add_lora, target_modules
 from areal_lab.training.model import load_policy

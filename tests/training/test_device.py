@@ -4,12 +4,14 @@ get is on the CPU."""
 from __future__ import annotations
 
 import dataclasses
-import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.warm import run_forked
 
 MODELS: list[tuple[str, dict[str, Any]]] = [
     ("qwen2", {}),
@@ -33,6 +35,34 @@ class Received:
         self.tensors = {}
 
 
+def check_spans(outcome: Any, learner: Any, began_s: float, ended_s: float) -> None:
+    """Check the calls for the spans of a step on the pretended device, and its metrics."""
+    from tests.training import pretend
+
+    spans, measured = outcome.spans, outcome.measured
+    computed = [one for one in spans if one.name != "advantages and packing"]
+    assert {
+        "record": 2 * len(computed),
+        "range_push": len(spans),
+        "range_pop": len(spans),
+        "synchronize": 1,
+        "reset_peak_memory_stats": 1,
+    } == pretend.CALLS
+    assert not any("synchronize" in wait for wait in pretend.WAITS), "the step has waited before"
+    assert sorted(pretend.RANGES) == sorted(one.name for one in spans)
+    # The device is 1 s behind at every event, which the clocks' relation removes.
+    for one in spans:
+        assert began_s - 1e-3 <= one.start_s <= one.end_s <= ended_s + 1e-3, one
+    passes = int(outcome.metrics["micro_batches"]) * (1 + hasattr(learner.critic, "optimizer"))
+    assert sum(one.name.endswith("forward/backward") for one in spans) == passes
+    work = sum(one.args.get("tflop", 0.0) for one in spans)
+    speed = work / measured["trainer_s"]
+    assert measured["trainer_tflop_per_s"] == pytest.approx(speed)
+    assert measured["mfu"] == pytest.approx(speed * 1e12 / 989e12), "an H100"
+    assert measured["gpu_peak_allocated_bytes"] == 3 << 30
+    assert measured["gpu_peak_reserved_bytes"] == 4 << 30
+
+
 def main(folder: Path) -> None:
     """Compare the pretend device with the CPU; in a process of its own, for its registration."""
     from tests.training import pretend
@@ -42,9 +72,9 @@ def main(folder: Path) -> None:
 
     from areal_lab.engines.weights.push import Pusher
     from areal_lab.training.attention import tree_layout
-    from areal_lab.training.device import on_device
     from areal_lab.training.learner import Learner, make_learner
     from areal_lab.training.lora import add_lora, merged_tensors, target_modules
+    from areal_lab.training.minibatch import on_device
     from areal_lab.training.model import load_policy
     from areal_lab.training.process.output import export
     from areal_lab.training.step import train_batch
@@ -91,8 +121,13 @@ def main(folder: Path) -> None:
                 learner = learner_on(str(device), path, max_tokens_per_mb=max_tokens, **actor)
                 assert export(learner, 0, pusher) == before
                 pretend.WAITS.clear()
+                pretend.CALLS.clear()
+                pretend.RANGES.clear()
+                began_s = time.time()
                 outcome = train_batch(learner, random_batch())
+                ended_s = time.time()
                 waits.append(dict(pretend.WAITS))
+                check_spans(outcome, learner, began_s, ended_s)
                 export(learner, 1, pusher)
                 pusher.push(1, [], flush_cache=True)
             micro_batches.append(outcome.metrics["micro_batches"])
@@ -110,15 +145,14 @@ def main(folder: Path) -> None:
         extra = steps + 3 if learner.critic else 0
         assert sum(waits[1].values()) <= steps + 1 + extra, waits[1]
         for name, value in expected.metrics.items():
-            if name != "peak_rss_bytes":
-                assert outcome.metrics[name] == pytest.approx(value, rel=1e-5, abs=1e-6), name
+            assert outcome.metrics[name] == pytest.approx(value, rel=1e-5, abs=1e-6), name
 
 
 def test_a_step_on_a_device_mixes_nothing_and_waits_once(tmp_path: Path) -> None:
-    ended = subprocess.run(
+    ended = run_forked(
         [sys.executable, "-m", "tests.training.test_device", str(tmp_path)],
-        capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2],
-    )  # fmt: skip
+        cwd=Path(__file__).parents[2],
+    )
     assert ended.returncode == 0, ended.stderr[-3000:]
 
 

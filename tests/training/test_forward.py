@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from areal_lab.data.batch import PackedBatch, input_tokens, pack, pad
 from areal_lab.data.prefix_tree import ForwardCost, grow_trees
+from areal_lab.training.decoder_layers import Checkpointing
 from areal_lab.training.forward import PackedPolicy, PackedValues
-from areal_lab.training.layers.checkpointing import Checkpointing
 from areal_lab.training.model import load_policy, load_value_model
 from tests.training.tiny import gradients, random_batch, save_model
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -17,11 +16,12 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from areal_lab.training.learner import make_learner
 from areal_lab.training.model import load_policy
-from areal_lab.training.parallel.shard import shard_policy
-from areal_lab.training.process.offload import come_back, leave_device, move
+from areal_lab.training.parallel import shard_policy
+from areal_lab.training.process.serve import come_back, leave_device, move
 from areal_lab.training.ranks import Ranks
 from areal_lab.training.step import train_batch
 from tests.training.tiny import learner_for, random_batch, save_model, settings_for
+from tests.warm import run_forked
 
 EVERYTHING: dict[str, Any] = {
     "advantage": "gae", "kl_ctl": 0.1, "kl_loss_coef": 0.1, "max_tokens_per_mb": 30
@@ -79,10 +79,10 @@ def main(folder: Path) -> None:
 def test_nothing_stays_on_the_device_and_steps_continue_as_if_nothing_had_moved(
     tmp_path: Path,
 ) -> None:
-    ended = subprocess.run(
+    ended = run_forked(
         [sys.executable, "-m", "tests.training.test_offload", str(tmp_path)],
-        capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2],
-    )  # fmt: skip
+        cwd=Path(__file__).parents[2],
+    )
     assert ended.returncode == 0, ended.stderr[-3000:]
 
 

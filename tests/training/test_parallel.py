@@ -30,10 +30,10 @@ from areal_lab.host.pipes import socket_pair
 from areal_lab.host.processes import ChildDied, RunningProcess, start_child
 from areal_lab.models.folder import ModelShape
 from areal_lab.models.locate import resolve_model_path
-from areal_lab.preflight.memory import Trained, trainer_memory
+from areal_lab.resolve.memory import Trained, trainer_memory
 from areal_lab.training.forward import PackedPolicy
 from areal_lab.training.minibatch import deal_groups
-from areal_lab.training.parallel.shard import shard_policy
+from areal_lab.training.parallel import shard_policy
 from areal_lab.training.process.client import TrainerProcess, TrainingError
 from areal_lab.training.protocol import SaveRequest
 from areal_lab.training.step import train_batch

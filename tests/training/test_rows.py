@@ -116,6 +116,12 @@ def test_what_is_compared_is_checked() -> None:
         compared([replace(SAMPLES[0], turn_returns=(1.0, 0.0)), *SAMPLES[1:]])
     with pytest.raises(ValueError, match="row 1 of trajectory 0/0 follows another sample"):
         compared([ROWS[0], ROWS[2], ROWS[1]])
+    unscored = [replace(SAMPLES[0], reward=None), *SAMPLES[1:]]
+    with pytest.raises(ValueError, match="1 of 6 samples or turns have no reward"):
+        compared(unscored)
+    unreached = [replace(one, turn_returns=(1.0, None)) for one in SAMPLES]
+    with pytest.raises(ValueError, match="6 of 12 samples or turns have no reward"):
+        compared(unreached)
     with pytest.raises(ValueError, match="3 turn_returns, but 2 turns"):
         replace(SAMPLES[0], turn_returns=(1.0, 2.0, 3.0))
     with pytest.raises(ValueError, match="all must be finite"):

@@ -13,17 +13,22 @@ import pytest
 import torch
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
+from transformers import AutoModelForCausalLM
 
+from areal_lab.host.durable import WriteError
+from areal_lab.models.checkpoint_files import FILE, checkpoint_fault, read_digests
 from areal_lab.training.checkpoint import state_of_learner
 from areal_lab.training.learner import Learner, make_learner
 from areal_lab.training.lora import add_lora, target_modules
 from areal_lab.training.model import load_policy
 from areal_lab.training.process.client import TrainerProcess, TrainingError
-from areal_lab.training.process.output import PreparedSave, prepare_save, save
-from areal_lab.training.process.saving import BackgroundSaves
+from areal_lab.training.process.output import PreparedSave, prepare_save, save, save_folder
+from areal_lab.training.process.threads import BackgroundSaves
 from areal_lab.training.protocol import STATE_FOLDER, SaveRequest
 from areal_lab.training.ranks import ALONE
 from areal_lab.training.step import train_batch
+from benchmarks.tiny_model import write_tiny_model
+from tests.runlog.test_full_disk import files_of_at_most
 from tests.training.tiny import learner_for, random_batch, save_model, settings_for
 
 WITH_CRITIC: dict[str, Any] = {"advantage": "gae", "kl_ctl": 0.1, "kl_ctl_target": 6.0}
@@ -89,6 +94,11 @@ def test_what_is_saved_is_the_state_at_the_decision_although_training_went_on(
     found, expected = (files_of(tmp_path / name) for name in ("later", "at_once"))
     assert found == expected
     assert "run.json" in found
+    new = tmp_path / "new"
+    new.touch()
+    assert {file.stat().st_mode for file in (tmp_path / "later").rglob("*.*")} == {
+        new.stat().st_mode
+    }
     states = [
         tensors_in(tmp_path / name / STATE_FOLDER, learner(model)) for name in ("later", "at_once")
     ]
@@ -162,3 +172,45 @@ def test_a_process_trains_on_and_tells_the_end_or_the_error_of_its_checkpoint(
         assert trainer.child.process.returncode == 0
 
     asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_what_has_the_name_of_a_checkpoint_is_kept_and_the_checkpoint_written(
+    tmp_path: Path,
+) -> None:
+    source, folder = tmp_path / "model", tmp_path / "checkpoints"
+    write_tiny_model(source)
+    model = AutoModelForCausalLM.from_pretrained(source)
+    folder.mkdir()
+    (folder / "step-00001").write_text("a file")
+    (folder / "step-00002").symlink_to("nowhere")
+    (folder / "step-00003").mkdir()
+    (folder / "step-00003" / "mine").write_text("notes")
+    for step in (1, 2, 3):
+        path = folder / f"step-{step:05d}"
+        save_folder(model, source, path)
+        digests = read_digests(path)
+        assert digests is not None
+        assert digests.step == step
+        files = {str(one.relative_to(path)) for one in path.rglob("*") if one.is_file()}
+        assert digests.files.keys() == files - {FILE}
+        assert checkpoint_fault(path, step) == ""
+    kept = [next(folder.glob(f"step-0000{step}.before-*")) for step in (1, 2, 3)]
+    assert kept[0].read_text() == "a file"
+    assert kept[1].is_symlink()
+    assert (kept[2] / "mine").read_text() == "notes"
+    # A run that starts from a checkpoint has its own digests.
+    save_folder(model, folder / "step-00003", tmp_path / "exported")
+    assert not (tmp_path / "exported" / FILE).exists()
+
+
+def test_a_checkpoint_that_does_not_fit_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+    source, path = tmp_path / "model", tmp_path / "checkpoints" / "step-00001"
+    write_tiny_model(source)
+    model = AutoModelForCausalLM.from_pretrained(source)
+    bytes_needed = sum(value.nbytes for value in model.parameters())
+    with files_of_at_most(20_000), pytest.raises(WriteError) as raised:
+        save_folder(model, source, path)
+    said = str(raised.value)
+    assert said.startswith(f"{path} cannot be written: it would be larger than the limit for one")
+    assert f"({bytes_needed:,} bytes are needed, " in said
+    assert not list(path.parent.iterdir())

@@ -212,6 +212,22 @@ def test_a_batch_of_equal_rewards_moves_parameters_by_momentum_only(folder: Path
     assert "entropy" not in outcome.metrics
 
 
+def test_moments_exist_before_the_first_step_and_are_those_of_the_library(folder: Path) -> None:
+    learner, lazy = learner_for(folder), learner_for(folder)
+    made = learner.optimizer.adamw.state
+    assert made.keys() == {p for p in learner.model.parameters() if p.requires_grad}
+    places = [one["exp_avg"].data_ptr() for one in made.values()]
+    lazy.optimizer.adamw.state.clear()
+    train_batch(learner, random_batch())
+    train_batch(lazy, random_batch())
+    assert_same(parameters(learner.model), parameters(lazy.model), atol=0)
+    for one, other in zip(made.values(), lazy.optimizer.adamw.state.values(), strict=True):
+        assert {name: (x.dtype, x.shape, x.stride()) for name, x in one.items()} == {
+            name: (x.dtype, x.shape, x.stride()) for name, x in other.items()
+        }
+    assert places == [one["exp_avg"].data_ptr() for one in made.values()]
+
+
 @pytest.mark.parametrize("budget", [1, 20, 40])
 def test_cutting_into_micro_batches_changes_nothing(folder: Path, budget: int) -> None:
     results = []

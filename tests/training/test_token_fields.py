@@ -15,8 +15,8 @@ import torch
 from areal_lab.data.trajectory import Trajectory
 from areal_lab.functional import PlainLoss
 from areal_lab.runlog.folder import RunFolder, SampleText
-from areal_lab.runlog.tokens.fields import fields_path, read_fields, write_fields
-from areal_lab.runlog.tokens.files import read_samples
+from areal_lab.runlog.token_columns import fields_path, read_fields, write_fields
+from areal_lab.runlog.token_files import read_samples
 from areal_lab.training.metrics import token_fields
 from areal_lab.training.minibatch import split_by_group
 from areal_lab.training.process.serve import train

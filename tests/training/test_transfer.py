@@ -27,7 +27,7 @@ from areal_lab.engines.launch.start import EngineProcess, launch_engine
 from areal_lab.engines.protocol import PauseMode, WeightsFolder
 from areal_lab.engines.weights.folder import checksum
 from areal_lab.engines.weights.records import EngineFailure, EngineTarget, Phase, WeightsInMemory
-from areal_lab.pipeline.servers.push import prepare_push_from
+from areal_lab.pipeline.servers.server import prepare_push_from
 from areal_lab.training.process.client import TrainerProcess, TrainingError
 from areal_lab.training.protocol import Pushed, PushRequest, SaveRequest, Span
 from tests.training.tiny import random_batch, save_model, settings_for
@@ -68,12 +68,13 @@ class Pair:
 def pair(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Pair]:
-    """One of each way of transfer; the last test of each may kill."""
+    """One of each way of transfer, and one to be killed of each."""
+    transfer, *_ = request.param.split()
     root = tmp_path_factory.mktemp("transfer")
     settings = settings_for(
         save_model(root / "model"),
         weights_root=root / "weights",
-        more={"rollout.transfer": request.param, "rollout.transfer_timeout_s": 60.0},
+        more={"rollout.transfer": transfer, "rollout.transfer_timeout_s": 60.0},
     )
     with asyncio.Runner() as runner:
         trainer = runner.run(TrainerProcess.start(settings, log_path=root / "trainer.log"))
@@ -89,7 +90,7 @@ def pair(
                     log_path=root / "engine.log",
                 )
             )
-            yield Pair(runner.get_loop(), root, request.param, trainer, engine)
+            yield Pair(runner.get_loop(), root, transfer, trainer, engine)
             runner.run(engine.stop())
         finally:
             runner.run(trainer.stop())
@@ -101,8 +102,8 @@ def addresses(process: int) -> list[str]:
     return [one.laddr.ip for one in sockets if one.status == psutil.CONN_LISTEN]
 
 
-by_http = pytest.mark.parametrize("pair", ["http_tensor"], indirect=True)
-by_broadcast = pytest.mark.parametrize("pair", ["distributed"], indirect=True)
+by_http = pytest.mark.parametrize("pair", ["http_tensor to be killed"], indirect=True)
+by_broadcast = pytest.mark.parametrize("pair", ["distributed to be killed"], indirect=True)
 by_both = pytest.mark.parametrize("pair", ["http_tensor", "distributed"], indirect=True)
 
 

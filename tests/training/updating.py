@@ -18,8 +18,8 @@ import psutil
 
 from areal_lab.engines.client.engine_client import EngineClient
 from areal_lab.engines.protocol import PauseMode, WeightsFolder
-from areal_lab.host.shared_memory import SHARED_MEMORY
-from areal_lab.pipeline.servers.push import prepare_push_from
+from areal_lab.host.process_groups import SHARED_MEMORY
+from areal_lab.pipeline.servers.server import prepare_push_from
 from areal_lab.training.process.client import TrainerProcess
 from areal_lab.training.protocol import TrainBatchRequest
 

@@ -10,9 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from areal_lab.runlog.trained_samples import oldest_first, trained_samples
-from areal_lab.widgets.lag_bars import lag_bars
-from areal_lab.widgets.lag_rows import lag_rows
-from areal_lab.widgets.order_curves import order_curves
+from areal_lab.widgets.lags import lag_bars, lag_rows, order_curves
 from areal_lab.widgets.strip import Strip
 from simulator.assembly.simulate import replicate, simulated_log
 from simulator.config.load import load_simulation

@@ -15,7 +15,7 @@ from areal_lab.control.coordinator import Limits
 from areal_lab.control.events import EtaRequested, PauseRequested, ResumeRequested
 from areal_lab.control.schedule import asynchronous, partial_rollout
 from areal_lab.runlog.activity import BEFORE, idle_by_cause, label
-from areal_lab.runlog.by_hand import in_words
+from areal_lab.runlog.incidents import in_words
 from areal_lab.runlog.lags import trained_batches
 from areal_lab.runlog.read_run import read_events
 from areal_lab.runlog.records import Log

@@ -14,8 +14,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from simulator.catalogue.find_gpu import find_gpu
-from simulator.catalogue.gpu import GPU
+from simulator.catalogue.gpu import GPU, find_gpu
 from simulator.catalogue.models import find_model
 from simulator.costs.coefficients import DATA, KernelCoefficients
 from simulator.costs.engine_memory import cache_tokens
@@ -55,8 +54,8 @@ MEMORY_UTILIZATION = 0.9
 
 _ABOUT = """{what}
 Summed from kernel times measured by NVIDIA: AIConfigurator 0.12.0 (ai-dynamo/aiconfigurator,
-2026-09), systems/data; Apache-2.0, (c) NVIDIA CORPORATION & AFFILIATES. SGLang 0.5.14 on H100 SXM
-and H200 SXM, 0.5.10 on A100 SXM 80 GB; bf16. Written by python -m tools.kernels.
+2026-09), systems/data; Apache-2.0, (c) NVIDIA CORPORATION & AFFILIATES. SGLang 0.5.14 on H100 SXM,
+H200 SXM and GB200, 0.5.10 on A100 SXM 80 GB; bf16. Written by python -m tools.kernels.
 """
 
 

@@ -17,19 +17,23 @@ from typing import Any
 
 import numpy as np
 
-from simulator.catalogue.find_gpu import find_gpu
+from simulator.catalogue.gpu import find_gpu
 from simulator.catalogue.models import find_model
-from simulator.costs.coefficients import KERNEL_TABLES, KernelCoefficients, LinkCoefficients
+from simulator.costs.coefficients import (
+    KERNEL_TABLES,
+    KernelCoefficients,
+    LinkCoefficients,
+    smooth_max,
+)
 from simulator.costs.communication import (
     all_gather_s,
     all_reduce_s,
     engine_all_reduce_s,
 )
 from simulator.costs.decode import decode_cost
-from simulator.costs.precision.fp8_kernels import FP8Kernels
-from simulator.costs.precision.numbers import BF16, EngineNumbers
+from simulator.costs.fp8_kernels import FP8Kernels
 from simulator.costs.prefill import causal_pairs, prefill_cost
-from simulator.costs.roofline import smooth_max
+from simulator.costs.weight_bytes import BF16, EngineNumbers
 from simulator.stats.least_squares import Fit, fit_positive
 from tools.kernels.points import (
     DecodePoint,

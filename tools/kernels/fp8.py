@@ -12,12 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from simulator.catalogue.find_gpu import find_gpu
+from simulator.catalogue.gpu import find_gpu
 from simulator.catalogue.models import find_model
-from simulator.costs.coefficients import KernelCoefficients, fitted_coefficients
-from simulator.costs.precision.fp8_kernels import COEFFICIENTS, FP8Kernels
-from simulator.costs.precision.numbers import EngineNumbers
-from simulator.costs.roofline import smooth_max
+from simulator.costs.coefficients import KernelCoefficients, fitted_coefficients, smooth_max
+from simulator.costs.fp8_kernels import COEFFICIENTS, FP8Kernels
+from simulator.costs.weight_bytes import EngineNumbers
 from simulator.stats.least_squares import fit_positive
 from tools.kernels.fit import mean_error, predict_prefills, predict_steps
 from tools.kernels.points import DecodePoint, LinearPoint, PrefillPoint, read_points
@@ -93,7 +92,7 @@ def fp8_table(fitted: dict[str, FP8Kernels], about: str) -> str:
     lines = [f"# {line}" for line in about.splitlines()]
     lines += [
         "# matrix_efficiency is a share of the fp8 peak. Meanings:",
-        "# simulator/costs/precision/fp8_kernels.py.",
+        "# simulator/costs/fp8_kernels.py.",
         "gpu,coefficient,value",
     ]
     lines += [

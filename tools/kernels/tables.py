@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from simulator.catalogue.gpu import GPU
 from simulator.catalogue.transformer import ModelShape
 
-SYSTEMS = {"H100": "h100_sxm", "H200": "h200_sxm", "A100-80": "a100_sxm"}
+SYSTEMS = {"H100": "h100_sxm", "H200": "h200_sxm", "A100-80": "a100_sxm", "GB200": "gb200"}
 """Folder, by GPU."""
 
 ELEMENTWISE_EFFICIENCY = 0.8
@@ -138,7 +138,7 @@ def decode_step_s(
     attention = _attention_s(
         tables.decode_attention, model, tensor_parallel, sequences, context_tokens
     )
-    if attention is None:
+    if attention is None or not _reduces(tables, tensor_parallel):
         return None
     products = linear_layers_s(tables, model, tensor_parallel, sequences, sequences)
     others = _others_s(tables, model, tensor_parallel, sequences)
@@ -150,7 +150,7 @@ def prefill_s(
 ) -> float | None:
     """Kernel seconds of a prefill; only the last token of each sequence passes the head."""
     attention = _attention_s(tables.prefill_attention, model, tensor_parallel, sequences, length)
-    if attention is None:
+    if attention is None or not _reduces(tables, tensor_parallel):
         return None
     tokens = sequences * length
     products = linear_layers_s(tables, model, tensor_parallel, tokens, sequences)
@@ -175,6 +175,11 @@ def linear_layers_s(
     columns = model.vocabulary // split
     head = _product_s(tables, tables.head_products, head_rows, columns, model.hidden)
     return model.layers * layer + head
+
+
+def _reduces(tables: KernelTables, split: int) -> bool:
+    """Whether all-reduces of this many GPUs were measured; nodes of a GB200 have four."""
+    return split == 1 or split in tables.all_reduce
 
 
 def _others_s(tables: KernelTables, model: ModelShape, split: int, tokens: int) -> float:

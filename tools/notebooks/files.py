@@ -22,6 +22,8 @@ NAMES: Final = (
     "08_custom_loss",
     "09_response_lengths",
     "10_does_staleness_hurt",
+    "11_how_stale_may_it_be",
+    "12_your_own_run",
 )
 
 WITH_TORCH: Final = {

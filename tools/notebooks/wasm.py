@@ -21,7 +21,13 @@ from tools.notebooks.browser_wheel import requirements, write_wheel
 from tools.notebooks.files import FOLDER
 from tools.notebooks.pages import CHROMIUM
 
-NAMES: Final = ("03_staleness", "04_speedup", "05_buy_a_cluster", "09_response_lengths")
+NAMES: Final = (
+    "03_staleness",
+    "04_speedup",
+    "05_buy_a_cluster",
+    "09_response_lengths",
+    "12_your_own_run",
+)
 """Notebooks that load no torch and start no processes."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from simulator.catalogue.find_gpu import IDLE_SHARE, hardware_table
+from simulator.catalogue.gpu import IDLE_SHARE, hardware_table
 from simulator.catalogue.models import model_table
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "simulator_hardware.md"
@@ -58,7 +58,7 @@ pcie_bytes_per_s: 64e9
 idle_power_w: 90             # {idle:.0%} of power_w
 ```
 
-In Python: `gpu_from_fields({{...}})` of `simulator.catalogue.find_gpu`, or `dataclasses.replace`
+In Python: `gpu_from_fields({{...}})` of `simulator.catalogue.gpu`, or `dataclasses.replace`
 on a GPU that `find_gpu` returns.
 
 ## Models
@@ -75,8 +75,11 @@ batches read.
 
 {models}
 The simulator only reads widths and counts from a `config.json`, and whether its experts are in
-MXFP4; other quantizations count as bf16, with a warning. Layers with a sliding window, and
-those with a state instead of attention (Gated DeltaNet of Qwen3-Next and Qwen3.5, Kimi Delta
+MXFP4; other quantizations count as bf16, with a warning, also where only `hf_quant_config.json`
+beside it names one (NVIDIA's ModelOpt). What the `text_config` of a model of several modalities
+leaves out is the default of its family in transformers 5.23, as are windows that alternate without
+being listed (Gemma 3 lists neither its vocabulary nor its windows). Layers with a sliding window,
+and those with a state instead of attention (Gated DeltaNet of Qwen3-Next and Qwen3.5, Kimi Delta
 Attention), are counted as such: *per sequence* is the memory of full windows and states, which does
 not grow with the context. Layers that choose what they attend to (sparse attention) are counted as
 if they attended to everything, with a warning; models with other kinds of layers (Mamba) are

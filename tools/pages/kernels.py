@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from simulator.catalogue.find_gpu import GPUS, find_gpu
-from simulator.costs.attention.hybrid import STATE_EFFICIENCY
-from simulator.costs.engine_cpu import EAGER_LAYER_S, ENGINES
-from simulator.costs.precision.fp8_kernels import fitted_fp8
-from simulator.costs.speculation.draft import PASS_S, ROUND_S
-from simulator.costs.typical_coefficients import kernel_coefficients
+from simulator.catalogue.gpu import GPUS, find_gpu
+from simulator.costs.coefficients import STATE_EFFICIENCY, kernel_coefficients
+from simulator.costs.fp8_kernels import fitted_fp8
+from simulator.costs.measured_engine import EAGER_LAYER_S, ENGINES
+from simulator.costs.speculation import PASS_S, ROUND_S
 from tools.kernels.fit import held_out_errors
 from tools.kernels.fp8 import held_out_fp8_errors
 from tools.kernels.points import DecodePoint, PrefillPoint, read_points

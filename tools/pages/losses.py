@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from areal_lab.config.shipped import recipes
-from areal_lab.training.objective.formula_list import markdown_lists
+from areal_lab.training.objective.formula_index import markdown_lists
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "losses.md"
 _HEAD: Final = """# Losses and advantages by name
@@ -19,11 +19,11 @@ actor:
   advantage: {name: rloo}
 ```
 
-`areal-lab train tiny actor.loss.name=gspo actor.loss.clip_epsilon=[3e-4,4e-4]` says the same; a
-name alone (`actor.loss=gspo`) takes the function's defaults. How names, files and recipes go
-together is in [Choose a loss in the YAML](train.md#choose-a-loss-in-the-yaml), what the formulas
-are in [the functional core](functional/README.md). Keywords that hold counts, sequences or versions
-of the batch are filled by the trainer and not listed.
+`areal-lab train tiny actor.loss.name=gspo actor.loss.clip_epsilon=[3e-4,4e-4]` does the same. A
+name alone (`actor.loss=gspo`) takes the function's defaults. [Choose a loss in the
+YAML](train.md#choose-a-loss-in-the-yaml) explains how to combine names, files and recipes. [The
+functional core](functional/README.md) has the formulas. The trainer sets keywords for counts,
+sequences or versions of the batch; they are not listed.
 """
 
 
@@ -36,10 +36,10 @@ def _recipes() -> str:
     lines = [
         "## Recipes",
         "",
-        "`areal-lab train tiny NAME`, or `base: [tiny, NAME]` in a file.",
+        "Use a recipe as `areal-lab train tiny NAME`, or as `base: [tiny, NAME]` in a file.",
         "",
     ]
-    lines += ["| recipe | what it is |", "|---|---|"]
+    lines += ["| recipe | meaning |", "|---|---|"]
     for name, path in recipes().items():
         head = path.read_text(encoding="utf-8").partition("\n\n")[0]
         about = " ".join(line.removeprefix("#").strip() for line in head.splitlines())

@@ -7,27 +7,28 @@ from itertools import groupby
 from pathlib import Path
 from typing import Final
 
+from areal_lab.config.dump import description
 from areal_lab.config.record import find_setting
-from areal_lab.config.reference import description
 from areal_lab.config.schema import TrainConfig
-from areal_lab.metrics.alarm import AlarmName, Bounds
+from areal_lab.config.sections import AlarmsConfig
+from areal_lab.metrics.alarm import AlarmName
 from areal_lab.metrics.glossary import GLOSSARY, OF_A_COMPONENT, OF_A_CUSTOM_LOSS, Metric
-from areal_lab.metrics.rules import RULES
+from areal_lab.runlog.alarms import RULES
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "metrics.md"
 _HEAD: Final = """# Metrics and alarms
 
-A run appends a line to `metrics.jsonl` for each training step. These are all metrics that a line
-can have; `areal-lab watch RUN` draws the most important ones, [sinks](train.md#watch-a-run) get all
-of them. A metric without tokens is left out of its line.
+A run appends one line to `metrics.jsonl` for each training step. These are all metrics of a
+line. `areal-lab watch RUN` draws the most important ones, [sinks](train.md#watch-a-run) get all
+of them. A metric without tokens is omitted from its line.
 """
 _ALARMS: Final = """## Alarms
 
-An alarm is raised by `alarms.steps` steps in a row beyond its bound ({steps} by default), and ends
-after as many within it. It is told once when it begins and once when it ends: in the output of the
-run, in `alarms.jsonl` and `summary.json` of its folder, and by `areal-lab watch`. An alarm never
-changes or ends a run. `alarms.off=[entropy]` switches one off. Whether a task is solved is told by
-`alarms.solved`, a mean reward.
+`alarms.steps` steps in a row beyond its bound raise an alarm ({steps} by default). The same number
+of steps in a row within the bound ends it. The run reports the start and the end of an alarm: in
+its output, in `alarms.jsonl` and `summary.json` of its folder, and in `areal-lab watch`. An alarm
+never changes or ends a run. `alarms.off=[entropy]` turns one off. A task counts as solved when its
+mean reward reaches `alarms.solved`.
 """
 _BOUND_OF: Final[dict[AlarmName, str]] = {
     "truncated": "truncated",
@@ -48,7 +49,7 @@ def page() -> str:
         "## Custom losses",
         f"`{OF_A_CUSTOM_LOSS}`: the mean of each per-token field that a [custom loss]"
         "(functional/per_sample_gradients.md#a-custom-loss) returns besides `loss`, by its name.",
-        _ALARMS.format(steps=Bounds().steps),
+        _ALARMS.format(steps=AlarmsConfig().steps),
         _alarms(),
     ]
     return "\n\n".join(part.strip() for part in parts) + "\n"
@@ -56,12 +57,13 @@ def page() -> str:
 
 def _table(metrics: list[Metric]) -> str:
     lines = [
-        "| metric | unit | meaning | healthy | outside of it | measured by |",
+        "| metric | unit | meaning | healthy | outside of this range | measured by |",
         "|---|---|---|---|---|---|",
     ]
     for one in metrics:
         only = "" if one.written_by == "train and cosim" else f" (`{one.written_by}` only)"
-        cells = (one.meaning, one.healthy, one.outside, one.source + only)
+        gpu = " on a GPU" if one.on_gpu else ""
+        cells = (one.meaning, one.healthy, one.outside, one.source + gpu + only)
         text = " | ".join(cell.replace("|", "\\|") for cell in cells)
         lines.append(f"| `{one.name}` | {one.unit} | {text} |")
     return "\n".join(lines)

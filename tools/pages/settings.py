@@ -1,4 +1,4 @@
-"""`docs/settings.md`: every setting of train, sft, rm, dpo, cosim, plan and sweep.
+"""`docs/settings.md`: every setting of a command but `simulate`.
 
 Those of `simulate`, which are also `base` of a plan, are in `docs/simulator.md`.
 """
@@ -8,11 +8,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+from areal_lab.cluster.deploy.request import ALIASES as DEPLOY_ALIASES
+from areal_lab.cluster.deploy.request import DeployConfig
+from areal_lab.config.dump import markdown_tables
 from areal_lab.config.load import ALIASES
 from areal_lab.config.offline import ALIASES as OFFLINE_ALIASES
 from areal_lab.config.offline import DPOConfig, OfflineConfig, RewardModelConfig, SFTConfig
-from areal_lab.config.reference import markdown_tables
 from areal_lab.config.schema import TrainConfig
+from areal_lab.config.serving import GATEWAY_ALIASES, GatewayConfig, ServeConfig
 from areal_lab.sweep.study import StudyConfig
 from cosim.load import ALIASES as COSIM_ALIASES
 from cosim.schema import CosimConfig
@@ -28,8 +31,10 @@ A command takes a YAML file and `a.b=c` overrides:
 
 An override wins over the file, and the file over the defaults below. Values are YAML; `inf` is
 infinity, `null` leaves a value to the program. A file may refer to its own settings:
-`run_dir: runs/${experiment_name}`. Values that are not allowed are refused before anything starts,
-all of them at once, in one line each.
+`run_dir: runs/${experiment_name}`, but not to environment variables. A setting that was given and
+that nothing reads is refused if it names data, a model, a reward or a loss, and noted before the
+start (and by `areal-lab doctor --config`) if not. Values that are not allowed are refused before
+anything starts, all of them at once, in one line each.
 
 In Python the same records are `areal_lab.TrainConfig`, `cosim.schema.CosimConfig`,
 `simulator.SimulationConfig` and `simulator.PlanConfig`. `config.gconfig.n_samples = 4` assigns and
@@ -70,5 +75,16 @@ def page() -> str:
         "`settings` and `grid` have the settings of the command that is swept; [Sweep a grid of "
         "settings](sweep.md) says how.",
         markdown_tables(StudyConfig, {}),
+        "## areal-lab gateway",
+        "Options of the command, as `--port 30100` or `port=30100`, besides `gconfig` and "
+        "`rollout` of `areal-lab train`. [Agents](agents.md) says how.",
+        markdown_tables(GatewayConfig, GATEWAY_ALIASES),
+        "## areal-lab deploy",
+        "Options of the command, as `--nodes 2` or `nodes=2`, besides the settings of "
+        "`areal-lab train`. [Start a run elsewhere](deploy.md) says how.",
+        markdown_tables(DeployConfig, DEPLOY_ALIASES),
+        "## areal-lab engine serve",
+        "Options of the command, as `--port 30000` or `port=30000`.",
+        markdown_tables(ServeConfig, {}),
     ]
     return "\n\n".join(part.strip() for part in parts) + "\n"

@@ -14,11 +14,11 @@ from typing import Final
 
 from areal_lab.cli.outputs import WIDTH
 from areal_lab.cli.simulate import Options, run_command
-from areal_lab.config.reference import markdown_tables
+from areal_lab.config.dump import markdown_tables
 from simulator.assembly.simulate import replicate
 from simulator.config.load import ALIASES, load_simulation, presets
 from simulator.config.schema import SimulationConfig
-from simulator.costs.trainers.named import SPEEDS
+from simulator.costs.trainers import SPEEDS
 from simulator.report.tables import show_report
 from simulator.report.to_json import report
 

@@ -1,4 +1,4 @@
-"""Environments that answer each turn of a model: their protocol, a workflow, adapters to libraries.
+"""Environments that respond to each turn of a model: protocol, workflow, adapters to libraries.
 
 May import what `agents` may, and its tools and workflow; imported by `agents.catalogue`.
 """

@@ -2,9 +2,8 @@
 
     prompt | reset text | turn | step text | turn | ... until the environment is done
 
-The reward is the sum of the environment's, and `unfinished_reward` of a sample that ended before
-there was one. With `scored` the environment gives none, and the run's reward function scores the
-last turn.
+The reward is the sum of the environment's rewards, or `unfinished_reward` if the sample ended
+before the first of them. With `scored` the run's reward function scores the last turn instead.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from areal_lab.agents.environments.protocol import Environment, Step
-from areal_lab.agents.returns import linear_returns
-from areal_lab.agents.tools.threads import Threads
-from areal_lab.agents.workflow import Episode, Row, Turn, WorkflowEngine, ended, room
+from areal_lab.agents.tools.box import Threads
+from areal_lab.agents.turns import linear_returns
+from areal_lab.agents.workflow import Episode, Row, WorkflowEngine, ended, room
 from areal_lab.config.functions import load_function
-from areal_lab.data.trajectory import Observation, SampleEnd, Segment
+from areal_lab.data.trajectory import Observation, SampleEnd, Segment, Turn
 from areal_lab.rewards.service import RewardOutcome
 
 TEXT: Final = "{text}"
@@ -35,16 +34,16 @@ class Play:
 
     Args:
         fn: `module:factory` of environments (`protocol.Environment`), called once per sample with
-            `kwargs`; a class is one.
-        kwargs: of the factory.
-        max_turns: of the model.
-        around: text around what the environment says after a turn; `{text}` is replaced.
+            `kwargs`; a class is a factory.
+        kwargs: keywords of the factory.
+        max_turns: maximum turns of the model.
+        around: text around the environment's text after a turn; `{text}` is replaced.
         turn_discount: trains each turn on its own return, the discounted sum of the rewards from it
             on; None trains all turns on the sample's reward.
-        timeout_s: of one call of the environment.
+        timeout_s: time limit of one call of the environment.
         scored: the environment gives no rewards, and `reward.fn` scores the last turn.
-        unfinished_reward: of a sample that ended (turns, context, abort) before the environment
-            gave a reward.
+        unfinished_reward: reward of a sample that ended (turns, context, abort) before the
+            environment gave a reward.
 
     Raises:
         ValueError: a number is out of its bounds, two keywords contradict each other, or the
@@ -126,7 +125,7 @@ class Play:
         done = False
         while True:
             generated = await engine.turn(context)
-            tokens = tuple(token for part in generated.segments for token in part.tokens)
+            tokens = generated.tokens
             parts.extend(generated.segments)
             turns.append(Turn(tokens=len(tokens)))
             context += tokens
@@ -135,7 +134,7 @@ class Play:
                 break
             step: Step = await self._call(environment.step, text)
             turns[-1] = replace(turns[-1], reward=step.reward)
-            # The environment takes a turn that was cut off, too: it may be all that it needs.
+            # The environment also gets a truncated turn: it may be all that it needs.
             if step.done:
                 done = True
                 break
@@ -165,7 +164,7 @@ class Play:
         return played.episode(outcome, end, self._discount)
 
     async def _close(self, environment: Environment) -> None:
-        """End the environment; the sample is what it is, so a failure is only logged."""
+        """Close the environment. A failure is only logged: the sample is complete."""
         if close := getattr(environment, "close", None):
             try:
                 await self._call(close)
@@ -174,11 +173,7 @@ class Play:
                 _log.warning("closing an environment of %s failed: %s", self._fn, reason)
 
     async def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call the environment: on the event loop if it is async, else in a thread.
-
-        Raises:
-            _Late: it took too long.
-        """
+        """Call the environment: on the event loop if it is async, else in a thread."""
         limit = asyncio.timeout(self._timeout_s)
         try:
             async with limit:
@@ -194,19 +189,19 @@ class Play:
 
 
 class _Late(Exception):
-    """The environment took too long."""
+    """The environment exceeded its time limit."""
 
 
 @dataclass(slots=True)
 class _Played:
-    """What there is of a sample so far; it outlives a call that takes too long."""
+    """Part of a sample that is done so far; it survives a call that times out."""
 
     prompt: tuple[int, ...] = ()
     parts: list[Segment | Observation] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
 
     def reward_last(self, reward: float) -> None:
-        """Give a reward to the last turn that has tokens: one aborted before is in no row."""
+        """Add a reward to the last turn that has tokens; turns without tokens are in no row."""
         for place in reversed(range(len(self.turns))):
             if self.turns[place].tokens:
                 self.turns[place] = replace(self.turns[place], reward=reward)
@@ -215,7 +210,7 @@ class _Played:
     def episode(
         self, outcome: RewardOutcome, end: SampleEnd, discount: float | None = None
     ) -> Episode:
-        """The sample, with returns of its turns if there is a discount."""
+        """Build the sample, with returns of its turns if there is a discount."""
         row = Row(
             prompt_tokens=self.prompt,
             parts=tuple(self.parts),
@@ -256,11 +251,7 @@ def _error(detail: str) -> RewardOutcome:
 
 
 def _factory(fn: str, kwargs: dict[str, Any]) -> Callable[[], Any]:
-    """The factory with its arguments.
-
-    Raises:
-        ValueError: in one line: it does not exist, does not take them, or cannot work with them.
-    """
+    """The factory with its arguments."""
     factory = load_function(fn)
     try:
         inspect.signature(factory).bind(**kwargs)

@@ -1,4 +1,4 @@
-"""What an environment of several turns has to have: two methods, async or not.
+"""Protocol of environments with several turns: two methods, async or not.
 
 reset(data) --> text --> model --> step(completion) --> Step --> text --> ... --> close()
 """
@@ -12,35 +12,35 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What an environment does with a turn of the model."""
+    """Result of an environment for one turn of the model."""
 
     text: str = ""
-    """What the model reads next; not used once it is done."""
+    """Text that the model reads next; ignored once the environment is done."""
     done: bool = False
-    """Whether the sample is over."""
+    """True if the sample is over."""
     reward: float | None = None
-    """Of this turn, if it has one. The sum over turns is the sample's reward: the last step of an
-    environment gives one, unless a step before did or the workflow has `scored: true`."""
+    """Reward of this turn, if any. The sum over turns is the sample's reward: the last step must
+    give one, unless an earlier step did or the workflow has `scored: true`."""
 
 
 class Environment(Protocol):
-    """One sample; a factory makes a new one for each.
+    """One sample; a factory creates one for each.
 
-    Methods that are not async run in threads. It may have a method `close()`, which is called at
-    the end, however the sample ended.
+    Sync methods run in threads. An optional method `close()` is called at the end, however the
+    sample ended.
     """
 
     def reset(self, data: Mapping[str, Any]) -> str | Awaitable[str]:
-        """Begin.
+        """Start the sample.
 
         Args:
             data: `prompt`, `answer` and the problem's other fields.
 
         Returns:
-            What the model reads behind the problem's prompt; may be empty.
+            Text behind the problem's prompt; may be empty.
         """
         ...
 
     def step(self, completion: str) -> Step | Awaitable[Step]:
-        """Take a turn of the model, without special tokens."""
+        """Respond to a turn of the model, which has no special tokens."""
         ...

@@ -1,12 +1,17 @@
 """Games of TextArena for one player: `{name: textarena, game: GuessTheNumber-v0}`.
 
-Needs `pip install 'areal_lab[textarena]'`. Games for two or more players are refused: an opponent
-would have to be another model, and its turns are not the policy's.
+Needs `pip install 'areal_lab[textarena]'`. Games for several players are refused: the opponent
+would be another model, whose turns are not the policy's. So are the games of `LEFT_OUT`, whose
+rewards or seeds are wrong; docs/environments_checked.md has what was checked.
 """
 
 from __future__ import annotations
 
+import logging
+import math
 import random
+import re
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,84 +24,114 @@ require("areal_lab.agents.environments.textarena", "textarena")
 
 import textarena  # noqa: E402 - only if it is there
 
+LEFT_OUT: Final[Mapping[str, str]] = {
+    "Bandit": "it pays the regret, so that a worse button gets more",
+    "Cryptarithm": "it is one puzzle for all seeds",
+    "PegJump": "it is one puzzle for all seeds",
+    "TowerOfHanoi": "it is one puzzle for all seeds",
+}
+"""Games that are refused, by the part of their id before `-v`, with the reason (0.7.4)."""
+_OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {
+    # Registered with one puzzle. Without a puzzle it makes one from the seed.
+    "Countdown": {"numbers": None, "target": None},
+}
 _RANDOM: Final = threading.Lock()
 _ME: Final = 0
+_NUMBER: Final = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?")
+_NLTK: Final = re.compile(r"nltk\.download\('([\w.-]+)'\)")
+
+_log = logging.getLogger(__name__)
 
 
 class Game:
-    """One game; the problem's `seed` is that of the game, so a group plays the same one.
+    """One game, seeded with the problem's `seed`, so a group plays the same one.
 
-    Games draw from Python's global random numbers, which are put back after each call. A lock keeps
-    games of this process apart, and nothing else: other threads that draw from the global numbers
-    during a call of a game get the game's, and change it. Draw from a `random.Random` there.
+    Games use Python's global random numbers, whose state is restored after each call. A lock
+    separates games of this process, but no other code: threads that use the global numbers during a
+    call get the game's and change them. Use a `random.Random` in such threads.
 
     Args:
-        game: its id, as `GuessTheNumber-v0`.
-        options: of the game, instead of those of its id: `{max_number: 9}`.
+        game: id of the game, such as `GuessTheNumber-v0`.
+        options: options of the game, instead of those of its id: `{max_number: 9}`.
 
     Raises:
-        ValueError: there is no such game.
+        ValueError: the game is left out.
     """
 
     def __init__(self, *, game: str, options: Mapping[str, Any] | None = None) -> None:
-        # Without the library's wrappers: they repeat the whole game in each observation.
-        name = game if game.endswith("-raw") else f"{game}-raw"
-        try:
-            self._game = textarena.make(name, **(options or {}))
-        except (ValueError, TypeError) as error:
-            raise ValueError(f"the game {game!r} cannot be made: {error}") from error
+        kind = re.split(r"-v\d", game)[0]
+        if kind in LEFT_OUT:
+            raise ValueError(
+                f"the game {game!r} is refused: {LEFT_OUT[kind]} (textarena 0.7.4); choose another"
+            )
+        self._name = game
+        self._options = {**_OPTIONS.get(kind, {}), **(options or {})}
+        self._game: Any = None
         self._random = random.getstate()
 
     @classmethod
     def check(cls, *, game: str, options: Mapping[str, Any] | None = None) -> None:
-        """Begin a game; preflight does.
-
-        Raises:
-            ValueError: in one line: there is no such game, or it needs opponents.
-        """
+        """Start a game once; `areal_lab.resolve` calls this."""
         one = cls(game=game, options=options)
-        try:
-            one.reset({"seed": 0})
-        except AssertionError as error:
-            raise ValueError(
-                f"the game {game!r} has opponents, which are not supported ({error}); choose a "
-                "game for one player"
-            ) from error
+        one.reset({"seed": 0})
         one.close()
 
     def reset(self, data: Mapping[str, Any]) -> str:
-        """The rules of the game.
+        """Return the rules of the game.
 
         Raises:
-            ValueError: the problem has no seed.
+            ValueError: the problem has no seed, or the game does not exist, needs something that is
+                missing, or has opponents.
         """
         if "seed" not in data:
             raise ValueError("the problem has no field 'seed'; use dataset.type=numbered")
+        seed = int(data["seed"])
         with self._own_random():
-            self._game.reset(num_players=1, seed=int(data["seed"]))
+            random.seed(seed)  # some games make their puzzle before they are seeded
+            self._game = _made(self._name, self._options)
+            try:
+                self._game.reset(num_players=1, seed=seed)
+            except (AssertionError, ValueError, OSError) as error:
+                raise ValueError(_not_started(self._name, error)) from error
+        if not isinstance(self._game.state, textarena.SinglePlayerState):
+            # Some games for several players start with one.
+            kind = type(self._game.state).__name__
+            raise ValueError(_opponents(self._name, f"its state is a {kind}"))
         return self._said()
 
     def step(self, completion: str) -> Step:
-        """Make a move; the reward comes with the last one."""
+        """Make a move; the last one returns the reward.
+
+        A move that makes the game raise is an invalid move, by the game's own rule: a message, or
+        the end with a reward of -1.
+        """
         with self._own_random():
-            done, _ = self._game.step(action=completion)
+            try:
+                done, _ = self._game.step(action=completion)
+            except Exception as error:
+                reason = " ".join(str(error).split())[:200] or type(error).__name__
+                _log.info("a move raised in %s: %s", self._name, reason)
+                self._game.state.set_invalid_move(reason="The action could not be read.")
+                done, _ = self._game.state.step()
         if not done:
             return Step(text=self._said())
-        rewards, _ = self._game.close()
-        return Step(done=True, reward=float(rewards[_ME]) if rewards else None)
+        rewards, facts = self._game.close()
+        if not rewards:
+            return Step(done=True)
+        return Step(done=True, reward=_reward(rewards[_ME], facts[_ME].get("reason")))
 
     def close(self) -> None:
-        """Forget the game."""
+        """Drop the game."""
         self._game = None
 
     def _said(self) -> str:
-        """What the game said since, without the player's own moves."""
+        """Output of the game since the last call, without the player's own moves."""
         _, messages = self._game.get_observation()
         return "\n".join(str(text) for sender, text, _ in messages or () if sender != _ME)
 
     @contextmanager
     def _own_random(self) -> Iterator[None]:
-        """Python's global random numbers are this game's, and ours afterwards."""
+        """Swap Python's global random state for that of this game, and restore it afterwards."""
         with _RANDOM:
             ours = random.getstate()
             random.setstate(self._random)
@@ -105,3 +140,50 @@ class Game:
             finally:
                 self._random = random.getstate()
                 random.setstate(ours)
+
+
+def _made(name: str, options: Mapping[str, Any]) -> Any:
+    """Create a game without the library's wrappers, which repeat it all in each observation."""
+    raw = name if name.endswith("-raw") else f"{name}-raw"
+    try:
+        return textarena.make(raw, **options)
+    except SyntaxError as error:
+        version = ".".join(map(str, sys.version_info[:2]))
+        needed = f"it needs a newer Python than {version} (textarena 0.7.4: 3.12)"
+        raise ValueError(f"the game {name!r} cannot be made: {needed}") from error
+    except LookupError as error:
+        found = _NLTK.search(str(error))
+        needed = (
+            f"it needs a list of nltk; run: python -m nltk.downloader {found[1]}" if found else ""
+        )
+        reason = needed or _line(error)
+        raise ValueError(f"the game {name!r} cannot be made: {reason}") from error
+    except (ValueError, TypeError, ImportError, OSError) as error:
+        raise ValueError(f"the game {name!r} cannot be made: {_line(error)}") from error
+
+
+def _not_started(name: str, error: Exception) -> str:
+    """Why a game could not start with one player."""
+    if isinstance(error, OSError):
+        return f"the game {name!r} cannot be started: {_line(error)} (missing in the package)"
+    return _opponents(name, _line(error))
+
+
+def _opponents(name: str, reason: str) -> str:
+    return (
+        f"the game {name!r} has opponents, which are not supported ({reason}); choose a game for "
+        "one player"
+    )
+
+
+def _line(error: Exception) -> str:
+    """The message of an error in one line of bounded length."""
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def _reward(reward: Any, reason: Any) -> float:
+    """The reward as a number. Some games swap it with the reason of an invalid move."""
+    if isinstance(reward, str):
+        found = _NUMBER.search(reason if isinstance(reason, str) else str(reason))
+        reward = float(found[0]) if found else 0.0
+    return float(reward) if reward is not None and math.isfinite(reward) else 0.0

@@ -1,1 +1,1 @@
-"""Agents to start from: programs that know a URL and a key, and nothing of training."""
+"""Example agents: programs that know a URL and a key, and nothing about training."""

@@ -5,8 +5,8 @@
     tool:      3840
     assistant: Answer: 3840
 
-Examples with the tool and without it stand before the question, as in `areal_lab.data.calculator`:
-a small model then calls it in some of its samples. Needs `pip install 'areal_lab[openai]'`.
+Examples with and without the tool precede the question, as in `areal_lab.data.arithmetic`: a small
+model then calls it in some of its samples. Needs `pip install 'areal_lab[openai]'`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ require("areal_lab.agents.examples.multiply", "openai")
 from openai import AsyncOpenAI  # noqa: E402 - only if it is there
 
 MOST_REPLIES: Final = 3
-"""Of the model, its answer included."""
+"""Maximum replies of the model, including the final one."""
 TOOL: Final[Any] = {
     "type": "function",
     "function": {
@@ -40,10 +40,9 @@ _EXAMPLES: Final = ((34, 27, False), (12, 15, True), (61, 18, False), (25, 32, T
 
 
 async def run_agent_return_reward(data: Mapping[str, Any]) -> float:
-    """Answer one question; 1 if the answer is right, else 0.
+    """Solve one question; 1 if the result is right, else 0.
 
-    Args:
-        data: `base_url` and `api_key`, `question` (`60 * 64`) and `answer` (`3840`).
+    `data` has `base_url` and `api_key`, `question` (`60 * 64`) and `answer` (`3840`).
     """
     messages: list[Any] = [*_examples(), _asked(data["question"])]
     async with AsyncOpenAI(base_url=data["base_url"], api_key=data["api_key"]) as client:
@@ -68,7 +67,7 @@ async def run_agent_return_reward(data: Mapping[str, Any]) -> float:
 
 
 def multiply(arguments: str) -> str:
-    """What the tool returns, from the JSON of its arguments."""
+    """Result of the tool, from the JSON of its arguments."""
     try:
         given = json.loads(arguments)
         return str(int(given["a"]) * int(given["b"]))

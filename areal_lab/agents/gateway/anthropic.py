@@ -1,4 +1,4 @@
-"""Anthropic's messages: POST /messages, and the prompts of /messages/count_tokens."""
+"""Anthropic's messages: POST /messages, and prompt sizes from /messages/count_tokens."""
 
 from __future__ import annotations
 
@@ -7,25 +7,28 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from areal_lab.agents.gateway import reading
-from areal_lab.agents.gateway.calls import Answer, Call, Dialect
+from areal_lab.agents.gateway.calls import Answer, Call, Dialect, usage_of
 from areal_lab.agents.gateway.errors import ApiError, anthropic_error, invalid
 from areal_lab.agents.gateway.reading import Body
 from areal_lab.agents.gateway.stream import content_pieces, event, text_pieces
-from areal_lab.agents.gateway.usage import usage_of
 from areal_lab.agents.messages import ChatReply, ChatRequest, Message, Tool, ToolCall
 
 _BILLING: Final = "x-anthropic-billing-header:"
-"""Claude Code's first part of its system prompt, which changes between calls and is for Anthropic's
-servers: with it, no call would continue an earlier one."""
+"""First part of Claude Code's system prompt, which changes between calls and is meant for
+Anthropic's servers: with it, no call would continue an earlier one."""
 _THINKING: Final = frozenset({"thinking", "redacted_thinking"})
 
 
-def parse(body: Body) -> Call:
-    """The call that a body asks for.
+_KNOWN: Final = frozenset(
+    {
+        *("messages", "model", "system", "tools", "tool_choice", "max_tokens", "temperature"),
+        *("top_p", "stop_sequences", "stream", "thread"),
+    }
+)
 
-    Raises:
-        ApiError: a field is wrong.
-    """
+
+def parse(body: Body) -> Call:
+    """Parse the body of a request."""
     found = reading.items(body, "messages")
     if not found:
         raise invalid("messages is missing or empty", "messages")
@@ -49,7 +52,7 @@ def parse(body: Body) -> Call:
             max_new_tokens=reading.most_tokens(body, "max_tokens"),
             temperature=reading.temperature(body),
             top_p=reading.top_p(body),
-            stop=reading.strings(body, "stop_sequences"),
+            stop=reading.stops(body, "stop_sequences"),
         ),
         system=_system(body.get("system")),
         model=reading.text(body, "model") or "",
@@ -57,12 +60,16 @@ def parse(body: Body) -> Call:
         follows=_followed(thread),
         inherits=True,
         keep=thread is not None,
-        notes=(*reading.sampling_notes(body, choice), *notes),
+        notes=(
+            *reading.sampling_notes(body, choice),
+            *notes,
+            *reading.unknown_note(body, _KNOWN),
+        ),
     )
 
 
 def reply(call: Call, answer: Answer) -> dict[str, Any]:
-    """The whole reply as one object."""
+    """Encode the whole reply as one object."""
     each = answer.replies[0]
     return {
         "id": answer.interaction_id,
@@ -77,7 +84,7 @@ def reply(call: Call, answer: Answer) -> dict[str, Any]:
 
 
 def events(call: Call, answer: Answer) -> Iterator[bytes]:
-    """The reply as a stream of blocks."""
+    """Encode the reply as a stream of blocks."""
     each = answer.replies[0]
     begun = {
         **reply(call, answer),
@@ -120,7 +127,7 @@ def events(call: Call, answer: Answer) -> Iterator[bytes]:
 
 
 def unknown(interaction_id: str) -> ApiError:
-    """The error of a call that continues no thread; clients then send the whole history."""
+    """Error of a call that continues an unknown thread; clients then send the whole history."""
     return ApiError(
         404,
         f"thread_not_found: no thread of this session ends with {interaction_id}",
@@ -130,7 +137,7 @@ def unknown(interaction_id: str) -> ApiError:
 
 
 def error_event(error: ApiError) -> bytes:
-    """An error after the stream has begun."""
+    """Error event within a stream."""
     return event(anthropic_error(error), "error")
 
 
@@ -150,7 +157,7 @@ def _is_billing(part: object) -> bool:
 
 
 def _messages(found: Body, where: str) -> Iterator[Message]:
-    """The messages of one: results of tools, which stand inside a user's, are their own."""
+    """Messages of one entry; tool results inside a user message become separate messages."""
     content = found.get("content")
     match found.get("role"):
         case "system":
@@ -170,6 +177,7 @@ def _user(content: object, where: str) -> Iterator[Message]:
     if not isinstance(content, list):
         yield Message(role="user", content=reading.content_text(content, where))
         return
+    reading.few(content, where)
     texts: list[str] = []
     found = False
     for index, part in enumerate(content):
@@ -193,6 +201,7 @@ def _user(content: object, where: str) -> Iterator[Message]:
 def _assistant(content: object, where: str) -> Message:
     if not isinstance(content, list):
         return Message(role="assistant", content=reading.content_text(content, where))
+    reading.few(content, where)
     texts: list[str] = []
     calls: list[ToolCall] = []
     thinking: list[str] = []
@@ -256,7 +265,7 @@ def _blocks(each: ChatReply) -> list[dict[str, Any]]:
 
 
 def _arguments(call: ToolCall) -> dict[str, Any]:
-    """The arguments as the object that this protocol has; anything else stands inside of one."""
+    """Arguments as an object, as this protocol requires; other values are wrapped in one."""
     try:
         found = reading.parse_value(call.arguments)
     except ValueError:

@@ -1,14 +1,15 @@
-"""A call in one form, whatever dialect it came in, and how it continues an earlier one.
+"""Calls in one form for all dialects, the protocol of conversations, and token counts.
 
-body --Dialect.parse--> Call --prompt--> ChatRequest --Conversation--> Answer
-Call, Answer --Dialect.reply, Dialect.events--> the reply, whole or streamed
+What the gateway needs of whatever samples and records: one conversation for each session.
+
+A conversation keeps the sampled tokens; the gateway keeps ids, rewards and what was delivered.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal, Protocol, TypeAlias
 
 from areal_lab.agents.gateway.errors import ApiError
 from areal_lab.agents.messages import ChatReply, ChatRequest, Message, Tool
@@ -16,44 +17,44 @@ from areal_lab.agents.messages import ChatReply, ChatRequest, Message, Tool
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """What a client asks for, and how it wants the reply."""
+    """Parsed request of a client, and the form of its reply."""
 
     request: ChatRequest
-    """Without `system` in front of its messages, and without what it continues."""
+    """Request without `system` and without the continued conversation."""
     system: tuple[Message, ...] = ()
-    """Instructions that stand outside of the messages."""
+    """Instructions outside of the messages."""
     model: str = ""
-    """The name that the client uses; the reply repeats it."""
+    """Model name that the client uses; the reply repeats it."""
     stream: bool = False
     stream_usage: bool = False
-    """Whether the stream ends with the numbers of tokens."""
+    """True if the stream ends with token counts."""
     logprobs: bool = False
     follows: str = ""
-    """Id of the reply whose conversation this continues; the messages are the new ones only."""
+    """Id of the reply whose conversation this continues; `messages` has only the new ones."""
     inherits: bool = False
-    """Whether system and tools of the earlier call hold if this has none."""
+    """True if system and tools of the earlier call apply if this one has none."""
     keep: bool = False
-    """Whether a later call may continue this one."""
+    """True if a later call may continue this one."""
     notes: tuple[str, ...] = ()
-    """What was asked for and is not served, in a header of the reply."""
+    """Requested options that are not served, for a header of the reply."""
     echo: Mapping[str, Any] = field(default_factory=dict)
     """Fields that the reply repeats."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The replies to one call."""
+    """Replies to one call."""
 
     interaction_id: str
     created_s: int
     """Seconds since 1970."""
     replies: tuple[ChatReply, ...]
-    """One for each of `n`."""
+    """One reply for each of `n`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """A conversation up to and including a reply, for calls that send only what is new."""
+    """A conversation up to and including a reply, for calls that send only new messages."""
 
     system: tuple[Message, ...]
     messages: tuple[Message, ...]
@@ -62,26 +63,26 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """The functions between one protocol and ours; all are pure."""
+    """Pure functions that convert between one protocol and ours."""
 
     name: str
     id_prefix: str
-    """Of the ids of replies."""
+    """Prefix of reply ids."""
     parse: Callable[[Mapping[str, Any]], Call]
     reply: Callable[[Call, Answer], dict[str, Any]]
     events: Callable[[Call, Answer], Iterator[bytes]]
-    """A complete stream of server-sent events."""
+    """Complete stream of server-sent events."""
     unknown: Callable[[str], ApiError]
-    """The error of a call that follows a reply which is not kept."""
+    """Error of a call that follows a dropped reply."""
     error: Callable[[ApiError], dict[str, Any]]
     error_event: Callable[[ApiError], bytes]
-    """An error after a stream has begun."""
+    """Error within a stream."""
     keep_alive: bytes
-    """An event that clients ignore."""
+    """Event that clients ignore."""
 
 
 def continued(call: Call, earlier: Turn) -> Call:
-    """The call with what it continues in front of it."""
+    """Prepend the continued conversation to a call."""
     request = replace(
         call.request,
         messages=earlier.messages + call.request.messages,
@@ -93,14 +94,91 @@ def continued(call: Call, earlier: Turn) -> Call:
 
 
 def prompt(call: Call) -> ChatRequest:
-    """The whole request of a call that continues nothing, or was `continued`."""
+    """Whole request of a call that continues nothing, or was `continued`."""
     return replace(call.request, messages=call.system + call.request.messages)
 
 
 def turn_after(call: Call, answer: Answer) -> Turn:
-    """What a later call continues if it follows this answer."""
+    """Turn that a later call continues if it follows this answer."""
     return Turn(
         system=call.system,
         messages=(*call.request.messages, answer.replies[0].message),
         tools=call.request.tools,
+    )
+
+
+ExportStyle: TypeAlias = Literal["individual", "concat"]
+"""AReaL's names: one row for each reply, or for each branch of the conversation."""
+
+
+class PromptTooLong(ValueError):
+    """The prompt leaves no room for a token of the reply."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """Rewards of an ended session, and the style of its rows."""
+
+    style: ExportStyle = "individual"
+    discount: float = 1.0
+    """Factor of a reward for each turn that it is carried back."""
+    final: float | None = None
+    """Reward of the whole session, for its last reply; None means none was set, which differs
+    from 0."""
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    """Rewards of single replies, by the `request_id` of the generation."""
+    undelivered: frozenset[str] = frozenset()
+    """Replies, by `request_id`, that no client received although they were sampled and recorded."""
+
+
+class Conversation(Protocol):
+    """Protocol between the gateway and the code that samples and records the replies of one
+    session.
+    """
+
+    async def reply(self, request: ChatRequest) -> list[ChatReply]:
+        """Sample `request.replies` replies; concurrent calls are branches.
+
+        Waits while engines are paused or lost instead of failing: a client would send the request
+        again, which is a second sample. If the call is canceled, it records the tokens sampled so
+        far.
+
+        Raises:
+            PromptTooLong: no room for a token.
+            ValueError: the request cannot be served; the message is for the agent's developer.
+        """
+        ...
+
+    async def prompt_tokens(self, request: ChatRequest) -> int:
+        """Number of prompt tokens of this request."""
+        ...
+
+    def rows(self, scores: Scores) -> list[dict[str, Any]]:
+        """Recorded trajectories of an ended session as plain JSON."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of one answer; the prompt counts once for several replies."""
+
+    prompt: int
+    cached: int
+    """Prompt tokens whose keys and values were shared with another request."""
+    generated: int
+    """Tokens of all replies, including hidden ones."""
+
+
+def generated_tokens(reply: ChatReply) -> int:
+    """Tokens that were sampled for a reply."""
+    return len(reply.generated.tokens)
+
+
+def usage_of(answer: Answer) -> Usage:
+    """Token counts of an answer."""
+    first = answer.replies[0]
+    return Usage(
+        prompt=first.prompt_tokens,
+        cached=min(first.generated.cached_tokens, first.prompt_tokens),
+        generated=sum(generated_tokens(reply) for reply in answer.replies),
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from areal_lab.agents.gateway import reading
-from areal_lab.agents.gateway.calls import Answer, Call, Dialect
+from areal_lab.agents.gateway.calls import Answer, Call, Dialect, usage_of
 from areal_lab.agents.gateway.errors import ApiError, invalid, openai_error
 from areal_lab.agents.gateway.reading import Body
 from areal_lab.agents.gateway.stream import (
@@ -18,11 +18,10 @@ from areal_lab.agents.gateway.stream import (
     logprob_entries,
     text_pieces,
 )
-from areal_lab.agents.gateway.usage import usage_of
 from areal_lab.agents.messages import ChatFinish, ChatReply, ChatRequest, Message, Role, Tool
 
 MOST_REPLIES: Final = 128
-"""OpenAI's bound of `n`."""
+"""OpenAI's upper bound of `n`."""
 _FINISH: Final[dict[ChatFinish, str]] = {
     "stop": "stop",
     "length": "length",
@@ -39,12 +38,17 @@ _ROLES: Final[dict[str, Role]] = {
 }
 
 
-def parse(body: Body) -> Call:
-    """The call that a body asks for.
+_KNOWN: Final = frozenset(
+    {
+        *("messages", "model", "tools", "tool_choice", "functions", "function_call", "n", "seed"),
+        *("max_tokens", "max_completion_tokens", "temperature", "top_p", "stop", "stream"),
+        *("stream_options", "logprobs", "top_logprobs"),
+    }
+)
 
-    Raises:
-        ApiError: a field is wrong.
-    """
+
+def parse(body: Body) -> Call:
+    """Parse the body of a request."""
     messages = reading.items(body, "messages")
     if not messages:
         raise invalid("messages is missing or empty", "messages")
@@ -65,7 +69,7 @@ def parse(body: Body) -> Call:
             max_new_tokens=reading.most_tokens(body, "max_completion_tokens", "max_tokens"),
             temperature=reading.temperature(body),
             top_p=reading.top_p(body),
-            stop=reading.strings(body, "stop"),
+            stop=reading.stops(body, "stop"),
             replies=reading.integer(body, "n", least=1, most=MOST_REPLIES) or 1,
             seed=reading.seed(body),
         ),
@@ -73,12 +77,17 @@ def parse(body: Body) -> Call:
         stream=reading.flag(body, "stream"),
         stream_usage=reading.flag(options, "include_usage"),
         logprobs=reading.flag(body, "logprobs"),
-        notes=(*reading.sampling_notes(body, choice), *tool_notes, *_logprob_notes(body)),
+        notes=(
+            *reading.sampling_notes(body, choice),
+            *tool_notes,
+            *_logprob_notes(body),
+            *reading.unknown_note(body, _KNOWN),
+        ),
     )
 
 
 def reply(call: Call, answer: Answer) -> dict[str, Any]:
-    """The whole reply as one object."""
+    """Encode the whole reply as one object."""
     return {
         **_head(call, answer, "chat.completion"),
         "choices": [
@@ -95,9 +104,10 @@ def reply(call: Call, answer: Answer) -> dict[str, Any]:
 
 
 def events(call: Call, answer: Answer) -> Iterator[bytes]:
-    """The reply as a stream: role, content, calls, and why it ended, for one choice after another.
+    """Encode the reply as a stream: role, content, calls and finish reason, one choice after
+    another.
 
-    Accepted so by the clients of OpenAI, LangChain, pydantic-ai, litellm and openai-agents.
+    The clients of OpenAI, LangChain, pydantic-ai, litellm and openai-agents accept this form.
     """
     head = _head(call, answer, "chat.completion.chunk")
     if call.stream_usage:
@@ -115,12 +125,12 @@ def events(call: Call, answer: Answer) -> Iterator[bytes]:
 
 
 def unknown(interaction_id: str) -> ApiError:
-    """The error of a call that follows an unknown one; none does in this protocol."""
+    """Error of a call that follows an unknown reply; this protocol has no such calls."""
     return invalid(f"there is no completion {interaction_id}")
 
 
 def error_event(error: ApiError) -> bytes:
-    """An error after the stream has begun; OpenAI's client raises it."""
+    """Error within a stream; OpenAI's client raises it."""
     return event(openai_error(error))
 
 
@@ -200,7 +210,7 @@ def _head(call: Call, answer: Answer, kind: str) -> dict[str, Any]:
 
 
 def _fingerprint(answer: Answer) -> str | None:
-    """The newest version that sampled a token: OpenAI's field for what may change replies."""
+    """Newest version that sampled a token: OpenAI's field for changes of the model."""
     versions = [part.version for each in answer.replies for part in each.generated.segments]
     return f"version-{max(versions)}" if versions else None
 
@@ -233,7 +243,7 @@ def _deltas(each: ChatReply) -> Iterator[tuple[dict[str, Any], Shown]]:
     for piece in text_pieces(message.reasoning or ""):
         yield {"reasoning_content": piece}, ()
     for piece, shown in content_pieces(each):
-        # Without text there are only log-probs, of tokens that are not shown.
+        # Without text only log-probs remain, of hidden tokens.
         yield ({"content": piece} if piece else {}), shown
     for index, call in enumerate(message.tool_calls):
         function = {"name": call.name, "arguments": ""}

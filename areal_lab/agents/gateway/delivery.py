@@ -1,62 +1,45 @@
-"""Send an answer once it is there, whole or as a stream, and notice whether the client got it.
+"""Send a completed answer, whole or as a stream, and detect whether the client received it.
 
     wait for the answer, or the client to hang up --> status and headers --> body
 
-A stream begins when its answer is there, so that errors have their status; if that takes long, it
-begins with signs of life, and an error becomes an event. Slow readers keep only their own
-connection waiting: by then the call counts as done.
+A stream begins when its answer is complete, so errors have their status. If that takes long, the
+stream begins with keep-alive events, and an error becomes an event. A slow reader delays only its
+own connection: the call already counts as done.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Final
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from areal_lab.agents.gateway.calls import Answer, Call, Dialect
 from areal_lab.agents.gateway.errors import ApiError
-from areal_lab.agents.gateway.exchanges import Exchange
+from areal_lab.agents.gateway.service import Exchange
 from areal_lab.agents.gateway.stream import chunks
+from areal_lab.host.asgi import JsonReply
 
 _PART_BYTES: Final = 65_536
 _NOTE: Final = "x-areal-lab-note"
 _INTERACTION: Final = "x-areal-lab-interaction-id"
 
 
-class JsonReply(Response):
-    """JSON in ASCII; half a surrogate pair, which a model's arguments may contain, is no error."""
-
-    media_type = "application/json"
-
-    def render(self, content: Any) -> bytes:
-        """The body."""
-        return json.dumps(content, separators=(",", ":")).encode("ascii")
-
-
 def error_reply(dialect: Dialect, error: ApiError) -> Response:
-    """The reply to a request that is not served."""
+    """Reply to a request that is not served."""
     return JsonReply(dialect.error(error), status_code=error.status, headers=error.headers)
 
 
 class Delivery(Response):
-    """The reply to one client of an exchange."""
+    """Reply to one client of an exchange."""
 
     def __init__(
         self, exchange: Exchange, dialect: Dialect, call: Call, *, keep_alive_s: float
     ) -> None:
-        """Create the reply; it waits when it is sent.
-
-        Args:
-            exchange: where the answer comes from; this client is counted there already.
-            dialect: of the call.
-            call: as this client sent it.
-            keep_alive_s: between two signs of life of a stream that has nothing to say yet.
-        """
-        # Not that of Response, which makes an empty reply.
+        """Create the reply; it waits when it is sent."""
+        # Not Response's `__init__`, which creates an empty reply.
         self._exchange = exchange
         self._dialect = dialect
         self._call = call
@@ -96,7 +79,7 @@ class Delivery(Response):
         """Send the answer as events, or the error; returns whether an answer was sent."""
         task = self._exchange.task
         begun = False
-        while not await self._something_happens(gone):
+        while not await self._answered_or_gone(gone):
             if not begun:
                 await self._begin(send, {})
                 begun = True
@@ -114,8 +97,8 @@ class Delivery(Response):
             await self._begin(send, self._answer_headers(outcome))
         return await _write_all(send, gone, chunks(self._dialect.events(self._call, outcome)))
 
-    async def _something_happens(self, gone: asyncio.Future[None]) -> bool:
-        """Wait for the answer or for the client to hang up; False if neither has happened yet."""
+    async def _answered_or_gone(self, gone: asyncio.Future[None]) -> bool:
+        """Wait for the answer or for the client to hang up; False after the keep-alive period."""
         done, _ = await asyncio.wait(
             (self._exchange.task, gone),
             timeout=self._keep_alive_s,
@@ -149,7 +132,7 @@ def _outcome(task: asyncio.Task[Answer]) -> Answer | ApiError:
 
 
 def _parts(body: bytes) -> Iterator[bytes]:
-    """A body in writes that a slow reader can hold up one by one."""
+    """Split a body into separate writes, so a slow reader can block each."""
     for start in range(0, len(body), _PART_BYTES):
         yield body[start : start + _PART_BYTES]
 
@@ -158,7 +141,7 @@ async def _write_all(send: Send, gone: asyncio.Future[None], parts: Iterator[byt
     """Send a body; returns False once the client has hung up."""
     for part in parts:
         await _write(send, part)
-        # Making and sending a part may take no pause: others, and `gone`, get their turn here.
+        # Creating and sending a part may never suspend: yield here to other tasks and to `gone`.
         await asyncio.sleep(0)
         if gone.done():
             return False

@@ -19,7 +19,7 @@ _TYPES: Final = {
     413: "request_too_large",
     429: "rate_limit_error",
 }
-"""Both dialects have these names; every other status is an `api_error`."""
+"""Names in both dialects; every other status is an `api_error`."""
 
 
 class ApiError(Exception):
@@ -34,15 +34,7 @@ class ApiError(Exception):
         code: str | None = None,
         retry_after_s: float | None = None,
     ) -> None:
-        """Create the error.
-
-        Args:
-            status: of the HTTP reply.
-            message: names the value, its bound and a fix.
-            param: the field of the body that is wrong.
-            code: a name that programs may compare with.
-            retry_after_s: when another attempt makes sense; None if it never does.
-        """
+        """Create the error."""
         super().__init__(message)
         self.status = status
         self.message = message
@@ -52,24 +44,24 @@ class ApiError(Exception):
 
     @property
     def type(self) -> str:
-        """The class of the error, as both dialects name it."""
+        """Class of the error, as both dialects name it."""
         return _TYPES.get(self.status, "api_error")
 
     @property
     def headers(self) -> dict[str, str]:
-        """What the reply's headers say about another attempt."""
+        """Headers of the reply about another attempt."""
         if self.retry_after_s is None:
             return {"x-should-retry": "false"}
         return {"retry-after": f"{self.retry_after_s:g}", "x-should-retry": "true"}
 
 
 def invalid(message: str, param: str | None = None) -> ApiError:
-    """The error of a body that cannot be served as it is."""
+    """Error of an invalid body."""
     return ApiError(400, message, param=param)
 
 
 def openai_error(error: ApiError) -> dict[str, Any]:
-    """The body of an error in OpenAI's dialect."""
+    """Body of an error in OpenAI's dialect."""
     return {
         "error": {
             "message": error.message,
@@ -81,7 +73,7 @@ def openai_error(error: ApiError) -> dict[str, Any]:
 
 
 def anthropic_error(error: ApiError) -> dict[str, Any]:
-    """The body of an error in Anthropic's dialect."""
+    """Body of an error in Anthropic's dialect."""
     body: dict[str, Any] = {"type": error.type, "message": error.message}
     if error.code is not None:
         body["details"] = {"error_code": error.code}

@@ -1,19 +1,22 @@
-"""Fields of a request's body, checked by hand.
+"""Fields of a request's body, validated by hand.
 
-A record for the whole history of messages would cost more than all of the rest of a request.
-Unknown fields are ignored; a known one of a wrong type is an error that names it. `null` is the
-same as leaving a field out.
+Validating the whole history of messages with records would take longer than the rest of a request.
+Unknown fields are ignored with a note; a known field of a wrong type is an error that names it.
+`null` equals a missing field.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from areal_lab.agents.gateway.errors import invalid
 from areal_lab.agents.messages import Tool, ToolCall, ToolChoice
+from areal_lab.config.sections import check_temperature, check_top_p
+from areal_lab.data.stop_strings import check_stop_strings
 
 Body = Mapping[str, Any]
 
@@ -31,21 +34,44 @@ _IGNORED_SAMPLING: Final[Mapping[str, Any]] = {
     "top_k": -1,
     "min_p": 0,
     "response_format": {"type": "text"},
+    # Grammars, as vLLM and SGLang name them, and variables of the template.
+    "structured_outputs": {},
+    "guided_json": {},
+    "guided_regex": "",
+    "guided_choice": [],
+    "guided_grammar": "",
+    "json_schema": "",
+    "regex": "",
+    "ebnf": "",
+    "chat_template_kwargs": {},
 }
-"""Fields that are not served, with the values that change nothing. The others would change what is
-sampled, and training assumes that nothing but temperature and top_p does."""
+"""Fields that are not served, with their neutral values. Other values would change the samples,
+but training assumes that only temperature and top_p do."""
+_WITHOUT_EFFECT: Final = frozenset(
+    {
+        *("best_of", "client_metadata", "metadata", "modalities", "parallel_tool_calls"),
+        *("prediction", "prompt_cache_key", "prompt_cache_retention", "reasoning"),
+        *("reasoning_effort", "safety_identifier", "service_tier", "store", "thinking"),
+        *("truncation", "user", "verbosity", "background", "output_config", "context_management"),
+        *("max_tool_calls", "cache_control", "container", "mcp_servers", "inference_geo"),
+    }
+)
+"""Fields of the protocols that change no sample here, so that they need no note."""
+_NAMED: Final = 5
+"""Maximum unknown fields that a note names."""
+_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,60}")
 _MOST_SEED: Final = 2**63 - 1
+_MOST_ITEMS: Final = 16_384
+"""Maximum entries of a list of messages, tools or parts."""
 _MOST_NESTED: Final = 100
-"""Far deeper than schemas of tools are, and far from Python's limit for recursive functions."""
+"""Far deeper than schemas of tools, and far from Python's recursion limit."""
 
 
 def parse_json(raw: bytes) -> dict[str, Any]:
-    """The object that a body is.
+    """Parse a body as an object.
 
-    Halves of surrogate pairs, which JSON can hold and UTF-8 cannot, become replacement characters.
-
-    Raises:
-        ApiError: the body is not JSON, or not an object.
+    Halves of surrogate pairs, which JSON can contain and UTF-8 cannot, become replacement
+    characters.
     """
     try:
         body = parse_value(raw.decode("utf-8-sig"))
@@ -53,16 +79,12 @@ def parse_json(raw: bytes) -> dict[str, Any]:
         raise invalid(f"the body is not JSON: {error}") from None
     if not isinstance(body, dict):
         raise invalid("the body must be a JSON object")
-    # Only escapes can bring surrogates; most bodies have none of these.
+    # Only escapes can produce surrogates; most bodies have none of these.
     return _encodable(body) if b"\\ud" in raw or b"\\uD" in raw else body
 
 
 def parse_value(text: str) -> Any:
-    """The value of JSON text; infinities, NaN and nesting beyond reason are errors.
-
-    Raises:
-        ValueError: the text is not such JSON.
-    """
+    """Parse JSON text; infinities, NaN and excessive nesting are errors."""
     try:
         value = _DECODER.decode(text)
     except RecursionError:
@@ -111,20 +133,20 @@ def _encodable(value: Any) -> Any:
 
 
 def shown(value: object) -> str:
-    """A value as messages name it, cut."""
+    """Format a value for an error message, shortened."""
     text = json.dumps(value, default=repr)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def record(value: object, where: str) -> Body:
-    """A JSON object."""
+    """Return a JSON object."""
     if not isinstance(value, dict):
         raise invalid(f"{where} is {shown(value)}, but must be an object", where)
     return value
 
 
 def text(body: Body, name: str, where: str = "") -> str | None:
-    """A string; None if it is absent."""
+    """Return a string; None if it is absent."""
     value = body.get(name)
     if value is not None and not isinstance(value, str):
         raise invalid(f"{where}{name} is {shown(value)}, but must be a string", f"{where}{name}")
@@ -132,7 +154,7 @@ def text(body: Body, name: str, where: str = "") -> str | None:
 
 
 def required(body: Body, name: str, where: str = "") -> str:
-    """A string that is not empty."""
+    """Return a string that is not empty."""
     value = text(body, name, where)
     if not value:
         raise invalid(f"{where}{name} is missing", f"{where}{name}")
@@ -140,7 +162,7 @@ def required(body: Body, name: str, where: str = "") -> str:
 
 
 def flag(body: Body, name: str) -> bool:
-    """A boolean; False if it is absent."""
+    """Return a boolean; False if it is absent."""
     value = body.get(name)
     if value is not None and not isinstance(value, bool):
         raise invalid(f"{name} is {shown(value)}, but must be true or false", name)
@@ -148,7 +170,7 @@ def flag(body: Body, name: str) -> bool:
 
 
 def integer(body: Body, name: str, *, least: int, most: int | None = None) -> int | None:
-    """A whole number; None if it is absent."""
+    """Return a whole number; None if it is absent."""
     value = body.get(name)
     if value is None:
         return None
@@ -163,7 +185,7 @@ def integer(body: Body, name: str, *, least: int, most: int | None = None) -> in
 
 
 def number(body: Body, name: str) -> float | None:
-    """A finite number; None if it is absent."""
+    """Return a finite number; None if it is absent."""
     value = body.get(name)
     if value is None:
         return None
@@ -179,15 +201,22 @@ def number(body: Body, name: str) -> float | None:
 
 
 def items(body: Body, name: str, where: str = "") -> list[Any]:
-    """A list; empty if it is absent."""
+    """Return a list; empty if it is absent."""
     value = body.get(name)
     if value is not None and not isinstance(value, list):
         raise invalid(f"{where}{name} is {shown(value)}, but must be a list", f"{where}{name}")
-    return value or []
+    return few(value or [], f"{where}{name}")
+
+
+def few(found: list[Any], where: str) -> list[Any]:
+    """Reject a list with more entries than one request can need: each takes a microsecond."""
+    if len(found) > _MOST_ITEMS:
+        raise invalid(f"{where} has {len(found):,} entries, of {_MOST_ITEMS:,} at most", where)
+    return found
 
 
 def strings(body: Body, name: str) -> tuple[str, ...]:
-    """A string or a list of them, without empty ones."""
+    """Return a string or a list of strings, without empty ones."""
     value = body.get(name)
     found = [value] if isinstance(value, str) else items(body, name)
     for each in found:
@@ -197,18 +226,19 @@ def strings(body: Body, name: str) -> tuple[str, ...]:
 
 
 def content_text(content: object, where: str) -> str:
-    """The text of a message's content: a string, nothing, or a list of parts, which are joined."""
+    """Text of a message's content: a string, nothing, or a list of parts, which are joined."""
     if content is None:
         return ""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise invalid(f"{where} is {shown(content)}, but must be a string or a list", where)
-    return "".join([part_text(part, f"{where}[{index}]") for index, part in enumerate(content)])
+    parts = enumerate(few(content, where))
+    return "".join([part_text(part, f"{where}[{index}]") for index, part in parts])
 
 
 def part_text(part: object, where: str) -> str:
-    """The text of one part; a part that is shown to nobody has none."""
+    """Text of one part; hidden parts have none."""
     if isinstance(part, str):
         return part
     found = record(part, where)
@@ -224,7 +254,7 @@ def part_text(part: object, where: str) -> str:
 
 
 def arguments_text(value: object, where: str) -> str:
-    """Arguments of a call as JSON text, which some clients send as an object."""
+    """Arguments of a call as JSON text; some clients send an object."""
     if value is None:
         return "{}"
     if isinstance(value, str):
@@ -235,7 +265,7 @@ def arguments_text(value: object, where: str) -> str:
 
 
 def function_call(function: object, call_id: str, where: str) -> ToolCall:
-    """A call of a function `{name, arguments}`."""
+    """Call of a function `{name, arguments}`."""
     found = record(function, where)
     return ToolCall(
         call_id=call_id,
@@ -245,7 +275,7 @@ def function_call(function: object, call_id: str, where: str) -> ToolCall:
 
 
 def function_tool(function: object, where: str, *, schema: str = "parameters") -> Tool:
-    """A tool `{name, description, parameters}`."""
+    """Tool `{name, description, parameters}`."""
     found = record(function, where)
     parameters = found.get(schema)
     return Tool(
@@ -256,7 +286,7 @@ def function_tool(function: object, where: str, *, schema: str = "parameters") -
 
 
 class Choice(NamedTuple):
-    """Whether the model is to call tools."""
+    """Setting of tool calls: forbidden, optional, required, or one named tool."""
 
     kind: ToolChoice
     tool: str = ""
@@ -264,7 +294,7 @@ class Choice(NamedTuple):
 
 
 def tool_choice(body: Body) -> Choice:
-    """`none`, `auto`, `required` (`any`), or a named tool, in the forms of all three dialects."""
+    """Parse `none`, `auto`, `required` (`any`), or a named tool, in all three dialects."""
     value = body.get("tool_choice")
     given = value if isinstance(value, dict) else {}
     kind = given.get("type", value)
@@ -289,35 +319,59 @@ def tool_choice(body: Body) -> Choice:
 
 
 def temperature(body: Body) -> float | None:
-    """The temperature; None leaves it to the session."""
-    value = number(body, "temperature")
-    if value is not None and value < 0:
-        raise invalid(f"temperature is {value:g}, but must be at least 0", "temperature")
-    return value
+    """Return the temperature; None leaves it to the session."""
+    return _checked(number(body, "temperature"), check_temperature, "temperature")
 
 
 def top_p(body: Body) -> float | None:
-    """The share of probability to sample from; None leaves it to the session."""
-    value = number(body, "top_p")
-    if value is not None and not 0 < value <= 1:
-        raise invalid(f"top_p is {value:g}, but must be above 0 and at most 1", "top_p")
+    """Return the probability mass to sample from; None leaves it to the session."""
+    return _checked(number(body, "top_p"), check_top_p, "top_p")
+
+
+def stops(body: Body, name: str) -> tuple[str, ...]:
+    """Strings that end a reply, without empty ones."""
+    found = strings(body, name)
+    try:
+        check_stop_strings(found)
+    except ValueError as error:
+        raise invalid(str(error), name) from None
+    return found
+
+
+def _checked(value: float | None, check: Callable[[float], object], name: str) -> float | None:
+    """Return a number that engines accept for sampling."""
+    if value is not None:
+        try:
+            check(value)
+        except ValueError as error:
+            raise invalid(str(error), name) from None
     return value
 
 
 def seed(body: Body) -> int | None:
-    """A seed; None if it is absent."""
+    """Return a seed; None if it is absent."""
     value = integer(body, "seed", least=-(2**127), most=2**127)
     return None if value is None else value & _MOST_SEED
 
 
 def most_tokens(body: Body, *names: str) -> int | None:
-    """The limit of a reply, in tokens: the first of these fields that is present."""
+    """Token limit of a reply: the first of these fields that is present."""
     found = [value for name in names if (value := integer(body, name, least=1)) is not None]
     return found[0] if found else None
 
 
+def unknown_note(body: Body, known: frozenset[str]) -> tuple[str, ...]:
+    """A note that names fields which no protocol here has, such as misspelled ones."""
+    found = body.keys() - known - _WITHOUT_EFFECT - _IGNORED_SAMPLING.keys()
+    if not found:
+        return ()
+    names = [name for name in sorted(found) if _NAME.fullmatch(name)][:_NAMED]
+    more = ["..."] if len(found) > len(names) else []
+    return (f"unknown fields are ignored: {', '.join([*names, *more])}",)
+
+
 def sampling_notes(body: Body, choice: Choice) -> tuple[str, ...]:
-    """What this request asks for and does not get; it is served without."""
+    """Requested options that are not supported; the request is served without them."""
     notes = [
         f"{name} is ignored"
         for name, default in _IGNORED_SAMPLING.items()
@@ -329,12 +383,9 @@ def sampling_notes(body: Body, choice: Choice) -> tuple[str, ...]:
 
 
 def require_tool(choice: Choice, tools: Sequence[Tool], ignored: Sequence[str]) -> None:
-    """Refuse the choice of a tool that the request does not have.
+    """Reject a `named` tool that the request does not have.
 
-    Args:
-        choice: of a tool.
-        tools: of the request; without any they may be those of an earlier call.
-        ignored: notes about tools that were left out, of which it may be one.
+    Without any `tools`, they may be those of an earlier call.
     """
     names = [tool.name for tool in tools]
     if choice.tool and names and choice.tool not in names and not ignored:
@@ -350,10 +401,7 @@ def tools_of(
 ) -> tuple[tuple[Tool, ...], tuple[str, ...]]:
     """Tools that the client runs, and notes about those that the server would have to run.
 
-    Args:
-        found: the list in the body.
-        tool: makes a `Tool` of an entry, or None of one that the server would have to run.
-        where: name of the list.
+    `tool` makes a `Tool` of an entry, or None if the server would have to run it.
     """
     tools: list[Tool] = []
     notes: list[str] = []

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from areal_lab.agents.gateway import reading
-from areal_lab.agents.gateway.calls import Answer, Call, Dialect
+from areal_lab.agents.gateway.calls import Answer, Call, Dialect, usage_of
 from areal_lab.agents.gateway.errors import ApiError, invalid, openai_error
 from areal_lab.agents.gateway.reading import Body
 from areal_lab.agents.gateway.stream import (
@@ -17,7 +17,6 @@ from areal_lab.agents.gateway.stream import (
     logprob_entries,
     text_pieces,
 )
-from areal_lab.agents.gateway.usage import usage_of
 from areal_lab.agents.messages import ChatReply, ChatRequest, Message, Tool, ToolCall
 
 _ECHO: Final[dict[str, Any]] = {
@@ -36,17 +35,16 @@ _ECHO: Final[dict[str, Any]] = {
     "truncation": "disabled",
     "user": None,
 }
-"""Fields that a response repeats, with what they are if the request has none."""
+"""Fields that a response repeats, with their defaults."""
 _LOGPROBS: Final = "message.output_text.logprobs"
 Item = dict[str, Any]
+_KNOWN: Final = frozenset(
+    {*_ECHO, "model", "input", "include", "stream", "stream_options", "stop", "seed"}
+)
 
 
 def parse(body: Body) -> Call:
-    """The call that a body asks for.
-
-    Raises:
-        ApiError: a field is wrong.
-    """
+    """Parse the body of a request."""
     choice = reading.tool_choice(body)
     tools, notes = reading.tools_of(reading.items(body, "tools"), _tool)
     reading.require_tool(choice, tools, notes)
@@ -61,7 +59,7 @@ def parse(body: Body) -> Call:
             max_new_tokens=reading.most_tokens(body, "max_output_tokens"),
             temperature=reading.temperature(body),
             top_p=reading.top_p(body),
-            stop=reading.strings(body, "stop"),
+            stop=reading.stops(body, "stop"),
             seed=reading.seed(body),
         ),
         system=_instructions(instructions),
@@ -70,7 +68,12 @@ def parse(body: Body) -> Call:
         logprobs=_LOGPROBS in include,
         follows=reading.text(body, "previous_response_id") or "",
         keep=body.get("store") is not False,
-        notes=(*reading.sampling_notes(body, choice), *notes),
+        notes=(
+            *reading.sampling_notes(body, choice),
+            *notes,
+            *_format_notes(body),
+            *reading.unknown_note(body, _KNOWN),
+        ),
         echo={
             name: default if body.get(name) is None else body[name]
             for name, default in _ECHO.items()
@@ -78,16 +81,23 @@ def parse(body: Body) -> Call:
     )
 
 
+def _format_notes(body: Body) -> tuple[str, ...]:
+    asked = body.get("text")
+    found = asked.get("format") if isinstance(asked, dict) else None
+    free = found in (None, {}) or (isinstance(found, dict) and found.get("type") == "text")
+    return () if free else ("text.format is ignored",)
+
+
 def reply(call: Call, answer: Answer) -> dict[str, Any]:
-    """The whole response as one object."""
+    """Encode the whole response as one object."""
     return _response(call, answer, _items(call, answer))
 
 
 def events(call: Call, answer: Answer) -> Iterator[bytes]:
-    """The response as a stream.
+    """Encode the response as a stream.
 
-    A reply that was cut off ends with `response.completed`, too, and says so inside: OpenAI's own
-    client knows no other event that ends a response.
+    A truncated reply also ends with `response.completed`, and reports it inside: OpenAI's own
+    client knows no other final event.
     """
     number = 0
 
@@ -126,7 +136,7 @@ def events(call: Call, answer: Answer) -> Iterator[bytes]:
 
 
 def unknown(interaction_id: str) -> ApiError:
-    """The error of a call that follows a response which is not stored."""
+    """Error of a call that follows a response which is not stored."""
     return ApiError(
         400,
         f"previous_response_id is {interaction_id}, but this session has stored no such response",
@@ -136,8 +146,9 @@ def unknown(interaction_id: str) -> ApiError:
 
 
 def error_event(error: ApiError) -> bytes:
-    """An error after the stream has begun: the protocol's event, which OpenAI's client raises only
-    if it also has the form of other errors."""
+    """Error within a stream: the protocol's event, which OpenAI's client raises only if it also has
+    the form of other errors.
+    """
     return event(
         {
             "type": "error",
@@ -167,6 +178,7 @@ def _messages(found: object, where: str = "input") -> tuple[Message, ...]:
         return (Message(role="user", content=found),)
     if not isinstance(found, list) or not found:
         raise invalid(f"{where} is missing; it must be a string or a list of items", where)
+    reading.few(found, where)
     history = _History()
     for index, each in enumerate(found):
         place = f"{where}[{index}]"
@@ -177,8 +189,9 @@ def _messages(found: object, where: str = "input") -> tuple[Message, ...]:
 
 @dataclass(slots=True)
 class _History:
-    """Messages of a list of items, in which one reply of a model is several: thinking, a message,
-    and calls."""
+    """Messages of a list of items, in which one reply of a model is several items: thinking, a
+    message, and calls.
+    """
 
     messages: list[Message] = field(default_factory=list)
     reasoning: str | None = None
@@ -204,7 +217,7 @@ class _History:
                 )
             case "reasoning":
                 self.close()
-                # Summaries stand for the thinking where the content is left out.
+                # Summaries replace the thinking if its content is missing.
                 parts = item.get("content") or item.get("summary")
                 self.reasoning = reading.content_text(parts, f"{where}.content") or None
             case _:
@@ -232,7 +245,7 @@ class _History:
         self.messages.append(Message(role="user" if role == "user" else "system", content=content))
 
     def close(self) -> None:
-        """End the reply that was being put together."""
+        """Finish the reply that is being assembled."""
         if self.reasoning is None and self.content is None and not self.calls:
             return
         self.messages.append(
@@ -282,7 +295,7 @@ def _cut(each: ChatReply) -> bool:
 
 
 def _items(call: Call, answer: Answer) -> list[Item]:
-    """The output: thinking, the message, the calls; a reply of nothing is an empty message."""
+    """Output items: thinking, the message, the calls; an empty reply is an empty message."""
     each = answer.replies[0]
     message = each.message
     suffix = answer.interaction_id.removeprefix(RESPONSES.id_prefix)

@@ -5,33 +5,53 @@
     | export a session | caller  | its end, its calls, a reward | `end`, `set_reward`, calls, time
 
 A run uses it directly; agents use it through `app`. It lives in one event loop.
+
+Samplings in flight, and which of them a call that is sent again belongs to.
+
+    call --> Exchange (a task that samples) <-- the same call again: client gave up, or retries
+                |                                  gets the same answer
+                v
+             Answer, recorded in the session whether or not a client still waits
+
+A sampling outlives its client. Its tokens are in the session's conversation either way; if it were
+canceled, the client's next attempt would sample the same turn once more.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import logging
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from areal_lab.agents.gateway.calls import Answer, Call, Dialect, continued, prompt
-from areal_lab.agents.gateway.conversation import Conversation, ExportStyle, PromptTooLong
+from areal_lab.agents.gateway.calls import (
+    Answer,
+    Call,
+    Conversation,
+    Dialect,
+    ExportStyle,
+    PromptTooLong,
+    continued,
+    prompt,
+)
 from areal_lab.agents.gateway.errors import ApiError, invalid
-from areal_lab.agents.gateway.exchanges import Exchange, sent_again
 from areal_lab.agents.gateway.sessions import EndedBy, Limits, Session, Sessions
 from areal_lab.agents.messages import ChatReply
 
 OpenConversation = Callable[[str], Conversation]
-"""Makes the conversation of a new session on a task, by the task's id."""
+"""Open the conversation of a new session on a task, by the task's id."""
 
 _log = logging.getLogger(__name__)
 
 
 class Service:
-    """All sessions and what they sample."""
+    """All sessions and their running calls."""
 
     def __init__(
         self,
@@ -40,27 +60,18 @@ class Service:
         admin_key: str,
         model: str,
         limits: Limits | None = None,
+        seed_note: str = "seed is ignored: a run uses separate seeds",
         clock: Callable[[], float] = time.monotonic,
         began: Callable[[Session], Mapping[str, Any]] = lambda _: {},
         lost: Callable[[Session], None] = lambda _: None,
     ) -> None:
-        """Create the service without sessions.
-
-        Args:
-            open_conversation: for sessions that are started over HTTP.
-            admin_key: starts sessions and exports them.
-            model: the name under which the model is listed; every name is served.
-            limits: what it serves at a time.
-            clock: seconds of a clock that only goes forward.
-            began: called with each session whose conversation `open_conversation` made; what it
-                returns is in the reply to `/rl/start_session` (`Session.told`).
-            lost: called with each session that is forgotten although nothing has exported it.
-        """
+        """Create the service without sessions."""
         self.limits = limits or Limits()
+        self._seed_note = seed_note
         self.sessions = Sessions(admin_key, self.limits, lost)
         self.model = model
         self.in_flight = 0
-        """Calls that sample now."""
+        """Running calls."""
         self._open_conversation = open_conversation
         self._began = began
         self._clock = clock
@@ -72,11 +83,7 @@ class Service:
     def start_session(
         self, task_id: str, key: str | None = None, conversation: Conversation | None = None
     ) -> tuple[Session, str]:
-        """Start a session, and return it with its key.
-
-        Raises:
-            ApiError: as `Sessions.start`, and 503 once the gateway closes.
-        """
+        """Start a session, and return it with its key."""
         self._require_open()
         now_s = self._clock()
         if conversation is not None:
@@ -87,19 +94,19 @@ class Service:
         return session, key
 
     def session(self, keys: Iterable[str]) -> Session:
-        """The session of a key, open or ended; raises ApiError as `Sessions.of_key`."""
+        """Session of a key, open or ended; raises ApiError as `Sessions.of_key`."""
         return self.sessions.of_key(keys, self._clock())
 
     def open_session(self, keys: Iterable[str]) -> Session:
-        """The open session of a key; raises ApiError as `Sessions.open_of_key`."""
+        """Open session of a key; raises ApiError as `Sessions.open_of_key`."""
         return self.sessions.open_of_key(keys, self._clock())
 
     def session_by_id(self, session_id: str) -> Session:
-        """A session by its id; raises ApiError as `Sessions.of_id`."""
+        """Session by its id; raises ApiError as `Sessions.of_id`."""
         return self.sessions.of_id(session_id, self._clock())
 
     def end_session(self, session: Session, by: EndedBy = "client") -> None:
-        """End a session; what samples now is still recorded, and waited for by its export."""
+        """End a session. Running calls are still recorded, and its export waits for them."""
         self.sessions.end(session, self._clock(), by)
         session.changed.set()
 
@@ -119,22 +126,22 @@ class Service:
         while (left_s := self.sessions.unsettled_s(session, self._clock())) is not None:
             session.changed.clear()
             try:
-                # At least a little, so that a time rounded down is not waited for in vain.
+                # A minimum wait, so a time that was rounded down does not cause a busy loop.
                 async with asyncio.timeout(max(left_s, 0.001) if left_s < math.inf else None):
                     await session.changed.wait()
             except TimeoutError:
-                pass  # the time is over, which the condition above sees
+                pass  # timed out: the condition above sees it
 
     def export(
         self, session: Session, *, style: ExportStyle = "individual", discount: float = 1.0
     ) -> dict[str, Any]:
-        """The trajectories of a settled session; they are forgotten after a while."""
+        """Return the trajectories of a settled session, which are dropped after a while."""
         found = self.sessions.export(session, self._clock(), style=style, discount=discount)
         self._exchanges.pop(session, None)
         return found
 
     def sweep(self) -> None:
-        """End sessions that are not used, and forget what nobody asks for any more."""
+        """End idle sessions, and drop sessions that are not needed any more."""
         now_s = self._clock()
         for session in self.sessions.expire(now_s):
             session.changed.set()
@@ -144,22 +151,16 @@ class Service:
 
     # --- calls ---
 
+    def noted(self, call: Call) -> Call:
+        """Add a note to a call that asks for a seed which is not used."""
+        if call.request.seed is None or not self._seed_note:
+            return call
+        return replace(call, notes=(*call.notes, self._seed_note))
+
     def ask(
         self, session: Session, dialect: Dialect, call: Call, digest: bytes, *, retries: int = 0
     ) -> Exchange:
-        """Start to sample for a call, or find the exchange that the client asks for once more.
-
-        Args:
-            session: an open session.
-            dialect: of the call.
-            call: what is asked for.
-            digest: of its body.
-            retries: how often the client says it has sent this call before.
-
-        Raises:
-            ApiError: if it follows an unknown reply, or too many calls sample, or the session has
-                ended in the meantime.
-        """
+        """Start sampling for a call, or find the exchange that the client asks for again."""
         self._require_open()
         self.sessions.require_open(session, self._clock())
         known = self._recent(session, self._clock())
@@ -176,10 +177,10 @@ class Service:
         self.sessions.begin_call(session, self.in_flight)
         self.in_flight += 1
         self.sessions.counts["calls"] += 1
-        self.sessions.counts.update(call.notes)
+        self.sessions.counts.update(note.partition(":")[0] for note in call.notes)
         exchange = Exchange(session=session, digest=digest)
         exchange.task = asyncio.create_task(self._sample(exchange, dialect.id_prefix, call))
-        # A client that has hung up does not ask how it went.
+        # A client that has hung up does not read the result.
         exchange.task.add_done_callback(lambda task: task.cancelled() or task.exception())
         known.append(exchange)
         self._exchanges[session] = known
@@ -208,7 +209,7 @@ class Service:
             self.in_flight -= 1
             self.sessions.end_call(session, now_s)
             session.changed.set()
-            del exchange  # its task's error refers to this frame
+            del exchange  # the task's error refers to this frame
 
     async def _replies(self, session: Session, call: Call) -> list[ChatReply]:
         try:
@@ -239,7 +240,7 @@ class Service:
     # --- the gateway itself ---
 
     def statistics(self) -> dict[str, Any]:
-        """What it does now and has done so far."""
+        """Counters since the start, and current load."""
         return {
             "open_sessions": self.sessions.open,
             "capacity": self.sessions.capacity,
@@ -248,16 +249,16 @@ class Service:
         }
 
     async def drain(self, timeout_s: float) -> None:
-        """Refuse everything new, and wait for what samples, but not longer than this."""
+        """Refuse new calls, and wait for running ones, at most `timeout_s`."""
         self._closed = True
         tasks = [each.task for known in self._exchanges.values() for each in known]
         if tasks:
             await asyncio.wait(tasks, timeout=timeout_s)
 
     async def close(self) -> None:
-        """Cancel what samples, end all sessions, and refuse everything new.
+        """Cancel running calls, end all sessions, and refuse new ones.
 
-        Conversations record what they have sampled; sessions can still be exported.
+        Conversations record the tokens sampled so far; sessions can still be exported.
         """
         self._closed = True
         tasks = [each.task for known in self._exchanges.values() for each in known]
@@ -270,3 +271,53 @@ class Service:
     def _require_open(self) -> None:
         if self._closed:
             raise ApiError(503, "the gateway is closing", code="closing")
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Exchange:
+    """One call that is sampled once, and the clients that wait for its answer."""
+
+    session: Session
+    digest: bytes
+    """Hash of the body; a client that retries sends the same one."""
+    task: asyncio.Task[Answer] = field(init=False)
+    clients: int = 1
+    """Connections that wait for the answer, or read it."""
+    delivered: bool = False
+    """True if a client received all of it."""
+    done_s: float | None = None
+    """Time at which the answer was complete."""
+
+    def left(self, *, delivered: bool) -> None:
+        """Count a client that has received the answer, or has hung up."""
+        self.clients -= 1
+        if not delivered:
+            return
+        self.delivered = True
+        interaction = self.session.interactions.get(self.task.result().interaction_id)
+        assert interaction is not None
+        interaction.delivered = True
+
+
+def body_digest(dialect: str, body: Mapping[str, Any]) -> bytes:
+    """Hash of a body: equal for the same values, whatever their order and spaces."""
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(f"{dialect}\n{text}".encode("ascii")).digest()
+
+
+def sent_again(known: Sequence[Exchange], digest: bytes, *, retries: int) -> Exchange | None:
+    """Find the exchange that this call repeats; None if it is a new call.
+
+    An agent may ask the same twice on purpose, to get two samples. So an equal body alone is no
+    proof:
+
+    - an answer without waiting or served clients belongs to the next equal body;
+    - any answer does if the client marks the call as a retry (`X-Stainless-Retry-Count`).
+
+    `known` has the session's running or recently ended exchanges, oldest first.
+    """
+    equal = [each for each in known if each.digest == digest]
+    for each in equal:
+        if not each.clients and not each.delivered:
+            return each
+    return equal[-1] if equal and retries > 0 else None

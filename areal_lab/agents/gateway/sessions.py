@@ -18,47 +18,59 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
-from areal_lab.agents.gateway.calls import Answer, Call, Turn, turn_after
-from areal_lab.agents.gateway.conversation import Conversation, ExportStyle, Scores
+from areal_lab.agents.gateway.calls import (
+    Answer,
+    Call,
+    Conversation,
+    ExportStyle,
+    Scores,
+    Turn,
+    generated_tokens,
+    turn_after,
+)
 from areal_lab.agents.gateway.errors import ApiError, invalid
-from areal_lab.agents.gateway.usage import generated_tokens
 from areal_lab.agents.messages import Message, Tool
 
 EndedBy: TypeAlias = Literal["client", "timeout", "gateway"]
 Outcome: TypeAlias = Literal["rewarded", "no_reward", "no_interactions"]
-"""A session without a reward is no session with reward 0."""
+"""A session without a reward differs from one with reward 0."""
 
+_COUNTS: Final = (
+    *("open_sessions", "requests", "session_requests", "body_bytes", "session_body_bytes"),
+)
 _MOST_GONE: Final = 8192
-"""Keys of exported sessions that are remembered, to say that they are over."""
+"""Keys of exported sessions that are remembered, to report that these are over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one gateway serves at a time."""
+    """Limits on concurrent sessions and calls of one gateway."""
 
     open_sessions: int = 1024
-    """Sessions at once; one more is refused with 429."""
+    """Concurrent sessions; one more is refused with 429."""
     capacity: int | None = None
-    """Sessions that may be started before `grant_capacity` grants more; None has no such limit."""
+    """Sessions that may start before `grant_capacity` grants more; None is unlimited."""
     requests: int = 1024
-    """Calls that sample at once, of all sessions; one more is refused with 429."""
+    """Concurrent calls of all sessions; one more is refused with 429."""
     session_requests: int = 64
-    """Calls that sample at once, of one session."""
-    body_bytes: int = 32 * 2**20
-    """Largest body of a request."""
+    """Concurrent calls of one session."""
+    body_bytes: int = 8 * 2**20
+    """Largest body of a request; reading one of 8 MiB blocks the event loop for about 0.2 s."""
+    session_body_bytes: int = 32 * 2**20
+    """Bytes of concurrently received bodies of one session; more are refused with 429."""
     session_timeout_s: float = 3600.0
-    """A session that is not used for so long is ended."""
+    """Idle time after which a session is ended."""
     reward_timeout_s: float = 0.0
-    """How long after its end a session without a reward may still get one."""
+    """Time after its end in which a session without a reward may still get one."""
     retry_window_s: float = 60.0
-    """How long the answer to a call is kept for a client that sends it again."""
+    """Time for which the answer to a call is kept for a client that retries."""
     retry_after_s: float = 1.0
-    """Pause before the next attempt that a client is told if it is refused with 429."""
+    """Pause before the next attempt, sent with 429."""
     keep_alive_s: float = 15.0
-    """A stream that waits for its answer shows a sign of life this often."""
+    """Interval of keep-alive events in a stream that waits for its answer."""
 
     def __post_init__(self) -> None:
-        for name in ("open_sessions", "requests", "session_requests", "body_bytes"):
+        for name in _COUNTS:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, but must be >= 1")
         if self.capacity is not None and self.capacity < 0:
@@ -73,18 +85,18 @@ class Limits:
 
 @dataclass(slots=True, kw_only=True)
 class Interaction:
-    """One call that was answered."""
+    """One call with its answer."""
 
     interaction_id: str
     replies: tuple[str, ...]
-    """The `request_id` of what was generated for each reply."""
+    """The `request_id` of the generation of each reply."""
     generated_tokens: int
     turn: Turn | None
-    """The conversation up to here, if a later call may continue it."""
+    """Conversation up to here, if a later call may continue it."""
     rewards: dict[int, float] = field(default_factory=dict)
-    """By the index of the reply."""
+    """Rewards by the index of the reply."""
     delivered: bool = False
-    """Whether a client has received it."""
+    """True if a client received it."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -96,32 +108,34 @@ class Session:
     conversation: Conversation = field(repr=False)
     key_digest: bytes = field(repr=False)
     used_s: float
-    """When it was last used."""
+    """Time of its last use."""
     in_flight: int = 0
-    """Calls that sample now."""
+    """Running calls."""
+    body_bytes: int = 0
+    """Bytes of bodies that are being received."""
     ended_s: float | None = None
     ended_by: EndedBy | None = None
     exported_s: float | None = None
     reward: float | None = None
-    """Of the session as a whole."""
+    """Reward of the whole session."""
     told: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """Further fields of the reply to `/rl/start_session`."""
     interactions: dict[str, Interaction] = field(default_factory=dict, repr=False)
-    """In the order in which they were answered."""
+    """In order of their answers."""
     changed: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
-    """Set when it ends, gets a reward or an answer; a waiting task clears it."""
+    """Set when the session ends, gets a reward or an answer; a waiting task clears it."""
     _messages: dict[Message, Message] = field(default_factory=dict, repr=False)
     _tools: list[tuple[Tool, ...]] = field(default_factory=list, repr=False)
 
     @property
     def outcome(self) -> Outcome:
-        """What became of it, as far as it got."""
+        """Current outcome of the session."""
         if self.reward is not None or any(each.rewards for each in self.interactions.values()):
             return "rewarded"
         return "no_reward" if self.interactions else "no_interactions"
 
     def record(self, call: Call, answer: Answer) -> None:
-        """Keep what later calls, rewards and the export need of an answer."""
+        """Store the parts of an answer that later calls, rewards and the export need."""
         self.interactions[answer.interaction_id] = Interaction(
             interaction_id=answer.interaction_id,
             replies=tuple(each.generated.request_id for each in answer.replies),
@@ -130,7 +144,7 @@ class Session:
         )
 
     def scores(self, *, style: ExportStyle, discount: float) -> Scores:
-        """Its rewards so far, by the replies that they are for."""
+        """Rewards so far, by reply."""
         interactions = self.interactions.values()
         return Scores(
             style=style,
@@ -155,17 +169,17 @@ class Session:
         }
 
     def total_reward(self) -> float | None:
-        """The reward of the session and those of its replies; None if there is none."""
+        """Sum of the rewards of the session and its replies; None without one."""
         found = [*self.rewards_by_name().values(), *([] if self.reward is None else [self.reward])]
         return math.fsum(found) if found else None
 
     def turn(self, interaction_id: str) -> Turn | None:
-        """The conversation that ends with this answer, if it was kept."""
+        """Conversation that ends with this answer, if it was kept."""
         found = self.interactions.get(interaction_id)
         return None if found is None else found.turn
 
     def _shared(self, turn: Turn) -> Turn:
-        """The turn with one object for each distinct message: each call repeats the history."""
+        """Share one object for each distinct message: each call repeats the history."""
         share = self._messages.setdefault
         tools = next((each for each in self._tools if each == turn.tools), None)
         if tools is None:
@@ -184,23 +198,14 @@ class Sessions:
     def __init__(
         self, admin_key: str, limits: Limits, lost: Callable[[Session], None] = lambda _: None
     ) -> None:
-        """Start without sessions.
-
-        Args:
-            admin_key: starts sessions and exports them.
-            limits: of sessions, calls and time.
-            lost: called with each session that is forgotten although nothing has exported it.
-
-        Raises:
-            ValueError: the admin key cannot be sent in a header.
-        """
+        """Start without sessions."""
         if not sendable(admin_key):
             raise ValueError("the admin key must be of printable ASCII characters without spaces")
         self.limits = limits
         self.capacity = limits.capacity
-        """Sessions that may still be started; None is not counted."""
+        """Sessions that may still start; None is unlimited."""
         self.counts: Counter[str] = Counter()
-        """What happened so far, by name."""
+        """Counters by name."""
         self._lost = lost
         self._admin = _digest(admin_key)
         self._by_id: dict[str, Session] = {}
@@ -208,7 +213,7 @@ class Sessions:
         self._gone: OrderedDict[bytes, str] = OrderedDict()
 
     def __repr__(self) -> str:
-        """How many sessions there are; no keys."""
+        """Show the number of sessions, but no keys."""
         return f"Sessions(open={self.open}, known={len(self._by_id)})"
 
     @property
@@ -217,21 +222,17 @@ class Sessions:
         return sum(1 for each in self._by_id.values() if each.ended_s is None)
 
     def unexported(self) -> list[Session]:
-        """Sessions that nothing has exported yet, in the order of their start."""
+        """Sessions that were not exported yet, in order of their start."""
         return [each for each in self._by_id.values() if each.exported_s is None]
 
     # --- keys ---
 
     def is_admin(self, keys: Iterable[str]) -> bool:
-        """Whether one of these keys is the admin's."""
+        """Return whether one of these keys is the admin's."""
         return any(hmac.compare_digest(_digest(key), self._admin) for key in keys)
 
     def require_admin(self, keys: Iterable[str]) -> None:
-        """Refuse everyone without the admin's key.
-
-        Raises:
-            ApiError: 401 without a key, 403 with a wrong one.
-        """
+        """Require the admin's key."""
         found = list(keys)
         if not found:
             raise _no_key()
@@ -239,18 +240,14 @@ class Sessions:
             raise ApiError(403, "this needs the admin key", code="wrong_admin_key")
 
     def of_key(self, keys: Iterable[str], now_s: float) -> Session:
-        """The session that a key belongs to, open or ended.
-
-        Raises:
-            ApiError: 401 without a valid key, 403 with the admin's, 410 if the session is over.
-        """
+        """Session that a key belongs to, open or ended."""
         found = list(keys)
         if not found:
             raise _no_key()
         digests = [_digest(key) for key in found]
         for digest in digests:
             session = self._by_key.get(digest)
-            # The dictionary finds it by a hash of a hash, which says nothing of the key itself.
+            # The dictionary finds it by a hash of a hash, so timing reveals nothing about the key.
             if session is not None and hmac.compare_digest(digest, session.key_digest):
                 self._expire_one(session, now_s)
                 return session
@@ -266,17 +263,13 @@ class Sessions:
         raise ApiError(401, "no session has this key", code="invalid_api_key")
 
     def open_of_key(self, keys: Iterable[str], now_s: float) -> Session:
-        """The open session of a key, which is in use from now on.
-
-        Raises:
-            ApiError: as `of_key`, and 410 if the session has ended.
-        """
+        """Open session of a key; counts as use."""
         session = self.of_key(keys, now_s)
         self.require_open(session, now_s)
         return session
 
     def require_open(self, session: Session, now_s: float) -> None:
-        """Refuse a session that has ended, with 410; an open one is in use from now on."""
+        """Refuse a session that has ended, with 410; counts as use of an open one."""
         if session.ended_s is not None:
             raise _over(session)
         session.used_s = now_s
@@ -284,7 +277,7 @@ class Sessions:
     # --- life ---
 
     def grant_capacity(self) -> int | None:
-        """Allow one more session, if they are counted; returns how many may be started."""
+        """Allow one more session, if they are counted; returns the number that may start."""
         if self.capacity is not None:
             self.capacity += 1
         return self.capacity
@@ -294,14 +287,7 @@ class Sessions:
     ) -> tuple[Session, str]:
         """Start a session; returns it with its key, which is not stored.
 
-        Args:
-            task_id: what the agent works on; the session's id begins with it.
-            conversation: samples and records its replies.
-            now_s: seconds now.
-            key: a key to use instead of a new one; that of a session that has ended is fine.
-
-        Raises:
-            ApiError: 429 if there are too many, 409 if the key is in use, 400 if it is no key.
+        `key` replaces a new key; it may be that of an ended session.
         """
         self.check_capacity(now_s)
         chosen = secrets.token_urlsafe(32) if key is None else key
@@ -338,11 +324,7 @@ class Sessions:
         return session, chosen
 
     def check_capacity(self, now_s: float) -> None:
-        """Refuse a session more than there may be.
-
-        Raises:
-            ApiError: 429, with the time of the next attempt.
-        """
+        """Refuse a session above the limits."""
         self.expire(now_s)
         if self.capacity is not None and self.capacity < 1:
             why = "no capacity is left; POST /grant_capacity grants more"
@@ -354,24 +336,20 @@ class Sessions:
         raise ApiError(429, why, code="no_capacity", retry_after_s=self.limits.retry_after_s)
 
     def end(self, session: Session, now_s: float, by: EndedBy = "client") -> None:
-        """End a session; what samples now is still recorded. Ending it twice changes nothing."""
+        """End a session; running calls are still recorded. Ending it twice changes nothing."""
         if session.ended_s is None:
             session.ended_s, session.ended_by = now_s, by
             self.counts[f"ended_by_{by}"] += 1
 
     def end_all(self, now_s: float) -> list[Session]:
-        """End every open session since the gateway closes, and return them."""
+        """End every open session because the gateway closes, and return them."""
         found = [each for each in self._by_id.values() if each.ended_s is None]
         for session in found:
             self.end(session, now_s, "gateway")
         return found
 
     def expire(self, now_s: float) -> list[Session]:
-        """End sessions that are not used; forget exported ones and those that nobody exports.
-
-        Returns:
-            The sessions that ended.
-        """
+        """End idle sessions and return them; drop exported ones and those that nothing exports."""
         return [each for each in list(self._by_id.values()) if self._expire_one(each, now_s)]
 
     def _expire_one(self, session: Session, now_s: float) -> bool:
@@ -407,15 +385,7 @@ class Sessions:
     # --- calls ---
 
     def begin_call(self, session: Session, in_flight: int) -> None:
-        """Count a call that starts to sample.
-
-        Args:
-            session: whose call it is.
-            in_flight: calls of all sessions that sample now.
-
-        Raises:
-            ApiError: 429 if too many sample.
-        """
+        """Count a call that starts to sample."""
         limits = self.limits
         if in_flight >= limits.requests:
             why = f"{in_flight} requests are in flight, of {limits.requests} at most"
@@ -431,7 +401,7 @@ class Sessions:
         raise ApiError(429, why, code="too_many_requests", retry_after_s=self.limits.retry_after_s)
 
     def end_call(self, session: Session, now_s: float) -> None:
-        """Count a call that does not sample any more."""
+        """Count a call that has ended."""
         session.in_flight -= 1
         session.used_s = now_s
 
@@ -445,17 +415,8 @@ class Sessions:
         interaction_id: str | None = None,
         index: int | None = None,
     ) -> None:
-        """Set the reward of the session, or of one reply; a later one replaces it.
-
-        Args:
-            session: whose reward it is.
-            reward: a finite number.
-            now_s: seconds now.
-            interaction_id: the reply; None is the session as a whole.
-            index: which of the replies, if the call had `n` of them.
-
-        Raises:
-            ApiError: 400 if there is no such reply or number, 410 if it comes too late.
+        """Set the reward of the session (`interaction_id` None) or of one reply; a later one
+        replaces it.
         """
         if not math.isfinite(reward):
             raise invalid(f"reward is {reward}, but must be finite", "reward")
@@ -502,11 +463,7 @@ class Sessions:
     # --- export ---
 
     def of_id(self, session_id: str, now_s: float) -> Session:
-        """A session by its id.
-
-        Raises:
-            ApiError: 404 if there is none.
-        """
+        """Session by its id."""
         session = self._by_id.get(session_id)
         if session is not None:
             self._expire_one(session, now_s)
@@ -539,7 +496,7 @@ class Sessions:
     def export(
         self, session: Session, now_s: float, *, style: ExportStyle, discount: float
     ) -> dict[str, Any]:
-        """The trajectories of a settled session as plain JSON; it can be repeated for a while."""
+        """Trajectories of a settled session as plain JSON; can be repeated for a while."""
         assert self.unsettled_s(session, now_s) is None, session
         interactions = session.interactions.values()
         rows = session.conversation.rows(session.scores(style=style, discount=discount))
@@ -572,7 +529,7 @@ def _digest(key: str) -> bytes:
 
 
 def sendable(key: str) -> bool:
-    """Whether a key can be sent in a header."""
+    """Return whether a key can be sent in a header."""
     return bool(key) and key.isascii() and key.isprintable() and " " not in key
 
 

@@ -1,7 +1,7 @@
 """Server-sent events, and text in pieces of a few tokens.
 
-Everything is ASCII: no client can meet half a character, or split lines at a character that JSON
-allows and its line reader takes for a line's end.
+Everything is ASCII: clients never get half a character, and line readers never split at a character
+that JSON allows unescaped.
 """
 
 from __future__ import annotations
@@ -16,33 +16,32 @@ Shown: TypeAlias = tuple[tuple[str, float], ...]
 """Text and log-prob of tokens."""
 
 PIECE_TOKENS: Final = 8
-"""An event costs a gateway about 50 microseconds; one for each token would be most of its work."""
+"""An event costs a gateway about 50 microseconds; one per token would be most of its work."""
 _PIECE_CHARACTERS: Final = 32
 
 COMMENT: Final = b": waiting\n\n"
-"""An event that every reader of such streams has to ignore."""
+"""Event that every reader of such streams ignores."""
 DONE: Final = b"data: [DONE]\n\n"
 
 
 def event(data: object, name: str = "") -> bytes:
-    """One event with JSON data."""
+    """Encode one event with JSON data."""
     line = json.dumps(data, separators=(",", ":")).encode("ascii")
     head = f"event: {name}\n".encode("ascii") if name else b""
     return b"%bdata: %b\n\n" % (head, line)
 
 
 def text_pieces(text: str) -> Iterator[str]:
-    """Text in pieces, for what has no tokens of its own, such as arguments."""
+    """Split text without tokens, such as arguments, into pieces."""
     for start in range(0, len(text), _PIECE_CHARACTERS):
         yield text[start : start + _PIECE_CHARACTERS]
 
 
 def content_pieces(reply: ChatReply) -> list[tuple[str, Shown]]:
-    """The content of a reply in pieces, each with its tokens.
+    """Split the content of a reply into pieces, each with its tokens.
 
     Pieces follow the tokens if the content is exactly their text. It is not if the message was
-    parsed: into calls, or with spaces or thinking taken off. Then all tokens belong to the first
-    piece.
+    parsed into calls, or stripped of spaces or thinking. Then all tokens belong to the first piece.
     """
     content, shown = reply.message.content, reply.shown
     if "".join([text for text, _ in shown]) != content:
@@ -65,7 +64,7 @@ def content_pieces(reply: ChatReply) -> list[tuple[str, Shown]]:
 
 
 def chunks(events: Iterator[bytes], *, most_bytes: int = 16_384) -> Iterator[bytes]:
-    """Events joined to writes of about this size; the answer is complete, so none has to wait."""
+    """Join events to writes of about this size; the answer is complete, so none has to wait."""
     parts: list[bytes] = []
     size = 0
     for each in events:
@@ -79,7 +78,7 @@ def chunks(events: Iterator[bytes], *, most_bytes: int = 16_384) -> Iterator[byt
 
 
 def logprob_entries(shown: Shown, *, with_bytes: bool = True) -> list[dict[str, Any]]:
-    """Log-probs as both of OpenAI's protocols have them; only those of the sampled tokens."""
+    """Log-probs in the form of both OpenAI protocols; only those of the sampled tokens."""
     entries: list[dict[str, Any]] = []
     for text, logprob in shown:
         entry: dict[str, Any] = {"token": text, "logprob": logprob, "top_logprobs": []}

@@ -1,7 +1,7 @@
-"""The admin key of a gateway: in a file that only its user can read, and nowhere else.
+"""The admin key of a gateway, in a file that only its user can read.
 
 no file named    a new key, in the folder of the engines' keys, while the gateway serves
-a file named     its key; if it does not exist, it is made with a new one, and stays
+a file named     its key; if the file does not exist, it is created with a new key, and stays
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Final
 
 from areal_lab.agents.gateway.sessions import sendable
 from areal_lab.engines.keys import key_file, new_key, remove_key_file, write_private
-from areal_lab.host.home import expanded
+from areal_lab.host.durable import expanded
 from areal_lab.host.owned_folders import nearest_existing
 
 _OTHERS: Final = 0o077
-"""Permissions of everybody but the owner."""
+"""Permissions of everybody except the owner."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdminKey:
-    """The key and where it is."""
+    """The key and its file."""
 
     key: str = field(repr=False)
     file: Path
@@ -33,16 +33,7 @@ class AdminKey:
 
 @contextmanager
 def admin_key(port: int, file: str = "") -> Iterator[AdminKey]:
-    """The admin key of a gateway, until the end of the block.
-
-    Args:
-        port: of the gateway, which names the file if none is given.
-        file: with the key, or to be made.
-
-    Raises:
-        ValueError: in one line: the file cannot be written or read, others can read it, or it has
-            no key that can be sent.
-    """
+    """Provide the admin key of a gateway until the end of the block."""
     if not file:
         given = AdminKey(new_key(), key_file(port))
         _write(given)
@@ -62,11 +53,7 @@ def admin_key(port: int, file: str = "") -> Iterator[AdminKey]:
 
 
 def check_admin_key_file(file: str) -> None:
-    """Refuse a file that `admin_key` could not use; empty is fine.
-
-    Raises:
-        ValueError: in one line, with a fix.
-    """
+    """Reject a file that `admin_key` could not use; an empty name is valid."""
     if not file:
         return
     path = expanded(file, "admin_key_file")
@@ -88,17 +75,13 @@ def check_admin_key_file(file: str) -> None:
         raise ValueError(f"{what}, which cannot be read ({reason}); name another file") from error
     if not sendable(key):
         raise ValueError(
-            f"{what}, but its content is no key: printable ASCII characters without spaces; remove "
-            "the file to get a new key"
+            f"{what}, but its content is not a key: printable ASCII characters without spaces; "
+            "remove the file to get a new key"
         )
 
 
 def how_to_start(url: str, file: Path, body: str = "{}") -> str:
-    """A command that starts a session.
-
-    Args:
-        body: JSON of the request.
-    """
+    """Command that starts a session."""
     return (
         f'curl {url}/rl/start_session -H "Authorization: Bearer $(cat {shlex.quote(str(file))})" '
         f"-d {shlex.quote(body)}"

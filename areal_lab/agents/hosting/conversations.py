@@ -1,4 +1,4 @@
-"""The conversations of one model's sessions, and the samples that they are.
+"""Conversations of one model's sessions, and the samples that they become.
 
 Serving (settings) + model folder --> Conversations --open--> TreeConversation of a session
                                                                     | rewards
@@ -18,38 +18,37 @@ from areal_lab.agents.chat_format import ChatFormat
 from areal_lab.agents.conversation import TreeConversation
 from areal_lab.agents.gateway.sessions import Limits
 from areal_lab.agents.replies import ReplyReader
-from areal_lab.agents.returns import returns_named
-from areal_lab.agents.sampler import TurnSampler
 from areal_lab.agents.session_tree import SessionTree
 from areal_lab.agents.template import load_template
-from areal_lab.agents.workflow import Episode
+from areal_lab.agents.turns import returns_named
+from areal_lab.agents.workflow import Episode, TurnSampler
 from areal_lab.data.tokenize import TextCodec
-from areal_lab.rewards.failure_rate import RewardError
-from areal_lab.rewards.service import RewardOutcome
+from areal_lab.rewards.service import RewardError, RewardOutcome
 
 RUN_REQUESTS: Final = 8192
-"""Calls that sample at once in a run: its own limits come first (`max_concurrent_rollouts`)."""
+"""Concurrent calls in a run; its own limits apply first (`max_concurrent_rollouts`)."""
 _LIMITS: Final = Limits()
 _ANY: Final = 2**31
-"""Open sessions of a run, which starts no more samples than it may."""
+"""Unlimited open sessions: a run limits its samples itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """How the sessions of a gateway are served; checked where it is made."""
+    """Settings of the sessions of a gateway, checked on creation."""
 
     tool_call_parser: str = "auto"
-    """How calls of tools are read (`tool_calls.GRAMMARS`); `auto` is what the template writes."""
+    """Grammar of tool calls (`tool_calls.GRAMMARS`); `auto` takes the one that the template
+    writes."""
     template: str = ""
     """File of a chat template, instead of the model's."""
     describe_tools: bool = True
-    """Whether tools are described in the system message if the template ignores them."""
+    """True if tools are described in the system message if the template ignores them."""
     turn_discount: float = 1.0
-    """Of rewards, from a turn to the one before it."""
+    """Discount of a reward from a turn to the one before it."""
     turn_discount_style: str = "tree"
-    """What the turn before it is (`returns.STYLES`)."""
+    """Definition of the turn before it (`returns.STYLES`)."""
     pinned: bool = True
-    """Whether the temperature and top-p that clients ask for are ignored."""
+    """True if temperature and top-p of clients are ignored."""
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
@@ -58,12 +57,7 @@ class Serving:
         returns_named(self.turn_discount_style)
 
     def check_model(self, model: Path) -> None:
-        """Refuse a model whose sessions cannot be served so.
-
-        Raises:
-            ValueError: in one line: it has no chat template, or one that cannot be used, or there
-                is no such form of calls.
-        """
+        """Reject a model whose sessions cannot be served with these settings."""
         Conversations(model, self).reader(1)
 
 
@@ -74,11 +68,7 @@ def run_limits(
     session_timeout_s: float = _LIMITS.session_timeout_s,
     reward_timeout_s: float = _LIMITS.reward_timeout_s,
 ) -> Limits:
-    """Limits of the gateway of a run, by the names of its settings.
-
-    Raises:
-        ValueError: a number is out of its bounds.
-    """
+    """Limits of the gateway of a run, by the names of its settings."""
     return Limits(
         open_sessions=_ANY,
         requests=requests,
@@ -89,25 +79,17 @@ def run_limits(
 
 
 def check_gateway(serving: asyncio.Task[None]) -> None:
-    """Check that the gateway of a run still serves.
-
-    Raises:
-        RewardError: it has ended, which no agent can do anything about.
-    """
+    """Raise RewardError if the gateway of a run has stopped: no agent can recover from that."""
     if serving.done():
         error = None if serving.cancelled() else serving.exception()
         raise RewardError(f"the gateway of the run has ended: {error!r}")
 
 
 class Conversations:
-    """Makes the conversations of one model."""
+    """Factory of the conversations of one model."""
 
     def __init__(self, model: Path, serving: Serving) -> None:
-        """Read the model's tokenizer and chat template.
-
-        Raises:
-            ValueError: in one line: the model has no template, or one that cannot be used.
-        """
+        """Read the model's tokenizer and chat template."""
         self.codec = TextCodec.load(model)
         self._form = ChatFormat(
             load_template(model, serving.template or None),
@@ -117,28 +99,20 @@ class Conversations:
         self._serving = serving
         self._readers: dict[int, ReplyReader] = {}
 
-    def open(self, sampler: TurnSampler, name: str) -> TreeConversation:
-        """The conversation of a new session.
-
-        Args:
-            sampler: of its turns.
-            name: of the session; ids of calls differ between names.
-        """
+    def open(self, sampler: TurnSampler, name: str, *, seeds: bool = False) -> TreeConversation:
+        """Create the conversation of a new session."""
         return TreeConversation(
             SessionTree(self._form, now=datetime.now(UTC), session=name),
             self.reader(sampler.context_tokens),
             sampler,
             end_tokens=self._form.end_tokens,
             pinned=self._serving.pinned,
+            seeds=seeds,
             returns=returns_named(self._serving.turn_discount_style),
         )
 
     def reader(self, context_tokens: int) -> ReplyReader:
-        """The reader of replies in a context of this size.
-
-        Raises:
-            ValueError: there is no such form of calls of tools.
-        """
+        """Reader of replies in a context of this size."""
         reader = self._readers.get(context_tokens)
         if reader is None:
             reader = ReplyReader(
@@ -151,12 +125,8 @@ class Conversations:
 def episode_of(
     conversation: TreeConversation, outcome: RewardOutcome, *, of_turns: bool
 ) -> Episode:
-    """The sample that a session is, once it was exported.
-
-    Args:
-        conversation: of the session, with its scores.
-        outcome: of the sample.
-        of_turns: whether turns are compared by their returns, and not samples.
+    """Build the sample of an exported session; with `of_turns`, turns are compared by their
+    returns.
     """
     scores = conversation.scores
     return Episode(

@@ -1,4 +1,4 @@
-"""Samples that programs outside of the run make: they know an address and a key, and no more.
+"""Samples from programs outside of the run, which know only an address and a key.
 
 run's gateway: host, port --> gateway.json of the run folder
 admin key                 --> a file that only its user can read
@@ -25,31 +25,31 @@ from areal_lab.agents.hosting.outside import OutsideSamples
 from areal_lab.agents.workflow import Episode, WorkflowEngine
 
 _MOST_TASKS: Final = 3
-"""That the display names."""
+"""Maximum tasks that the display names."""
 
 
 class Online:
-    """Samples that programs outside of the run make over HTTP, while weights change under them.
+    """Samples from programs outside of the run over HTTP, while the weights change.
 
-    Each session that ends with a reward is a sample: its reward is that of the session, or the sum
-    of rewards of single replies, whose turns are then compared by their returns. Sessions with the
-    same `task_id` are samples of one group.
+    Each session that ends with a reward is a sample. Its reward is that of the session, or the sum
+    of the rewards of single replies, whose turns are then compared by their returns. Sessions with
+    the same `task_id` are samples of one group.
 
     Args:
-        host: address to listen on. One that other machines reach has to be trusted: requests are
-            not encrypted.
-        port: to listen on; 0 takes a free one.
-        admin_key_file: file with the key that starts sessions, or to be made; empty is one of its
-            own for each run.
-        session_timeout_s: a session that is not used for so long is ended, and so is a group
-            whose task starts no further session.
-        reward_timeout_s: how long after its end a session may still get its reward.
-        requests: calls that sample at once; one more is refused with 429.
-        session_requests: calls that sample at once in one session.
-        turn_discount: of rewards, from a reply to the one before it.
+        host: address to listen on. Other machines that reach it must be trusted: requests are not
+            encrypted.
+        port: port to listen on; 0 takes a free one.
+        admin_key_file: file with the key that starts sessions; it is created if missing. Empty
+            creates a new key for each run.
+        session_timeout_s: idle time after which a session is ended, and also a group whose task
+            starts no further session.
+        reward_timeout_s: time after its end in which a session may still get its reward.
+        requests: concurrent calls of all sessions; one more is refused with 429.
+        session_requests: concurrent calls of one session.
+        turn_discount: discount of a reward from a reply to the one before it.
         turn_discount_style: `tree` carries rewards back along each conversation; `linear` in order
-            of creation, as AReaL does, so that parallel conversations get each other's rewards.
-        tool_call_parser: how calls of tools are read (`tool_calls.GRAMMARS`); `auto` is the one
+            of creation, as AReaL does, so parallel conversations get each other's rewards.
+        tool_call_parser: grammar of tool calls (`tool_calls.GRAMMARS`); `auto` takes the one
             that the model's template writes.
         template: file of a chat template, instead of the model's.
         describe_tools: whether tools are described in the system message if the template ignores
@@ -159,11 +159,7 @@ class Online:
         return f"{sessions} at {self._url} ({', '.join(facts)})"
 
     async def run(self, engine: WorkflowEngine, data: Mapping[str, Any]) -> Episode:
-        """See `Workflow.run`.
-
-        Raises:
-            RewardError: the gateway has ended, so that no session will.
-        """
+        """See `Workflow.run`."""
         sample = asyncio.create_task(self._samples.run(engine, data))
         try:
             await asyncio.wait((sample, self._gateway), return_when=asyncio.FIRST_COMPLETED)

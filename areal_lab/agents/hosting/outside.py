@@ -1,17 +1,26 @@
-"""Samples that sessions from outside make: each waits for one, and for its end and its reward.
+"""Samples from outside sessions: each waits for a session, its end and its reward.
 
-    POST /rl/start_session (admin key)  -->  the oldest sample that waits: its key, its problem
+    POST /rl/start_session (admin key)  -->  the oldest waiting sample: its key, its problem
     calls of the model, /rl/set_reward, /rl/end_session (key of the session)
     ended, with a reward                -->  the sample
 
     task             waits for                             unblocked by
     run (each)       a session                             `/rl/start_session`
                      its end, its reward                   the client, or time
-    expire           the last sessions of a task's group   time, from the last that was started
+    expire           the last sessions of a task's group   time, from the start of the last one
 
-A session without a reward is not a sample. One without a task gives its place to the next session.
-One on a task leaves its group without a sample, which is then not trained on: nobody may ever start
-another session on that task. That is `abandoned`, and no failure of the run.
+A session without a reward is not a sample. If it has no task, the next session takes its place. If
+it has a task, its group lacks a sample and is not trained on, because there may never be another
+session on that task. The outcome is then `abandoned`, which is not a failure of the run.
+
+Samples that wait for a session from outside, and which of them the next session gets.
+
+    group 7   * * .      of task "a": the next session on "a" gets its waiting sample
+    group 8   . . .      of nothing yet: the next session on another task, or on none
+    group 9   . . .      later
+
+A group is of one task, or of sessions without a task, because advantages compare its samples. Older
+groups come first. Nothing here waits: `online` does.
 """
 
 from __future__ import annotations
@@ -21,18 +30,17 @@ import json
 import math
 import secrets
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from areal_lab.agents.conversation import TreeConversation
 from areal_lab.agents.gateway.errors import ApiError
 from areal_lab.agents.gateway.service import Service
 from areal_lab.agents.gateway.sessions import Session
 from areal_lab.agents.hosting.conversations import Conversations, Serving, episode_of
-from areal_lab.agents.hosting.waiting import WaitingSamples
 from areal_lab.agents.workflow import Episode, WorkflowEngine
 from areal_lab.rewards.service import RewardOutcome
 
@@ -54,7 +62,7 @@ class _Sample:
 
 
 class OutsideSamples:
-    """The samples of a run, and the service whose sessions make them."""
+    """Samples of a run, and the service whose sessions produce them."""
 
     def __init__(
         self,
@@ -65,15 +73,7 @@ class OutsideSamples:
         model: str,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begin without samples.
-
-        Args:
-            conversations: of the model.
-            serving: how sessions are served.
-            admin_key: starts sessions.
-            model: its name.
-            clock: seconds of a clock that only goes forward, as that of the event loop.
-        """
+        """Start without samples."""
         self.service = Service(
             self._conversation_of,
             admin_key=admin_key,
@@ -84,13 +84,13 @@ class OutsideSamples:
         )
         self.waiting: WaitingSamples[_Sample] = WaitingSamples()
         self.ends: Counter[str] = Counter()
-        """Sessions that ended, by what became of them, and those that never began."""
+        """Ended sessions by outcome, and those that never began."""
         self._conversations = conversations
         self._serving = serving
         self._expiring: dict[str, asyncio.TimerHandle] = {}
 
     def close(self) -> None:
-        """Let no time run out any more."""
+        """Stop all timers."""
         for timer in self._expiring.values():
             timer.cancel()
 
@@ -113,7 +113,7 @@ class OutsideSamples:
         return episode_of(conversation, outcome, of_turns=outcome.status == "ok" and of_turns)
 
     async def _outcome(self, sample: _Sample) -> tuple[RewardOutcome, bool]:
-        """The outcome of a session for this sample, and whether it is on a task."""
+        """Outcome of a session for this sample, and whether it has a task."""
         try:
             session = await self._session(sample)
         except _GivenUp as error:
@@ -124,29 +124,25 @@ class OutsideSamples:
         return outcome, bool(session.task_id)
 
     async def _session(self, sample: _Sample) -> Session:
-        """The session that starts for this sample.
-
-        Raises:
-            _GivenUp: its group cannot be completed.
-        """
+        """Wait for the session that starts for this sample."""
         self.waiting.add(sample.group, sample)
         try:
             return await sample.session
         except asyncio.CancelledError:
             future = sample.session
             if not future.cancelled() and future.exception() is None:
-                # It was started in the moment in which the run ceased to need it.
+                # It started just when the run stopped needing the sample.
                 self.service.end_session(future.result(), "gateway")
             raise
         finally:
             self.waiting.remove(sample.group, sample)
 
     async def _ended(self, session: Session) -> RewardOutcome:
-        """What became of a session, once it has ended."""
+        """Outcome of a session, once it has ended."""
         try:
             await self.service.settled(session)
         finally:
-            # If the run needs it no more: its client is told at its next call.
+            # If the run no longer needs it, the client learns so at its next call.
             self.service.end_session(session, "gateway")
         self.service.export(session, style="concat", discount=self._serving.turn_discount)
         reward = session.total_reward()
@@ -182,7 +178,7 @@ class OutsideSamples:
         return sample.told
 
     def _expire_later(self, group: str, task: str) -> None:
-        """End the wait of a group's other samples if its task starts no further session."""
+        """Stop waiting for a group's other samples if its task starts no further session."""
         if group in self._expiring:
             self._expiring.pop(group).cancel()
         if self.waiting.of_group(group):
@@ -200,7 +196,7 @@ class OutsideSamples:
         )
 
     def _give_up(self, group: str, why: str) -> None:
-        """End the wait of a group's samples."""
+        """Stop waiting for a group's samples."""
         if group in self._expiring:
             self._expiring.pop(group).cancel()
         for sample in self.waiting.of_group(group):
@@ -215,10 +211,87 @@ def _abandoned(why: str) -> RewardOutcome:
 
 
 def _sendable_fields(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a problem that JSON can hold."""
+    """Fields of a problem that JSON can hold."""
     found = {}
     for name, value in data.items():
         with suppress(TypeError, ValueError):
             json.dumps(value, allow_nan=False)
             found[name] = value
     return found
+
+
+S = TypeVar("S")
+
+
+@dataclass(slots=True)
+class _Group(Generic[S]):
+    samples: int = 0
+    """Samples of the group that have not ended."""
+    task: str | None = None
+    """Task of its sessions, empty if they have none; None before the first."""
+    waiting: deque[S] = field(default_factory=deque)
+
+
+class WaitingSamples(Generic[S]):
+    """Samples of a run that wait for a session."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, _Group[S]] = {}  # by their start
+
+    def __len__(self) -> int:
+        return sum(len(group.waiting) for group in self._groups.values())
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._groups
+
+    @contextmanager
+    def member(self, name: str) -> Iterator[None]:
+        """Register a sample of a group: the group is dropped when its last sample ends."""
+        group = self._groups.setdefault(name, _Group())
+        group.samples += 1
+        try:
+            yield
+        finally:
+            group.samples -= 1
+            if not group.samples:
+                del self._groups[name]
+
+    def add(self, name: str, sample: S) -> None:
+        """Start waiting for a session of a sample; raises KeyError if it is not a `member`."""
+        self._groups[name].waiting.append(sample)
+
+    def remove(self, name: str, sample: S) -> None:
+        """Stop waiting; does nothing if the sample does not wait."""
+        if sample in self._groups[name].waiting:
+            self._groups[name].waiting.remove(sample)
+
+    def next(self, task: str) -> S | None:
+        """Sample that a session on this task (empty for none) gets; None without one."""
+        found = self._group_for(task)
+        return None if found is None else found.waiting[0]
+
+    def take(self, task: str) -> S:
+        """Take a sample out; its group belongs to this task from now on."""
+        found = self._group_for(task)
+        if found is None:
+            raise LookupError(f"no sample waits for a session on {task!r}")
+        found.task = task
+        return found.waiting.popleft()
+
+    def of_group(self, name: str) -> tuple[S, ...]:
+        """Waiting samples of a group."""
+        group = self._groups.get(name)
+        return () if group is None else tuple(group.waiting)
+
+    def unfilled(self) -> dict[str, int]:
+        """Tasks with an incomplete group, and the number of missing sessions."""
+        found: dict[str, int] = {}
+        for group in self._groups.values():
+            if group.task and group.waiting:
+                found[group.task] = found.get(group.task, 0) + len(group.waiting)
+        return found
+
+    def _group_for(self, task: str) -> _Group[S] | None:
+        waiting = [group for group in self._groups.values() if group.waiting]
+        begun = (group for group in waiting if group.task == task)
+        return next(begun, None) or next((group for group in waiting if group.task is None), None)

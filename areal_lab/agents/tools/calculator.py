@@ -10,7 +10,7 @@ from fractions import Fraction
 from typing import Any, Final
 
 MOST_DIGITS: Final = 300
-"""Of a calculator's numbers: more digits would take its caller's time."""
+"""Maximum digits of numbers: longer ones would block the caller."""
 
 
 class Calculator:
@@ -29,15 +29,15 @@ class Calculator:
     }
 
     async def call(self, arguments: Mapping[str, Any]) -> str:
-        """The value of `expression`: an integer, or a decimal number with 12 digits."""
+        """Value of `expression`: an integer, or a decimal number with 12 digits."""
         return calculate(str(arguments["expression"]))
 
 
 class ScrambledCalculator(Calculator):
-    """A calculator with wrong results: the digits in another order, or other digits.
+    """A calculator with wrong results: digits in another order, or other digits.
 
-    A control: a policy cannot learn to use it, so that what it learns with a calculator comes from
-    the results.
+    A control: a policy cannot learn to use it, so anything learned with the real calculator comes
+    from its results.
     """
 
     async def call(self, arguments: Mapping[str, Any]) -> str:
@@ -53,11 +53,7 @@ class ScrambledCalculator(Calculator):
 
 
 def calculate(expression: str) -> str:
-    """The value of an arithmetic expression.
-
-    Raises:
-        ValueError: in one line: it is no arithmetic, or too large.
-    """
+    """Evaluate an arithmetic expression."""
     try:
         value = _value(ast.parse(expression.strip().replace("^", "**"), mode="eval").body)
     except (SyntaxError, RecursionError, MemoryError) as error:
@@ -98,7 +94,7 @@ def _power(base: Fraction, exponent: Fraction) -> Fraction:
 
 
 def _bounded(value: Fraction) -> Fraction:
-    # Of base 2, so that no number is written out.
+    # Bits, so the number does not have to be printed.
     bits = max(value.numerator.bit_length(), value.denominator.bit_length())
     if bits > MOST_DIGITS * 4:
         raise ValueError(f"the result has more than {MOST_DIGITS} digits")

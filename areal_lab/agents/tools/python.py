@@ -1,4 +1,4 @@
-"""Python programs of a model, in the sandbox of the rewards: what they print is the result."""
+"""Python programs of a model, in the sandbox of the rewards: their output is the result."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _NOTHING: Final = "(nothing was printed)"
 
 
 class Python:
-    """Runs programs, each in a new process and an empty folder (docs/sandbox.md).
+    """Run programs, each in a new process and an empty folder (docs/sandbox.md).
 
     Args:
-        sandbox: how programs are contained; the workflow's is `reward.sandbox`.
-        timeout_s: wall time of a program. Waiting for a place does not count.
-        memory_mb: of all processes of a program together.
-        at_once: programs that run at the same time; 0 is the number of cores.
+        sandbox: containment of programs; the workflow's is `reward.sandbox`.
+        timeout_s: wall time of a program, without queueing.
+        memory_mb: memory of all processes of a program together.
+        at_once: concurrent programs; 0 is the number of cores.
 
     Raises:
         NoSandbox: programs cannot be contained like that here.
@@ -55,16 +55,11 @@ class Python:
             raise ValueError(f"at_once is {at_once}, but must be >= 0 (0: the number of cores)")
         self._sandbox = choose(sandbox)
         self._limits = Limits(timeout_s=timeout_s, memory_bytes=memory_mb * _MB)
-        # More programs than cores would only wait for each other, within their time limit.
+        # More programs than cores would slow each other down within their time limit.
         self._places = asyncio.Semaphore(at_once or len(os.sched_getaffinity(0)))
 
     async def call(self, arguments: Mapping[str, Any]) -> str:
-        """What the program `code` prints; of one that fails, with the last line of its error.
-
-        Raises:
-            ToolFailure: the program failed, or came to a limit.
-            ToolBroken: the sandbox could not run it.
-        """
+        """Output of the program `code`; if it fails, with the last line of its error."""
         async with self._places:
             try:
                 found = await self._sandbox.run_async(str(arguments["code"]), limits=self._limits)

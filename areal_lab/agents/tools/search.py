@@ -18,29 +18,30 @@ require("areal_lab.agents.tools.search", "search")
 import bm25s  # noqa: E402 - only if it is there
 
 _ON_THE_LOOP: Final = 10_000
-"""Documents up to which a query takes less time than handing it to another thread: 2 ms."""
+"""Maximum documents for queries on the event loop, which then take less than a handover to a
+thread: 2 ms."""
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """What is searched."""
+    """An indexed document."""
 
     text: str
     title: str = ""
-    """Searched too, where its words count twice, and not shown."""
+    """Indexed with double weight, and hidden from results."""
 
 
 class Search:
-    """The documents that fit best to a query, best first.
+    """Find the documents that match a query best.
 
-    Source of the ranking: Okapi BM25 (Robertson and Zaragoza, 2009), as bm25s computes it.
+    Source of the ranking: Okapi BM25 (Robertson and Zaragoza, 2009), as implemented by bm25s.
 
     Args:
-        corpus: a JSONL file, whose lines are strings, or have a field `text` and perhaps a `title`,
-            whose words count twice and are not shown; the texts; or `{chains: 400, depth: 3}`, the
-            pages of as many problems of `dataset.type=chain`.
-        results: documents of a result, a line each.
-        nothing: what a query gets that fits to none.
+        corpus: a JSONL file, whose lines are strings, or have a field `text` and optionally a
+            `title`, which counts twice and is hidden; or the texts; or `{chains: 400, depth: 3}`,
+            the pages of 400 problems of `dataset.type=chain`.
+        results: number of documents in a result, one per line.
+        nothing: result of a query without a match.
 
     Raises:
         ValueError: in one line: the file cannot be read, or a number is out of its bounds.
@@ -69,22 +70,22 @@ class Search:
         self._texts = [one.text for one in documents]
         self._results = min(results, len(documents))
         self._nothing = nothing
-        # No word is left out: in a small corpus a common word may be all of a query.
+        # No stop words: in a small corpus a common word may be the whole query.
         self._tokens = partial(bm25s.tokenize, stopwords=None, show_progress=False)
         self._index = bm25s.BM25()
-        # A page about a word comes before one that mentions it.
+        # A page about a word precedes one that mentions it.
         searched = [f"{one.title} {one.title} {one.text}" for one in documents]
         self._index.index(self._tokens(searched), show_progress=False)
 
     async def call(self, arguments: Mapping[str, Any]) -> str:
-        """The best documents for `query`."""
+        """Best documents for `query`."""
         query = str(arguments["query"])
         if len(self._texts) <= _ON_THE_LOOP:
             return self.find(query)
         return await asyncio.to_thread(self.find, query)
 
     def find(self, query: str) -> str:
-        """The best documents for a query, a line each."""
+        """Best documents for a query, one per line."""
         words = self._tokens([query], return_ids=False)
         if not words[0]:
             return self._nothing
@@ -106,14 +107,10 @@ def _documents(corpus: str | Path | Sequence[str] | Mapping[str, int]) -> list[D
 
 
 def read_corpus(path: Path) -> list[Document]:
-    """The documents of a JSONL file.
-
-    Raises:
-        ValueError: naming the file, and the line that cannot be read.
-    """
+    """Read the documents of a JSONL file."""
     try:
         # Not `splitlines`: JSON may have U+2028 and its like inside a string.
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeError) as error:
         raise ValueError(f"the corpus {path} cannot be read: {error}") from error
     documents = []
@@ -124,9 +121,9 @@ def read_corpus(path: Path) -> list[Document]:
             value = json.loads(line)
             row = value if isinstance(value, dict) else {"text": value}
             text, title = row["text"], row.get("title", "")
-        except (KeyError, ValueError) as error:
+        except (KeyError, ValueError, RecursionError) as error:
             raise ValueError(f"line {number} of {path} has no text: {error}") from error
         if not isinstance(text, str) or not isinstance(title, str):
-            raise ValueError(f"line {number} of {path} has a text or title that is no string")
+            raise ValueError(f"line {number} of {path} has a text or title that is not a string")
         documents.append(Document(text, title))
     return documents

@@ -4,18 +4,18 @@
     POST /engines/N, /modules/N        StartEngine, StartModule --> StartedEngine, StartedModule
     GET  /processes/N                  --> ProcessEnd
     POST /processes/N/end, /stop       SIGTERM and no wait; end it and wait (?at_once=1)
-                                       N is the run's choice, and each start has another one
+                                       the run chooses N, a new one for each start
     GET  /logs, /logs/NAME             names of log files; the end of one (?lines=20)
     POST /files/seen, /serve, /fetch, /check, /put, /remove, /weights-root
                                        see `files`
-    *    /shards, /folders             the data plane (`shards.server`)
+    *    /folders                      the data plane (`folders.server`)
     GET  /free-port                    a port on which nothing listens now
-    POST /dismiss                      the run needs the host no longer
+    POST /dismiss                      the run no longer needs the host
 
-Every request has the token of the run and the incarnation that it is meant for; the agent of
-another incarnation refuses it with 409, and the token is checked before (`engines.keys.KeyGuard`).
-A heartbeat without an incarnation only asks for the state. While the run is silent, a request to
-start something waits: it may be late, and then no heartbeat follows it until the lease is over.
+Every request has the token of the run, which is checked first (`engines.keys.KeyGuard`), and the
+incarnation of the agent (its number of joins) that it is meant for; another incarnation refuses it
+with 409. A heartbeat without an incarnation only asks for the state. While the run is silent, a
+request to start something waits: if it is late, no heartbeat follows until the lease is over.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Mount, Route
 
 from areal_lab.cluster.agent.lease import HostAgent
+from areal_lab.cluster.folders.replies import INCARNATION, DataPlaneError
 from areal_lab.cluster.records import (
     RECEIVED,
     FetchFolder,
@@ -42,27 +43,25 @@ from areal_lab.cluster.records import (
     from_json,
     to_json,
 )
-from areal_lab.cluster.shards.errors import DataPlaneError
-from areal_lab.cluster.shards.replies import INCARNATION
-from areal_lab.engines.errors import EngineError
 from areal_lab.engines.keys import App, KeyGuard, Receive, Scope, Send
 from areal_lab.engines.launch.start import PortTaken
-from areal_lab.engines.protocol import WeightsFolder
+from areal_lab.engines.protocol import EngineError, WeightsFolder, described
 from areal_lab.host import ports
 from areal_lab.host.processes import ChildDied, last_lines
 
 Handler = Callable[[Request], Awaitable[Response]]
 _Request = TypeVar("_Request")
-_REFUSALS: Final = (ValueError, OSError, ChildDied, PortTaken, EngineError, DataPlaneError)
-"""What a request may end with; `OSError` has `TimeoutError`."""
+_REFUSALS: Final = (ValueError, ChildDied, PortTaken, EngineError, DataPlaneError)
+"""Expected errors of a request, besides `OSError`, which includes `TimeoutError`."""
 LATE: Final = 409
 """Status of a reply to a request for another incarnation."""
 REFUSED: Final = 422
 _STARTS: Final = frozenset(
     {"/engines/{number:int}", "/modules/{number:int}", "/files/fetch"},
 )
-"""Wait while the run is silent."""
+"""Requests that wait while the run is silent."""
 _LINES: Final = 20
+_MOST_DIGITS: Final = 9
 
 
 def agent_app(agent: HostAgent, token: str) -> App:
@@ -70,7 +69,7 @@ def agent_app(agent: HostAgent, token: str) -> App:
 
     async def health(request: Request) -> Response:
         if request.headers.get(INCARNATION) == agent.incarnation:
-            return _reply(agent.heartbeat(int(request.headers.get(RECEIVED, 0))))
+            return _reply(agent.heartbeat(_number(request.headers.get(RECEIVED), 0)))
         return _reply(agent.health())
 
     async def start_engine(request: Request) -> Response:
@@ -95,7 +94,7 @@ def agent_app(agent: HostAgent, token: str) -> App:
 
     async def log(request: Request) -> Response:
         name = Path(request.path_params["name"]).name
-        lines = int(request.query_params.get("lines", _LINES))
+        lines = _number(request.query_params.get("lines"), _LINES)
         return PlainTextResponse(last_lines(agent.folder / "logs" / name, lines))
 
     async def free_port(request: Request) -> Response:
@@ -170,14 +169,26 @@ def agent_app(agent: HostAgent, token: str) -> App:
         ),
         Mount("/", data_plane),
     ]
-    return KeyGuard(Starlette(routes=routes), token)
+    return KeyGuard(Starlette(routes=routes, exception_handlers={Exception: _failed}), token)
+
+
+async def _failed(_: Request, error: Exception) -> Response:
+    """Reply to a request that raised an unexpected error."""
+    return _reply(Refused(reason=f"the agent failed: {described(error)}"), 500)
+
+
+def _number(text: str | None, otherwise: int) -> int:
+    """Parse a number of a header or a query, which may be malformed."""
+    if text is None or not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS):
+        return otherwise
+    return int(text)
 
 
 def _for_current(agent: HostAgent, act: Handler, starts: bool) -> Handler:
     """Refuse requests for another incarnation, and turn errors into refusals."""
 
     async def handler(request: Request) -> Response:
-        await request.body()  # which may come later: the check holds for what follows it
+        await request.body()  # it may arrive later: the check applies to the code after it
         if starts:
             await agent.until_heard()
         asked = request.headers.get(INCARNATION, "")
@@ -186,6 +197,8 @@ def _for_current(agent: HostAgent, act: Handler, starts: bool) -> Handler:
             return _reply(Refused(reason=reason), LATE)
         try:
             return await act(request)
+        except OSError as error:  # it may quote a path of any length
+            return _reply(Refused(reason=described(error)), REFUSED)
         except _REFUSALS as error:
             return _reply(Refused(reason=str(error) or type(error).__name__), REFUSED)
 

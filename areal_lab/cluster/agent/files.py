@@ -1,9 +1,9 @@
-"""The files of a host for a run: what it sees, what it serves, what it has fetched.
+"""Files of a host for a run: those it sees, serves, and has fetched.
 
     seen(path)    names, sizes and times of a folder's files: equal on two hosts that share it
-    serve(path)   other hosts fetch it (`shards.server`)
+    serve(path)   other hosts fetch it (`folders.server`)
     fetch(url)    a folder of another host, once, however many engines ask for it
-    check(path)   the weights are whole, and their shapes
+    check(path)   verify complete weights; returns their shapes
 
 Fetched versions of weights are in shared memory if they fit; the newest two stay.
 """
@@ -11,26 +11,27 @@ Fetched versions of weights are in shared memory if they fit; the newest two sta
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from areal_lab.cluster.folders.connections import Connections
+from areal_lab.cluster.folders.mirror import mirror_async
+from areal_lab.cluster.folders.served import Folders
 from areal_lab.cluster.records import FetchFolder, SeenFile, SeenFolder
-from areal_lab.cluster.shards.connections import Connections
-from areal_lab.cluster.shards.folders import Folders
-from areal_lab.cluster.shards.mirror import mirror_async
 from areal_lab.engines.protocol import WeightsFolder
 from areal_lab.engines.weights.root import choose_weights_root, remove_weights_root
 from areal_lab.engines.weights.verify_folder import check_folder, folder_shapes
+from areal_lab.host.durable import replacing
+from areal_lab.host.owned_folders import remove_tree
 
 _KEPT: Final = 2
-"""Fetched versions of weights: the newest, and one that an engine may still be reading."""
+"""Number of fetched weight versions: the newest, and one that an engine may still be reading."""
 
 
 def seen_folder(path: Path) -> SeenFolder:
-    """The files of a folder as this host sees them; none if there is no such folder."""
+    """Files of a folder as this host sees them; empty if the folder does not exist."""
     files = []
     for file in sorted(path.glob("*")) if path.is_dir() else ():
         if file.is_file():
@@ -41,7 +42,7 @@ def seen_folder(path: Path) -> SeenFolder:
 
 @dataclass(slots=True)
 class HostFiles:
-    """The files of one incarnation of a host."""
+    """Files of one incarnation of a host."""
 
     folder: Path
     folders: Folders
@@ -59,11 +60,7 @@ class HostFiles:
         self.folders.register(name, path, follow_links=True)
 
     async def fetch(self, request: FetchFolder) -> Path:
-        """Fetch a folder that another host serves; returns its path here.
-
-        Raises:
-            DataPlaneError: as `mirror`.
-        """
+        """Fetch a folder that another host serves; returns its path here."""
         parent = self.folder / "fetched"
         if request.weights_bytes:
             parent = await self.weights_root(request.weights_bytes)
@@ -79,16 +76,12 @@ class HostFiles:
         return done.path
 
     async def check(self, weights: WeightsFolder) -> dict[str, Sequence[int]]:
-        """Compare weights with their checksum; returns the shape of each tensor.
-
-        Raises:
-            EngineError: they are damaged.
-        """
+        """Compare weights with their checksum; returns the shape of each tensor."""
         await asyncio.to_thread(check_folder, weights)
         return dict(await asyncio.to_thread(folder_shapes, weights.path))
 
     async def weights_root(self, size_bytes: int) -> Path:
-        """A folder for weights of this size, in shared memory if there is room."""
+        """Create a folder for weights of this size, in shared memory if there is room."""
         async with self._choosing:  # ranks and engines start at the same time
             if self._weights_root is None:
                 self._weights_root = await asyncio.to_thread(
@@ -97,32 +90,27 @@ class HostFiles:
             return self._weights_root
 
     def put(self, name: str, content: bytes) -> Path:
-        """Write a file of the run; one that is there is replaced as a whole."""
+        """Write a file of the run; an existing one is replaced as a whole."""
         path = self.folder / "files" / Path(name).name
         path.parent.mkdir(exist_ok=True)
-        partial = path.with_name(f".{path.name}")
-        partial.write_bytes(content)
-        partial.replace(path)
+        with replacing(path) as file:
+            file.write(content)
         return path
 
     async def remove(self, path: Path) -> None:
-        """Remove a folder of this host's agent.
-
-        Raises:
-            ValueError: it is not the agent's.
-        """
+        """Remove a folder of this host's agent; ValueError for any other."""
         roots = [root for root in (self.folder, self._weights_root) if root is not None]
         if not any(path.is_relative_to(root) and path != root for root in roots):
             raise ValueError(f"{path} is not a folder of the host agent; nothing was removed")
-        await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
+        await asyncio.to_thread(remove_tree, path)
 
     def close(self) -> None:
         """Remove everything that was fetched or written."""
         if self._weights_root is not None:
             remove_weights_root(self._weights_root)
             self._weights_root = None
-        shutil.rmtree(self.folder / "fetched", ignore_errors=True)
-        shutil.rmtree(self.folder / "files", ignore_errors=True)
+        remove_tree(self.folder / "fetched")
+        remove_tree(self.folder / "files")
         self.connections.close()
 
     def _keep(self, newest: Path) -> None:
@@ -130,4 +118,4 @@ class HostFiles:
             return
         self._fetched_weights.append(newest)
         while len(self._fetched_weights) > _KEPT:
-            shutil.rmtree(self._fetched_weights.pop(0), ignore_errors=True)
+            remove_tree(self._fetched_weights.pop(0))

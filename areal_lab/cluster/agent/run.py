@@ -1,16 +1,21 @@
 """Run a host agent until its run has dismissed it: `areal-lab host --join ADDRESS:PORT`.
 
-join --(Welcome)--> serve out the lease --> join again, for rejoin_s --> exit
-     --(Refused)--> exit with the reason
+As a child process: `python -m areal_lab.cluster.agent.run --join ADDRESS:PORT`.
+
+The host agent as a child process: `python -m areal_lab.cluster.agent.run --join ADDRESS:PORT`.
+
+It ends with its parent. The token is in the environment.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import ipaddress
 import os
 import signal
 import socket
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -24,7 +29,14 @@ import psutil
 
 from areal_lab.cluster.agent.app import agent_app
 from areal_lab.cluster.agent.lease import HostAgent
-from areal_lab.cluster.records import HostFacts, Refused, Welcome, from_json, to_json
+from areal_lab.cluster.records import (
+    TOKEN_VARIABLE,
+    HostFacts,
+    Refused,
+    Welcome,
+    from_json,
+    to_json,
+)
 from areal_lab.engines.keys import authorization
 from areal_lab.host.asgi import served
 from areal_lab.host.certificates import certificates_for
@@ -34,43 +46,39 @@ from areal_lab.host.owned_folders import (
     remove_owned_folder,
 )
 from areal_lab.host.ports import address_towards
-from areal_lab.host.shared_memory import SHARED_MEMORY
+from areal_lab.host.process_groups import SHARED_MEMORY
+from areal_lab.host.processes import watch_parent
 
 JOIN_S: Final = 300.0
 """Longest wait for the run."""
 REJOIN_S: Final = 15.0
-"""The same after a lease: a run that is gone does not come back at this address."""
+"""The same after a lease: a run that is gone does not return to this address."""
 _RETRY_S: Final = 0.5
 _REPLY_S: Final = 5.0
 _SAY_EVERY_S: Final = 10.0
 
 
 class NotTaken(RuntimeError):
-    """The run did not take this host; the message is one sentence."""
+    """The run did not accept this host; the message is one sentence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joining:
-    """Where a host joins, and as what."""
+    """Address of the run that a host joins, and the host's identity."""
 
     run: str
     """`ADDRESS:PORT` of the run."""
     token: str
     name: str = ""
-    """Empty for the name of this machine."""
+    """Name of the host; empty takes that of this machine."""
     address: str = ""
-    """Of this host, as others reach it; empty for the one from which it reaches the run."""
+    """Address of this host for others; empty takes the one from which it reaches the run."""
     join_s: float = JOIN_S
     rejoin_s: float = REJOIN_S
 
 
 async def run_agent(joining: Joining, say: Callable[[str], None]) -> None:
-    """Join, and serve until the run dismisses this host or is gone.
-
-    Raises:
-        NotTaken: if it refuses this host, or does not reply in time.
-        ValueError: if the address of the run, or of this host, is none.
-    """
+    """Join, and serve until the run dismisses this host or is gone."""
     address = joining.address or address_towards(_host_of(joining.run))
     try:
         listener = socket.create_server((address, 0))
@@ -81,7 +89,7 @@ async def run_agent(joining: Joining, say: Callable[[str], None]) -> None:
     for variable, value in group_environment(address).items():
         os.environ.setdefault(variable, value)
     for parent in (Path(tempfile.gettempdir()), SHARED_MEMORY):
-        remove_abandoned_folders(parent)  # of an agent that was killed
+        remove_abandoned_folders(parent)  # left by an agent that was killed
     folder = make_owned_folder(Path(tempfile.gettempdir()), mode=0o700)
     agent = HostAgent(
         joining.name or socket.gethostname(),
@@ -123,7 +131,7 @@ async def _join(
     say: Callable[[str], None],
     dismissed: asyncio.Event,
 ) -> Welcome | None:
-    """Ask until the run replies; None if the agent is to end before that."""
+    """Ask until the run replies; None if the agent has to end before that."""
     until_s = time.monotonic() + wait_s
     said_s, last = time.monotonic(), ""
     run = f"http://{joining.run}"
@@ -168,15 +176,16 @@ def _reason(joining: Joining, reply: httpx2.Response) -> str:
         return from_json(Refused, reply.content).reason
     except ValueError:
         return (
-            f"what replied at {joining.run} (status {reply.status_code}) is no run of areal_lab "
+            f"what replied at {joining.run} (status {reply.status_code}) is not a run of areal_lab "
             "with several hosts"
         )
 
 
 def group_environment(address: str) -> dict[str, str]:
-    """Variables with which process groups of this host's children use the interface that has an
-    address. By themselves they take that of the machine's name; none for a loopback address, which
-    they take on one machine."""
+    """Variables that make process groups of this host's children use the interface of an
+    address. By default they use that of the machine's name; none for a loopback address, the
+    default on one machine.
+    """
     if ipaddress.ip_address(address).is_loopback:
         return {}
     for interface, addresses in psutil.net_if_addrs().items():
@@ -190,3 +199,37 @@ def _host_of(text: str) -> str:
     if not separator or not host or not port.isdecimal():
         raise ValueError(f"--join is {text!r}, but must be ADDRESS:PORT, as in 10.0.0.1:6380")
     return host
+
+
+def main() -> int:
+    """Parse the command line and run the agent. Returns the exit code."""
+    watch_parent()
+    parser = argparse.ArgumentParser(description="host agent of areal_lab")
+    parser.add_argument("--join", required=True, help="ADDRESS:PORT of the run")
+    parser.add_argument("--name", default="", help="of this host")
+    parser.add_argument("--address", default="", help="of this host, as others reach it")
+    parser.add_argument("--join-s", type=float, default=JOIN_S, help="longest wait for the run")
+    parser.add_argument("--rejoin-s", type=float, default=REJOIN_S, help="the same after a lease")
+    arguments = parser.parse_args()
+    joining = Joining(
+        run=arguments.join,
+        token=os.environ.pop(TOKEN_VARIABLE, ""),
+        name=arguments.name,
+        address=arguments.address,
+        join_s=arguments.join_s,
+        rejoin_s=arguments.rejoin_s,
+    )
+
+    def say(text: str) -> None:
+        print(text, flush=True)
+
+    try:
+        asyncio.run(run_agent(joining, say))
+    except (NotTaken, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

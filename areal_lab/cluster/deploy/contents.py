@@ -1,4 +1,6 @@
-"""What a config needs of an image: extras, packaged models, secrets; and paths that it lacks."""
+"""Files and packages that a config needs in an image: extras, models, secrets, and missing
+paths.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,9 @@ from areal_lab.models.locate import PACKAGED_MODELS, known_models
 WORK: Final = PurePosixPath("/work")
 """Working folder of a container; relative paths of a config are below it."""
 RUNS: Final = WORK / "runs"
-"""Run folders of a container: the one folder that outlives it."""
+"""Run folders of a container: the only folder that outlives it."""
 Files = Literal["container", "synced", "shared"]
-"""Which files of this machine the others have: none, those below the current folder, or all."""
+"""Files of this machine that the others have: none, those below the current folder, or all."""
 _BY_TEXT: Final[Mapping[Extra, str]] = {
     "math": "areal_lab.rewards.math_answer",
     "json": "areal_lab.rewards.text:JsonSchema",
@@ -29,7 +31,7 @@ _BY_TEXT: Final[Mapping[Extra, str]] = {
     "textarena": "textarena",
     "openai": "areal_lab.agents.examples",
 }
-"""Text anywhere in a config that needs the extra."""
+"""Text anywhere in a config that requires the extra."""
 _ONLINE: Final = {"wandb": "WANDB_API_KEY", "swanlab": "SWANLAB_API_KEY"}
 _LEAVES: Final = re.compile(r"(?:.*_)?(?:path|dir|logdir|folder|file)")
 _FUNCTION: Final = re.compile(r"([A-Za-z_]\w*(?:\.\w+)*):[A-Za-z_][\w.]*")
@@ -40,7 +42,7 @@ _SECRET: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """Something with files, and where they appear."""
+    """Files, and the path at which they appear."""
 
     source: str
     """A claim (Kubernetes), a folder or volume (compose), a folder or bucket (SkyPilot)."""
@@ -52,13 +54,14 @@ class Mount:
                 f"--mount is {self.source}:{self.path}, but must be SOURCE:/PATH, as data:/data"
             )
 
+    @property
+    def named(self) -> bool:
+        """True if the source is a name (of a volume), not a path."""
+        return not self.source.startswith((".", "/", "~"))
+
 
 def parse_mount(text: str) -> Mount:
-    """`SOURCE:/PATH`; a bucket's address may have colons, too.
-
-    Raises:
-        ValueError: in one line.
-    """
+    """`SOURCE:/PATH`; a bucket's address may have colons, too."""
     source, _, path = text.rpartition(":")
     if not re.fullmatch(r"/[\w./-]+", path) or ".." in path or not source.isprintable():
         raise ValueError(f"--mount is {text!r}, but must be SOURCE:/PATH, as data:/data")
@@ -99,11 +102,7 @@ def own_modules(config: TrainConfig) -> list[tuple[str, str]]:
 
 
 def check_contents(config: TrainConfig, mounts: Sequence[Mount], files: Files) -> None:
-    """Refuse paths that other machines do not have, and keys among the settings.
-
-    Raises:
-        ConfigError: one line for each.
-    """
+    """Refuse paths that other machines do not have, and keys in the settings."""
     found = [
         Problem(
             Kind.SETTINGS,
@@ -129,7 +128,9 @@ def check_contents(config: TrainConfig, mounts: Sequence[Mount], files: Files) -
 
 
 def expected_files(config: TrainConfig, mounts: Sequence[Mount]) -> list[tuple[str, str]]:
-    """Settings with a relative path that is not here: a container must have it below `WORK`."""
+    """Settings with a relative path that does not exist here: a container must have it below
+    `WORK`.
+    """
     return [
         (setting, text)
         for setting, text in _texts(config)
@@ -175,12 +176,15 @@ def _missing_paths(config: TrainConfig, mounts: Sequence[Mount], files: Files) -
 
 
 def _is_path(leaf: str, text: str) -> bool:
-    """Whether text is the path of something on this machine, or has to be one."""
+    """Return whether text is the path of something on this machine, or must be a path.
+
+    A slash alone is text, such as `gconfig.stop`, unless the setting is named like a path.
+    """
     if text in known_models():
         return False
     named = _LEAVES.fullmatch(leaf) is not None
     try:
-        exists = Path(text).expanduser().exists()
+        exists = bool(Path(text).name) and Path(text).expanduser().exists()
     except (OSError, RuntimeError, ValueError):  # too long, no such user, a null byte
         exists = False
     return (text.startswith(("/", "~/")) and (named or exists)) or (
@@ -189,13 +193,13 @@ def _is_path(leaf: str, text: str) -> bool:
 
 
 def _online(config: TrainConfig, sink: str) -> str:
-    """Variable with the key of a sink that sends; empty if it does not."""
+    """Variable with the key of a sink that uploads; empty if it does not."""
     options = getattr(config.stats_logger, sink)
     return _ONLINE.get(sink, "") if getattr(options, "mode", "") == "online" else ""
 
 
 def _texts(config: TrainConfig) -> Iterator[tuple[str, str]]:
-    """All text among the settings, by dotted name."""
+    """All text in the settings, by dotted name."""
     for one in settings(type(config)):
         yield from _named_texts(one.name, value_of(config, one.name))
 

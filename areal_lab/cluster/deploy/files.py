@@ -1,8 +1,8 @@
-"""Files of a deployment: YAML that every reader reads alike, and writing without losing edits.
+"""Files of a deployment: YAML that every parser reads alike, and writing without losing edits.
 
     File --write_files--> on disk, its last line a digest of the lines before it
 
-A file whose digest still fits has not been edited since it was written, and may be replaced.
+A file whose digest still matches has not been edited since it was written, and may be replaced.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from areal_lab.host.durable import replace_bytes
+
 _MARK: Final = b"# areal-lab deploy: "
 _PLAIN: Final = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
-"""Text that is text to every YAML parser, unless it is a word of its own."""
+"""Text that is a string to every YAML parser, unless it is a keyword."""
 _WORDS: Final = frozenset(("true", "false", "yes", "no", "on", "off", "y", "n", "null"))
 
 
@@ -28,18 +30,18 @@ class File:
     name: str
     text: str
     purpose: str
-    """What it is for, for the user."""
+    """Purpose of the file, for the user."""
 
 
 class Edited(ValueError):
     """Files have been edited since they were written; the message names them."""
 
 
-def yaml_text(*documents: Any, head: Sequence[str] = ()) -> str:
-    """Documents as YAML, below comments.
+def yaml_text(value: Any, indent: int = 0) -> str:
+    """Format a value as YAML; all lines but the first are indented, and the last has no line break.
 
     Text is quoted unless it consists of letters, digits and `_./-`: parsers of YAML 1.1 and 1.2
-    disagree on what else is text (`1e3`, `no`, `0o17`). Keys keep their order.
+    disagree on other strings (`1e3`, `no`, `0o17`). Keys keep their order.
     """
     yaml: Any = importlib.import_module("yaml")  # by name: it has no types
 
@@ -47,45 +49,41 @@ def yaml_text(*documents: Any, head: Sequence[str] = ()) -> str:
         """Without anchors, which make files hard to edit."""
 
         def ignore_aliases(self, _: Any) -> bool:
-            """Whether equal parts are written each time."""
+            """Return whether equal parts are written each time."""
             return True
 
     def represent(dumper: Any, text: str) -> Any:
         style: str | None = '"'
         if "\n" in text and all(one.isprintable() or one == "\n" for one in text):
-            style = "|"  # not with other line breaks, which YAML 1.1 takes for this one
+            style = "|"  # other line breaks only: YAML 1.1 takes them for this one
         elif _PLAIN.fullmatch(text) and text.lower() not in _WORDS:
             style = None
         return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
     Dumper.add_representer(str, represent)
-    parts = [
-        yaml.dump(one, Dumper=Dumper, sort_keys=False, width=float("inf"), allow_unicode=True)
-        for one in documents
-    ]
-    return comments(head) + "---\n".join(parts)
+    text: str = yaml.dump(
+        value, Dumper=Dumper, sort_keys=False, width=float("inf"), allow_unicode=True
+    )
+    end = "\n...\n" if text.endswith("\n...\n") else "\n"  # a mark below some lone scalars
+    return re.sub(r"\n(?=[^\n])", "\n" + " " * indent, text.removesuffix(end))
 
 
 def read_yaml_text(text: str) -> list[Any]:
-    """The documents of YAML."""
+    """Parse the documents of YAML."""
     yaml: Any = importlib.import_module("yaml")  # by name: it has no types
     return list(yaml.safe_load_all(text))
 
 
 def comments(lines: Sequence[str]) -> str:
-    """Lines as comments of YAML, Dockerfiles and shells."""
+    """Format lines as comments of YAML, Dockerfiles and shells."""
     return "".join(f"# {line}".rstrip() + "\n" for line in lines)
 
 
 def write_files(folder: Path, files: Sequence[File], *, force: bool = False) -> Mapping[str, str]:
     """Write files into a folder, all or none of them.
 
-    Returns:
-        By name: `written`, `unchanged` or `replaced`.
-
-    Raises:
-        Edited: a file there differs and was edited, or written by somebody else; not with `force`.
-        OSError: the folder cannot be written.
+    Returns `written`, `unchanged` or `replaced` by name. Without `force`, raises Edited if a file
+    there differs and was edited, or written by someone else.
     """
     signed = {file.name: _signed(file.text) for file in files}
     done: dict[str, str] = {}
@@ -110,7 +108,7 @@ def write_files(folder: Path, files: Sequence[File], *, force: bool = False) -> 
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in signed.items():
         if done[name] != "unchanged":
-            (folder / name).write_bytes(text)
+            replace_bytes(folder / name, text)
     return done
 
 

@@ -17,7 +17,7 @@ from areal_lab.control.placement import Demand, HostSlots, Unplaceable, place
 
 GIB: Final = 1 << 30
 PORT: Final = 6380
-"""Where the controller listens for hosts that join, unless another port is named."""
+"""Default port of the controller for joining hosts."""
 _MOST_GPUS: Final = 8
 """GPUs of a machine, unless the number is given: the usual size of a server."""
 _SHARED_SETS: Final = 2.5
@@ -33,7 +33,7 @@ class Shape:
     """Equal machines."""
 
     n_nodes: int = 1
-    """Machines, with that of the controller."""
+    """Number of machines, including the controller's."""
     n_gpus_per_node: int = 0
     port: int = PORT
 
@@ -44,7 +44,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """What a run starts, and the memory of each part. Sizes are main memory, in bytes."""
+    """Processes that a run starts, and the main memory of each in bytes."""
 
     backend: str = "embedded"
     servers: int = 1
@@ -55,16 +55,16 @@ class Needs:
     trainer_nodes: int = 0
     """Machines that train; 0 takes as few as possible."""
     spare_nodes: int = 0
-    """Machines that take the place of lost ones."""
+    """Machines that replace lost ones."""
     shared: bool = False
-    """Whether servers and trainer take turns on the same devices."""
+    """True if servers and trainer take turns on the same devices."""
     gpu: bool = False
     server_bytes: int = GIB
-    """Of one server."""
+    """Memory of one server."""
     trainer_bytes: int = GIB
-    """Of all processes of the trainer."""
+    """Memory of all processes of the trainer."""
     version_bytes: int = 0
-    """Weights of one version."""
+    """Size of the weights of one version."""
     guess: str = ""
     """Why the sizes are a guess; empty if they are estimated from the model."""
 
@@ -84,7 +84,7 @@ class Group:
     name: str
     nodes: int
     gpus: int
-    """Of each machine, as are the next two."""
+    """GPUs of each machine; `servers` and `ranks` are also per machine."""
     servers: int
     ranks: int
 
@@ -101,7 +101,7 @@ class Machine:
 
     cpus: int
     memory_gib: int
-    """With shared memory, which counts as memory of a container."""
+    """Memory including shared memory, which counts as memory of a container."""
     shared_gib: int
     """Size of /dev/shm."""
     gpus: int = 0
@@ -110,14 +110,9 @@ class Machine:
 def shape_for(
     needs: Needs, *, nodes: int | None, gpus_per_node: int | None, port: int = PORT
 ) -> Shape:
-    """The machines of a run: those that were asked for, else the fewest that hold it.
+    """Machines of a run: the requested ones, else the fewest that hold it.
 
-    Args:
-        nodes: number of machines; None takes the fewest.
-        gpus_per_node: None takes up to 8, as many as are needed.
-
-    Raises:
-        ValueError: in one line, if the run does not fit.
+    With `gpus_per_node` None, machines have as many GPUs as are needed, at most 8.
     """
     gpus = gpus_per_node
     if gpus is None:
@@ -153,10 +148,7 @@ def shape_for(
 
 def groups(needs: Needs, shape: Shape) -> Sequence[Group]:
     """Machines by role, as the run places its processes: those that generate, train, do both, or
-    wait to take the place of others.
-
-    Raises:
-        Unplaceable: these machines do not hold the run.
+    wait as spares.
     """
     gpus = shape.n_gpus_per_node if needs.gpu else 0
     hosts = [HostSlots(name=f"{index}", gpus=gpus) for index in range(shape.n_nodes)]
@@ -200,12 +192,7 @@ def machine_of(
 ) -> Machine:
     """Size of a group's machines.
 
-    Args:
-        cpus: replaces the computed number of cores.
-        memory_gib: replaces the computed memory; shared memory is part of it.
-
-    Raises:
-        ValueError: in one line, if shared memory alone is larger than `memory_gib`.
+    `cpus` and `memory_gib` (which includes shared memory) replace the computed numbers.
     """
     shared = max(1, math.ceil(_SHARED_SETS * needs.version_bytes / GIB))
     trainer = needs.trainer_bytes * group.ranks / needs.trainer_ranks

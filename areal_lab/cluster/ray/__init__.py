@@ -1,4 +1,4 @@
-"""Ray brings the host agents: it places them, and says what it lacks.
+"""Host agents started by Ray: it places them, and reports missing resources.
 
     run <--lines--> driver (child process) <--Ray--> one actor on each node --starts--> host agent
      '------------------------------ HTTP, as with every scheduler -------------------------'

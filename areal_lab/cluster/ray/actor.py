@@ -1,9 +1,9 @@
 """The actor that runs a host agent on its node.
 
-    ready --> start(name) --> ended: how its agent ended          the actor dies --> its agent, too
+    ready --> start(name) --> ended: exit of its agent            the actor dies --> its agent, too
 
-The agent is a child with a lifeline and in a session of its own: Ray leaves such a child alone when
-an actor is killed, and the lifeline ends it.
+The agent is a child with a lifeline, in a separate session: Ray does not kill such a child with the
+actor, but the lifeline ends it.
 """
 
 from __future__ import annotations
@@ -30,46 +30,43 @@ from areal_lab.host.owned_folders import (
 from areal_lab.host.processes import Child, last_lines, start_child
 
 _SET_BY_RAY: Final = ("OMP_NUM_THREADS", "PYTHONBREAKPOINT")
-"""For the one CPU of an actor, and for its debugger: engines and trainers must not have them."""
+"""Variables for the one CPU of an actor, and for its debugger: engines and trainers must not
+have them."""
 _LINES: Final = 200
 _DISMISSED_S: Final = 2.0
-"""For an agent that was dismissed, to remove its files."""
+"""Time for a dismissed agent to remove its files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Where:
-    """Where an actor is."""
+    """Host and process of an actor."""
 
     node: str
-    """Ray's number of the node."""
+    """Ray's id of the node."""
     address: str
-    """Of the node, as Ray's other nodes reach it."""
+    """Address of the node for Ray's other nodes."""
 
 
 class HostActor:
-    """Runs one host agent."""
+    """Run one host agent."""
 
     def __init__(self) -> None:
         _end_with_raylet()
         self._agent: Child | None = None
         folder = Path(tempfile.gettempdir())
-        remove_abandoned_folders(folder)  # an actor that Ray kills leaves its own
+        remove_abandoned_folders(folder)  # an actor that Ray kills leaves its agent
         self._folder = make_owned_folder(folder, mode=0o700)
 
     async def ready(self) -> Where:
-        """Where this actor is."""
+        """Host and process of this actor."""
         return Where(
             node=ray.get_runtime_context().get_node_id(),
             address=ray.util.get_node_ip_address(),
         )
 
     async def start(self, name: str, run: str, token: str) -> None:
-        """Start the agent.
-
-        Args:
-            name: of its host.
-            run: `ADDRESS:PORT` of the run.
-            token: of the run's hosts.
+        """Start the agent of host `name`; `run` is `ADDRESS:PORT` of the run, `token` its
+        secret.
         """
         for variable in _SET_BY_RAY:
             if variable not in _first_environment():
@@ -77,20 +74,20 @@ class HostActor:
         address = address_of_agent(ray.util.get_node_ip_address(), run)
         self._agent = await start_child(
             f"host {name}",
-            "areal_lab.cluster.agent.main",
+            "areal_lab.cluster.agent.run",
             ["--join", run, "--name", name, *(["--address", address] if address else [])],
             log_path=self._folder / f"host-{name}.log",
             environment={TOKEN_VARIABLE: token},
         )
 
     async def ended(self) -> str:
-        """Wait until the agent has ended; the end of what it printed."""
+        """Wait until the agent has ended; returns the end of its output."""
         assert self._agent is not None, "started before"
         await self._agent.ended()
         return last_lines(self._agent.log_path, _LINES)
 
     async def stop(self) -> str:
-        """End the agent; the end of what it printed."""
+        """Stop the agent; returns the end of its output."""
         if self._agent is None:
             return ""
         with suppress(TimeoutError):
@@ -102,7 +99,7 @@ class HostActor:
 
 
 def _end_with_raylet() -> None:
-    """End this process with Ray's process of the node: Ray leaves that to chance."""
+    """End this process with Ray's process of the node: Ray does not do so reliably."""
     raylet = os.getppid()
     try:
         end = os.pidfd_open(raylet)

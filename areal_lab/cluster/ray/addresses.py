@@ -7,11 +7,12 @@ import socket
 
 
 def address_of_agent(node: str, run: str) -> str:
-    """The address for the agent of a node; empty to let it measure from where it reaches the run.
+    """Address for the agent of a node; empty if the agent has to measure it by connecting to the
+    run.
 
-    Ray's address of the node is right wherever it is an address of this machine: its other nodes
-    have reached it there. In a container it may be one outside, and a loopback address helps only
-    a run on the same machine.
+    Ray's address of the node works if it is an address of this machine: other nodes have used it.
+    In a container it may be an outside address, and a loopback address works only for a run on the
+    same machine.
     """
     run_host = run.rpartition(":")[0]
     if _is_loopback(node) and not _is_loopback(run_host):

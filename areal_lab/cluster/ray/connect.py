@@ -1,4 +1,4 @@
-"""Connect this process to a Ray cluster, or say in one sentence why that fails."""
+"""Connect this process to a Ray cluster, or explain in one sentence why that fails."""
 
 from __future__ import annotations
 
@@ -22,14 +22,10 @@ _VERSIONS: Final = re.compile(
 
 
 def connect(address: str, hosts: int) -> None:
-    """Connect.
+    """Connect to a cluster.
 
-    Args:
-        address: `auto`, `local` for a private cluster that ends with this process, or HOST:PORT.
-        hosts: which a private cluster is to have room for.
-
-    Raises:
-        ValueError: in one sentence.
+    `address` is `auto`, `local` for a private cluster that ends with this process, or HOST:PORT.
+    `hosts` is the size of a private cluster.
     """
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "warning"}
     if address == "local":
@@ -48,12 +44,12 @@ def connect(address: str, hosts: int) -> None:
         _check_listens(address)
     try:
         ray.init(address=address, **quiet)
-    except Exception as error:  # of six types, among them RuntimeError
+    except Exception as error:  # one of six types, including RuntimeError
         raise ValueError(explained(error, address)) from error
 
 
 def _check_listens(address: str) -> None:
-    """Ray itself would try for half a minute."""
+    """Check the port; Ray itself would try for half a minute."""
     host, separator, port = address.rpartition(":")
     if not separator or not host or not port.isdecimal():
         raise ValueError(
@@ -75,8 +71,8 @@ def _check_listens(address: str) -> None:
 
 
 def explained(error: Exception, address: str) -> str:
-    """An error of `ray.init` in one sentence, with what to do."""
-    cause = error.__cause__ or error  # which the message often leaves out
+    """Error of `ray.init` in one sentence, with a fix."""
+    cause = error.__cause__ or error  # the message often omits it
     text = f"{error}\n{cause}"
     if found := _VERSIONS.search(text):
         their_ray, their_python, our_ray, our_python = found.groups()

@@ -1,12 +1,12 @@
 """The process that is a driver to Ray: `python -m areal_lab.cluster.ray.driver DESCRIPTOR`.
 
-Each host of the run has a seat here, and each seat a task:
+Each host of the run has a seat (a slot) here, and each seat has a task:
 
     try its bundle, and after a loss any other node --the first actor that is up--> its agent
           ^                                                                          |
           '---- the run asks for another host, or the actor has died ----------------'
 
-A name is used once: an agent that was lost and comes back is taken for no other.
+Names are never reused: an agent that was lost and returns is not mistaken for another one.
 """
 
 from __future__ import annotations
@@ -33,15 +33,16 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from areal_lab.cluster.ray.actor import HostActor, Where
 from areal_lab.cluster.ray.connect import connect
-from areal_lab.cluster.ray.messages import Begin, Order, Report
+from areal_lab.cluster.ray.scheduler import Begin, Order, Report
 from areal_lab.cluster.records import from_json, to_json
-from areal_lab.control.bundles import NodeResources, gpus_of_each, lacking
+from areal_lab.control.placement import NodeResources, gpus_of_each, lacking
+from areal_lab.host.durable import replace_text
 from areal_lab.host.processes import watch_parent
 
 _LOOK_S: Final = 1.0
 _RETRY_S: Final = 2.0
-_PATIENCE_S: Final = 60.0
-"""After which a node is sought again: the one that Ray has chosen may hang."""
+_RETRY_AFTER_S: Final = 60.0
+"""Time after which another node is tried: the one that Ray has chosen may hang."""
 _PING_S: Final = 2.0
 _STOP_S: Final = 10.0
 """Longest wait for the agents to end."""
@@ -50,19 +51,19 @@ _REASON_CHARACTERS: Final = 300
 
 @dataclass(slots=True, eq=False)
 class _Seat:
-    """The place of one host."""
+    """Slot of one host."""
 
     bundle: int
     """Its bundle in the placement group."""
     name: str = ""
-    """Of the host that is there."""
+    """Name of its host."""
     actor: Any = None
     node: str = ""
-    """Ray's number of the actor's node."""
+    """Ray's id of the actor's node."""
     used: int | None = None
-    """The bundle that the actor uses; None outside of the group."""
+    """Bundle that the actor uses; None outside of the group."""
     avoid: str = ""
-    """Ray's number of a node that does not reply, though Ray may not know yet."""
+    """Ray's id of a node that does not reply, even if Ray does not know yet."""
     trouble: str = ""
     """Why there is no agent."""
     lost: asyncio.Event = field(default_factory=asyncio.Event)
@@ -71,7 +72,7 @@ class _Seat:
 
 @dataclass(slots=True, eq=False)
 class Driver:
-    """Keeps as many agents running as hosts are wanted."""
+    """Keep the requested number of agents running."""
 
     begin: Begin
     writer: asyncio.StreamWriter
@@ -83,11 +84,7 @@ class Driver:
     _told: Report = field(default_factory=Report)
 
     async def start(self) -> None:
-        """Connect, and ask for hosts.
-
-        Raises:
-            ValueError: in one sentence, if that is impossible.
-        """
+        """Connect, and ask for hosts."""
         hosts, self.named = self.begin.hosts, self.begin.named
         await asyncio.to_thread(connect, self.begin.address, hosts)
         gpus = self.begin.gpus or gpus_of_each(await asyncio.to_thread(_nodes), hosts)
@@ -96,23 +93,23 @@ class Driver:
             [dict(self._bundle)] * hosts, strategy="STRICT_SPREAD" if self._spread else "PACK"
         )
         self._seats = [_Seat(bundle) for bundle in range(hosts)]
-        self._tell()
+        self._report()
 
     async def keep(self) -> None:
-        """Keep the hosts up until this is cancelled."""
+        """Keep the hosts running until canceled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._look())
+            tasks.create_task(self._check_resources())
             for seat in self._seats:
                 tasks.create_task(self._fill(seat))
 
     def replace(self, name: str) -> None:
-        """Bring up another host in place of a lost one, unless that was done before."""
+        """Start a replacement of a lost host, unless that was done before."""
         for seat in self._seats:
             if seat.name == name:
                 seat.lost.set()
 
     async def stop(self) -> None:
-        """End all agents, and give the nodes back."""
+        """Stop all agents, and release the nodes."""
         await asyncio.gather(*(self._stop_agent(seat) for seat in self._seats))
         if self._group is not None:
             remove_placement_group(self._group)
@@ -121,10 +118,10 @@ class Driver:
 
     async def _fill(self, seat: _Seat) -> None:
         """Keep a host in a seat."""
-        # The placement group brings the first hosts: all of them, or none.
+        # The placement group starts the first hosts: all of them, or none.
         places: list[int | None] = [seat.bundle]
         while True:
-            await self._occupy(seat, places)
+            await self._start_host(seat, places)
             try:
                 await self._serve(seat)
             except RayError as error:
@@ -134,8 +131,8 @@ class Driver:
             seat.name, seat.node, seat.actor, seat.used = "", "", None, None
             places = [seat.bundle, *self._idle_bundles(), None]
 
-    async def _occupy(self, seat: _Seat, places: Iterable[int | None]) -> None:
-        """Take the place where an actor comes up first, and have it start an agent."""
+    async def _start_host(self, seat: _Seat, places: Iterable[int | None]) -> None:
+        """Choose the place where an actor starts first, and start an agent there."""
         trying = {asyncio.create_task(self._try(seat, place)): place for place in places}
         try:
             done, _ = await asyncio.wait(trying, return_when=asyncio.FIRST_COMPLETED)
@@ -146,21 +143,21 @@ class Driver:
             for task in trying:
                 task.cancel()
             for other in await asyncio.gather(*trying, return_exceptions=True):
-                if not isinstance(other, BaseException):  # it came up, too
+                if not isinstance(other, BaseException):  # it started, too
                     ray.kill(other[0])
         self.named += 1
         seat.name, seat.trouble = f"h{self.named}", ""
         seat.lost.clear()
         print(f"host {seat.name}: starts on {where.address}", flush=True)
-        self._tell()
+        self._report()
 
     async def _try(self, seat: _Seat, place: int | None) -> tuple[Any, Where]:
-        """Have an actor come up in a bundle, or on a node of Ray's choice; returns when it is."""
+        """Start an actor in a bundle, or on a node of Ray's choice; returns when it is ready."""
         while True:
             actor = self._actor(seat, place)
             where: Where | None = None
             try:
-                async with asyncio.timeout(_PATIENCE_S if place is None else None):
+                async with asyncio.timeout(_RETRY_AFTER_S if place is None else None):
                     where = await actor.ready.remote()
                 if where.node not in self._nodes_of_others(seat):
                     return actor, where
@@ -189,7 +186,7 @@ class Driver:
         return ray.remote(HostActor).options(**options).remote()
 
     async def _serve(self, seat: _Seat) -> None:
-        """Have an agent run until the run has lost its host; raises when its actor is gone."""
+        """Run an agent until the run has lost its host; raises when its actor is gone."""
         await seat.actor.start.remote(seat.name, self.begin.run, self.begin.token)
         ending = asyncio.create_task(_end_of_agent(seat.actor))
         losing = asyncio.create_task(seat.lost.wait())
@@ -199,7 +196,7 @@ class Driver:
                 said = ending.result()
                 self._keep_log(seat, said)
                 seat.trouble = f"its agent has ended: {said.strip().rpartition(chr(10))[2]}"
-                self._tell()
+                self._report()
                 await losing
             try:
                 async with asyncio.timeout(_PING_S):
@@ -220,7 +217,7 @@ class Driver:
         ray.kill(seat.actor)
 
     def _nodes_of_others(self, seat: _Seat) -> set[str]:
-        """Nodes on which no second host may be."""
+        """Nodes that must not get a second host."""
         return {one.node for one in self._seats if one is not seat and self._spread} - {""}
 
     def _idle_bundles(self) -> list[int]:
@@ -234,26 +231,26 @@ class Driver:
 
     @property
     def _spread(self) -> bool:
-        """Whether each host is a node of its own."""
+        """True if each host has a separate node."""
         return self.begin.address != "local"
 
     def _note(self, seat: _Seat, error: RayError) -> None:
         seat.trouble = " ".join(str(error).split())[:_REASON_CHARACTERS]
         print(f"host {seat.name or f'of bundle {seat.bundle}'}: {error}", flush=True)
-        self._tell()
+        self._report()
 
     def _keep_log(self, seat: _Seat, said: str) -> None:
         if said:
-            (Path(self.begin.logs) / f"host-{seat.name}.log").write_text(said + "\n")
+            replace_text(Path(self.begin.logs) / f"host-{seat.name}.log", said + "\n")
 
     # --- what the run is told ---
 
-    async def _look(self) -> None:
-        """Look what is lacking while a seat is vacant."""
+    async def _check_resources(self) -> None:
+        """Find the missing resources while a seat is vacant."""
         while True:
             vacant = sum(seat.actor is None for seat in self._seats)
             self._lacks = await asyncio.to_thread(self._find_lacking, vacant) if vacant else ""
-            self._tell()
+            self._report()
             await asyncio.sleep(_LOOK_S)
 
     def _find_lacking(self, vacant: int) -> str:
@@ -265,7 +262,7 @@ class Driver:
         nodes = sorted(free, key=lambda node: node.name)
         return lacking(self._bundle, vacant, nodes)
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         """Report to the run, if anything has changed."""
         started = sum(seat.actor is not None for seat in self._seats)
         parts = [f"{started} of {len(self._seats)} agents were started", self._lacks]
@@ -282,16 +279,16 @@ class Driver:
 
 
 async def _end_of_agent(actor: Any) -> str:
-    """What an agent printed at last; raises when its actor is gone."""
+    """Last output of an agent; raises when its actor is gone."""
     while True:
         try:
             return str(await actor.ended.remote())
-        except ActorUnavailableError:  # for a while, says Ray
+        except ActorUnavailableError:  # for a while, according to Ray
             await asyncio.sleep(_RETRY_S)
 
 
 def _nodes_by_number() -> dict[str, NodeResources]:
-    """Nodes that Ray takes to be alive."""
+    """Nodes that Ray considers alive, by id."""
     return {
         node["NodeID"]: NodeResources(name=node["NodeManagerAddress"], resources=node["Resources"])
         for node in ray.nodes()
@@ -304,7 +301,7 @@ def _nodes() -> list[NodeResources]:
 
 
 async def drive(descriptor: int) -> None:
-    """Do what the run at the other end of a socket orders, until it says stop or is gone."""
+    """Execute the run's orders from a socket, until it stops the driver or is gone."""
     reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=descriptor))
     driver = Driver(from_json(Begin, await reader.readline()), writer)
     try:
@@ -334,7 +331,7 @@ async def _take_orders(reader: asyncio.StreamReader, driver: Driver) -> None:
 
 
 def main() -> None:
-    """Take the descriptor from the command line, and drive."""
+    """Run the driver on the descriptor of the command line."""
     watch_parent()
     descriptor = int(sys.argv[1])
     os.set_inheritable(descriptor, False)

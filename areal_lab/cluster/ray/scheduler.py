@@ -1,46 +1,65 @@
-"""Host agents on the nodes of a Ray cluster, as the run sees it.
+"""Host agents on the nodes of a Ray cluster, from the run's point of view.
 
     start --> driver process --connected--> agents join              replace(name) --> the driver
                              --impossible--> ValueError              the driver is gone --> another
 
-Ray's own opinion of what is lost is not asked: `cluster.hosts` counts heartbeats. If the driver
-ends, as it does with the Ray node of this machine, its actors and their agents end, too: the run
-finds all hosts lost, and the first one that is replaced starts another driver for all of them.
+Only heartbeats (`cluster.hosts`) decide which hosts are lost, not Ray. If the driver ends, as it
+does with the Ray node of this machine, its actors and their agents also end: the run finds all
+hosts lost, and the first replacement starts another driver for all of them.
+
+What the run and its Ray driver tell each other: one JSON record a line.
+
+run --Begin, then Order, Order, ...--> driver
+run <--Report, Report, ...------------ driver        each has everything; the last one counts
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import secrets
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from areal_lab.cluster.ray.environment import driver_environment
-from areal_lab.cluster.ray.messages import Begin, Order, Report
 from areal_lab.cluster.records import from_json, to_json
 from areal_lab.cluster.scheduler import Invitation
-from areal_lab.config.cluster import ClusterConfig, SchedulerConfig
+from areal_lab.config.sections import ClusterConfig, SchedulerConfig
 from areal_lab.extras import require
 from areal_lab.host.processes import Child, last_lines, start_child
 
 _CONNECT_S: Final = 90.0
-"""Longest wait for Ray, which would try for ever."""
+"""Longest wait for Ray, which would try forever."""
 _STOP_S: Final = 20.0
-"""Longest wait for the driver to end the agents; what it has not ended then ends with it."""
+"""Longest wait for the driver to stop the agents; those left then end with it."""
 LINE_BYTES: Final = 1 << 20
 """Longest line between run and driver."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """Status of the driver."""
+
+    connected: bool = False
+    impossible: str = ""
+    """Why there can be no hosts, in one sentence; the driver exits after it."""
+    state: str = ""
+    """Reason for waiting."""
+    named: int = 0
+    """Number of hosts that were named."""
+
+
 @dataclass(slots=True, eq=False)
 class _Driver:
-    """The driver process, and the last that it told."""
+    """The driver process, and its last report."""
 
     child: Child
     writer: asyncio.StreamWriter
     report: Report = field(default_factory=Report)
     told: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when it is connected, cannot be, or has ended."""
+    """Set when it is connected, cannot connect, or has ended."""
     reading: asyncio.Task[None] | None = None
 
     @property
@@ -48,7 +67,7 @@ class _Driver:
         return self.reading is None or self.reading.done()
 
     async def read(self, reader: asyncio.StreamReader) -> None:
-        """Take reports until it ends."""
+        """Read reports until it ends."""
         try:
             while line := await reader.readline():
                 self.report = from_json(Report, line)
@@ -83,7 +102,7 @@ class _Driver:
 
 @dataclass(slots=True)
 class RayScheduler:
-    """A `Scheduler` by Ray."""
+    """A `Scheduler` that uses Ray."""
 
     config: SchedulerConfig
     cluster: ClusterConfig
@@ -94,11 +113,9 @@ class RayScheduler:
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def start(self, hosts: int, invitation: Invitation) -> None:
-        """Connect to Ray, and ask it for hosts.
+        """Connect to Ray, and request hosts.
 
-        Raises:
-            MissingExtra: Ray is not installed.
-            ValueError: there is no such Ray cluster, or it has other versions or another token.
+        Raises ValueError for a missing cluster, other versions or another token.
         """
         require("scheduler.type=ray", "ray")
         self._hosts, self._invitation = hosts, invitation
@@ -106,13 +123,13 @@ class RayScheduler:
             await self._start_driver()
 
     async def state(self) -> str:
-        """What Ray lacks, or that its driver has ended."""
+        """Missing resources of Ray, or the end of its driver."""
         if self._driver is None or self._driver.gone:
             return f"the Ray driver has ended (see {self._log}); all hosts end with it"
         return f"Ray: {self._driver.report.state}"
 
     async def replace(self, name: str) -> None:
-        """Ask Ray for another host; raises as `start` if its driver has to be started again."""
+        """Request another host; raises as `start` if the driver has to be restarted."""
         async with self._lock:
             if self._driver is None or self._driver.gone:
                 await self._start_driver()
@@ -120,7 +137,7 @@ class RayScheduler:
                 await self._driver.tell(Order(replace=name))
 
     async def stop(self) -> None:
-        """End all agents and the driver."""
+        """Stop all agents and the driver."""
         async with self._lock:
             driver, self._driver = self._driver, None
             if driver is not None:
@@ -187,3 +204,57 @@ class RayScheduler:
         driver = _Driver(child, writer)
         driver.reading = asyncio.create_task(driver.read(reader), name="read from the Ray driver")
         return driver
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begin:
+    """Requested hosts."""
+
+    address: str
+    """Address of the Ray cluster: `auto`, `local` or `HOST:PORT`."""
+    hosts: int
+    gpus: int
+    """GPUs of each host; 0 takes all that it has."""
+    resources: Mapping[str, float]
+    """Further resources of each host."""
+    named: int
+    """Number of hosts that were named before: the next one is h(named + 1)."""
+    logs: str
+    """Folder for the agents' logs."""
+    run: str
+    """`ADDRESS:PORT` of the run."""
+    token: str = field(repr=False)
+    """Secret of the run's hosts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """Command to the driver."""
+
+    replace: str = ""
+    """Name of a lost host."""
+    stop: bool = False
+    """Stop all hosts, and exit."""
+
+
+TOKEN: Final = "RAY_AUTH_TOKEN"
+"""It lets its holder run anything in the cluster: the driver gets it, other children do not."""
+_DEFAULTS: Final = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Ray and Python compare versions to the patch level; the messages here do not need that.
+    "RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor",
+}
+
+
+def driver_environment(address: str) -> dict[str, str]:
+    """Variables to add for the driver. A variable that the user has set is kept.
+
+    A private cluster (`local`) gets a new token. For any other, the user's token and mode are
+    passed on; without a mode, Ray uses a token if it finds one (`~/.ray/auth_token`).
+    """
+    added = {name: value for name, value in _DEFAULTS.items() if name not in os.environ}
+    if address == "local":
+        added |= {"RAY_AUTH_MODE": "token", TOKEN: secrets.token_hex(32)}
+    elif TOKEN in os.environ:
+        added[TOKEN] = os.environ[TOKEN]
+    return added

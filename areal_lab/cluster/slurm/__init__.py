@@ -1,1 +1,1 @@
-"""Host agents brought up by Slurm: as jobs of their own, or as steps of the allocation of a run."""
+"""Host agents started by Slurm: as separate jobs, or as steps of the allocation of a run."""

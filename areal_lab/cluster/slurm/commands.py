@@ -1,4 +1,4 @@
-"""What Slurm is asked: jobs, steps, nodes and partitions, by its own commands.
+"""Commands and queries to Slurm: jobs, steps, nodes and partitions.
 
 `squeue --json` would be one form for all, but it ignores `--jobs` (Slurm 22.05: every job of the
 cluster is printed) and its fields change with the version. `--format` does neither.
@@ -16,7 +16,7 @@ from typing import Final
 from areal_lab.host.processes import inherited_environment
 
 _OURS: Final = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")
-"""Variables that say which Slurm is meant."""
+"""Variables that select the Slurm cluster."""
 _FORMER: Final = ("SLURM_", "SRUN_", "PMI_", "PMIX_")
 OVER: Final = frozenset(
     {
@@ -49,54 +49,44 @@ NEVER: Final = frozenset(
 
 
 class SlurmRefused(ValueError):
-    """A command of Slurm failed; the message is what it said."""
+    """A command of Slurm failed, with this message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job, as `squeue` tells of it."""
+    """A job, as reported by `squeue`."""
 
     number: str
     state: str
-    """As `PENDING`."""
+    """State, such as `PENDING`."""
     reason: str
-    """Why it is in this state; `None` if there is no reason."""
+    """Reason of this state; `None` without one."""
     nodes: str
-    """In Slurm's short form; `node_names` has them one by one."""
+    """Nodes in Slurm's short form; `node_names` expands them."""
 
     def __str__(self) -> str:
-        """As messages say it: `12: PENDING (Resources)`."""
+        """Format for messages: `12: PENDING (Resources)`."""
         reason = f" ({self.reason})" if self.reason not in {"", "None"} else ""
         where = f" on {self.nodes}" if self.nodes and self.state == "RUNNING" else ""
         return f"{self.number}: {self.state}{reason}{where}"
 
 
 def clean_environment(also: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment of this process without `former_variables`.
-
-    Args:
-        also: variables to add.
-    """
+    """Environment of this process without `former_variables`, plus the variables in `also`."""
     former = former_variables()
     kept = {name: value for name, value in inherited_environment().items() if name not in former}
     return {**kept, **(also or {})}
 
 
 def former_variables() -> list[str]:
-    """What the job and step that this process is part of have put into its environment. To `srun`
-    they are options, and to agents they describe another task."""
+    """Variables that Slurm set for the job and step of this process. `srun` would take them for
+    options, and for agents they describe another task.
+    """
     return [name for name in os.environ if name not in _OURS and name.startswith(_FORMER)]
 
 
 async def ask(*words: str, also: Mapping[str, str] | None = None) -> str:
-    """Run a command of Slurm; returns what it prints.
-
-    Args:
-        also: variables to add to its environment.
-
-    Raises:
-        SlurmRefused: if it fails, or there is no such command.
-    """
+    """Run a command of Slurm, with the variables in `also`; returns its output."""
     if shutil.which(words[0]) is None:
         raise SlurmRefused(
             f"scheduler.type is slurm, but there is no {words[0]} on this machine; start the run "
@@ -122,16 +112,12 @@ async def ask(*words: str, also: Mapping[str, str] | None = None) -> str:
 
 
 async def node_names(nodes: str) -> list[str]:
-    """The nodes of a list in Slurm's short form, such as `n[1-3]`; raises as `ask`."""
+    """Nodes of a list in Slurm's short form, such as `n[1-3]`; raises as `ask`."""
     return (await ask("scontrol", "show", "hostnames", nodes)).split() if nodes else []
 
 
 async def jobs(numbers: Sequence[str]) -> list[Job]:
-    """These jobs, also those that have ended a short while ago; one that is forgotten is left out.
-
-    Raises:
-        SlurmRefused: if Slurm does not reply.
-    """
+    """These jobs, including recently ended ones; forgotten ones are omitted."""
     if not numbers:
         return []
     try:
@@ -143,20 +129,20 @@ async def jobs(numbers: Sequence[str]) -> list[Job]:
             "--format=%i|%T|%r|%N",
         )
     except SlurmRefused as error:
-        if "Invalid job id" in str(error):  # the only one that was asked for
+        if "Invalid job id" in str(error):  # it was the only one asked for
             return []
         raise
     return [Job(*line.split("|")) for line in listed.splitlines()]
 
 
 async def steps(job: str) -> dict[str, str]:
-    """The name of each running step of a job, by its number; raises as `ask`."""
+    """Name of each running step of a job, by its number; raises as `ask`."""
     listed = await ask("squeue", "--noheader", "--steps", f"--jobs={job}", "--format=%i|%j")
     return dict(line.split("|", 1) for line in listed.splitlines())
 
 
 async def what_there_is() -> str:
-    """The partitions, in words; raises as `ask`."""
+    """Description of the partitions; raises as `ask`."""
     listed = await ask("sinfo", "--noheader", "--format=%P|%D|%c|%G")
     parts: dict[str, list[str]] = {}
     for line in listed.splitlines():
@@ -169,7 +155,7 @@ async def what_there_is() -> str:
 
 
 def _said(errors: str) -> str:
-    """What a command said, without its name before each line."""
+    """Output of a command, without its name before each line."""
     lines = [line.strip() for line in errors.splitlines()]
     for head in ("error: ", "fatal: "):
         lines = [line.partition(head)[2] or line for line in lines]
@@ -177,5 +163,5 @@ def _said(errors: str) -> str:
 
 
 def allocation() -> str:
-    """The job that this process runs in; empty outside of one."""
+    """Job of this process; empty outside of one."""
     return os.environ.get("SLURM_JOB_ID", "")

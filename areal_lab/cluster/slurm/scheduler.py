@@ -1,10 +1,10 @@
 """Host agents on the nodes of a Slurm cluster.
 
-    in an allocation      srun, one step a node --> agents        replace: a step on a node that
-    outside               sbatch, one job       --> agents                 is left, or the same
+    in an allocation      srun, one step a node --> agents        replace: a step on an unused
+    outside               sbatch, one job       --> agents                 node, or the same one
     slurm_jobs=per_host   sbatch, a job a host  --> agents        replace: another job
 
-All that was started is ended by `scancel`, and is waited for.
+`scancel` ends all jobs and steps that were started, and the scheduler waits for their end.
 """
 
 from __future__ import annotations
@@ -37,18 +37,19 @@ from areal_lab.cluster.slurm.script import (
     step_command,
     step_name,
 )
-from areal_lab.config.cluster import ClusterConfig, SchedulerConfig
+from areal_lab.config.sections import ClusterConfig, SchedulerConfig
+from areal_lab.host.durable import replace_text
 from areal_lab.host.processes import Child, last_lines, start_command
 
 _GONE_WITHIN_S: Final = 60.0
-"""Slurm kills what does not end by itself after its KillWait, which is 30 s by default.
-A node that does not respond keeps its job `COMPLETING` for minutes."""
+"""Slurm kills processes that do not end within its KillWait, which is 30 s by default. A node
+that does not respond keeps its job `COMPLETING` for minutes."""
 _TELL_AFTER_S: Final = 2.0
 _LOOK_S: Final = 0.2
 _PROBE_S: Final = 20.0
 _LOG_LINES: Final = 5
 _TOGETHER: Final = 16
-"""Steps that are started at the same time."""
+"""Number of steps that are started concurrently."""
 
 
 def _to_stderr(text: str) -> None:
@@ -57,32 +58,28 @@ def _to_stderr(text: str) -> None:
 
 @dataclass(slots=True)
 class SlurmScheduler:
-    """Brings up host agents by Slurm: in the allocation that this process runs in, or as jobs."""
+    """Start host agents with Slurm: in the allocation of this process, or as jobs."""
 
     config: SchedulerConfig
     cluster: ClusterConfig
     log_folder: Path
     """On a file system that the nodes share, unless the agents are steps of an allocation."""
     say: Callable[[str], None] = _to_stderr
-    """Shows what could not be ended."""
+    """Reports jobs that could not be ended."""
     submitted: list[str] = field(default_factory=list)
     """Jobs of agents, by their numbers."""
     _job: str = ""
-    """The allocation in which agents can be started; empty with `slurm_jobs=per_host`."""
+    """Allocation in which agents can be started; empty with `slurm_jobs=per_host`."""
     _steps: dict[str, Child] = field(default_factory=dict)
-    """The `srun` of each node's agent, where this process has started it."""
+    """`srun` process of each node's agent, if this process has started it."""
     _dropped: list[Child] = field(default_factory=list)
-    """The same of hosts that were lost."""
+    """The same for lost hosts."""
     _free: list[str] = field(default_factory=list)
-    """Nodes of the allocation without an agent that the run counts on."""
+    """Nodes of the allocation without an agent in use."""
     _invitation: Invitation | None = None
 
     async def start(self, hosts: int, invitation: Invitation) -> None:
-        """Start agents in the allocation, or submit jobs of agents.
-
-        Raises:
-            ValueError: in one sentence, if Slurm refuses or the allocation is too small.
-        """
+        """Start agents in the allocation, or submit jobs of agents."""
         if option := refused_option(self.config.slurm_args):
             raise ValueError(
                 f"scheduler.slurm_args has {option}, but that follows from other settings; leave "
@@ -101,10 +98,9 @@ class SlurmScheduler:
             self._job = self.submitted[0]
 
     async def state(self) -> str:
-        """`Slurm job 12: PENDING (Resources)`.
+        """State of the jobs, such as `Slurm job 12: PENDING (Resources)`.
 
-        Raises:
-            NoHosts: if a job has ended, will never start, or does not start agents.
+        Raises NoHosts if a job has ended, will never start, or does not start agents.
         """
         for node, step in self._steps.items():
             if not step.running:
@@ -128,12 +124,7 @@ class SlurmScheduler:
         return f"Slurm job{plural} {', '.join(map(str, known)) or 'unknown'}{logs}"
 
     async def replace(self, name: str) -> None:
-        """Start an agent on another node, or on the same one if that still starts tasks.
-
-        Raises:
-            NoHosts: if there is no node for it.
-            ValueError: if Slurm refuses another job.
-        """
+        """Start an agent on another node, or on the same one if that still starts tasks."""
         if not self._job:
             await self._cancel(
                 job.number for job in await jobs(self.submitted) if job.nodes == name
@@ -178,20 +169,21 @@ class SlurmScheduler:
     # --- jobs ---
 
     async def _submit(self, hosts: int) -> None:
-        """Submit a job of agents; one whose submission is interrupted is still known."""
+        """Submit a job of agents; an interrupted submission is still recorded."""
         assert self._invitation is not None, "started before"
         name = "host.sh" if self.config.slurm_jobs == "per_host" else "hosts.sh"
         file = self.log_folder.parent / "slurm" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         self.log_folder.mkdir(parents=True, exist_ok=True)
-        file.write_text(
+        replace_text(
+            file,
             batch_script(
                 hosts,
                 self._invitation.run,
                 self.cluster,
                 self.config.slurm_args,
                 self.log_folder,
-            )
+            ),
         )
         token = {TOKEN_VARIABLE: self._invitation.token}
 
@@ -213,7 +205,7 @@ class SlurmScheduler:
             ) from error
 
     async def _cancel(self, numbers: Iterable[str]) -> None:
-        """Ask Slurm to end jobs of agents."""
+        """Cancel jobs of agents."""
         for number in numbers:
             try:
                 await ask("scancel", number)
@@ -221,7 +213,7 @@ class SlurmScheduler:
                 continue  # it has ended, or `_wait_until_gone` finds it
 
     async def _wait_until_gone(self) -> None:
-        """Wait until none of the jobs has a process, and say what is left after a while."""
+        """Wait until none of the jobs has a process, and report those left after a while."""
         left: list[Job] = []
         tell_at_s = asyncio.get_running_loop().time() + _TELL_AFTER_S
         try:
@@ -277,7 +269,7 @@ class SlurmScheduler:
         return ""
 
     async def _step_numbers(self, nodes: Sequence[str]) -> list[str]:
-        """The steps with the agents of these nodes."""
+        """Steps with the agents of these nodes."""
         assert self._invitation is not None, "started before"
         names = {step_name(node, self._invitation.run) for node in nodes}
         return [number for number, name in (await steps(self._job)).items() if name in names]
@@ -312,7 +304,7 @@ class SlurmScheduler:
 
 
 async def _there() -> str:
-    """What the cluster has, as far as it says so."""
+    """Hint about the available partitions, if Slurm lists them."""
     try:
         return await what_there_is()
     except SlurmRefused as error:

@@ -1,7 +1,7 @@
 """The batch script of host agents, and the command that starts one on a node of an allocation.
 
 One step on each node rather than one step of many tasks: a step can be ended and started alone, so
-that a host is replaced while the others continue.
+a host can be replaced while the others continue.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from pathlib import Path
 from typing import Final
 
 from areal_lab.cluster.slurm.commands import former_variables
-from areal_lab.config.cluster import ClusterConfig
+from areal_lab.config.sections import ClusterConfig
 
-_AGENT: Final = "areal_lab.cluster.agent.main"
+_AGENT: Final = "areal_lab.cluster.agent.run"
 _JOIN_S: Final = 60
 """The run listens before any agent is started."""
 _STEP: Final = (
     "--nodes=1",
     "--ntasks=1",
-    "--overlap",  # with whatever else runs in the allocation, such as the run itself
+    "--overlap",  # with anything else that runs in the allocation, such as the run itself
     "--no-kill",
     "--wait=0",
     "--kill-on-bad-exit=0",
-    "--cpu-bind=none",  # its processes use every core that the job has there
-    "--mem=0",  # the same of memory
+    "--cpu-bind=none",  # its processes use every core of the job there
+    "--mem=0",  # the same for memory
     "--export=ALL",
 )
 _DECIDED: Final = frozenset(
@@ -61,16 +61,14 @@ def step_name(node: str, run: str) -> str:
 def step_command(
     job: str, node: str, run: str, cluster: ClusterConfig, extra: Sequence[str]
 ) -> list[str]:
-    """The command that runs an agent on a node of an allocation, until it ends.
+    """Command that runs an agent on a node of an allocation, until it ends.
 
-    Args:
-        job: the allocation.
-        run: `ADDRESS:PORT` of the run.
-        extra: further options of `srun`.
+    `job` is the allocation, `run` is `ADDRESS:PORT` of the run, and `extra` has further options of
+    `srun`.
     """
     return [
         "env",
-        # The pipe to the run (`host.processes`) is none on another machine.
+        # The pipe to the run (`host.processes`) does not reach another machine.
         *(f"--unset={name}" for name in ("AREAL_LAB_LIFELINE", *former_variables())),
         "srun",
         f"--jobid={job}",
@@ -85,19 +83,17 @@ def step_command(
 
 
 def probe_command(job: str, node: str) -> list[str]:
-    """The command that tries whether a node of an allocation starts tasks."""
+    """Command that tests whether a node of an allocation starts tasks."""
     return ["srun", f"--jobid={job}", *_STEP, f"--nodelist={node}", "--immediate=10", "true"]
 
 
 def batch_script(
     hosts: int, run: str, cluster: ClusterConfig, extra: Sequence[str], log_folder: Path
 ) -> str:
-    """A job of host agents on this many nodes. It has no secret: the token is in the environment.
+    """Job of host agents on this many nodes. It has no secret: the token is in the environment.
 
-    Args:
-        run: `ADDRESS:PORT` of the run.
-        extra: further options of `sbatch`; they replace those above them.
-        log_folder: for what Slurm and the agents print.
+    `run` is `ADDRESS:PORT` of the run. The options of `sbatch` in `extra` replace those above them.
+    `log_folder` gets the output of Slurm and the agents.
     """
     options = [
         "--job-name=areal-lab-hosts",
@@ -135,7 +131,7 @@ def batch_script(
 
 
 def refused_option(extra: Sequence[str]) -> str:
-    """The first option that contradicts other settings; empty if there is none."""
+    """First option that contradicts other settings; empty without one."""
 
     def decided(given: str) -> bool:
         long = given.startswith("--")
@@ -145,12 +141,12 @@ def refused_option(extra: Sequence[str]) -> str:
 
 
 def _agent(run: str) -> list[str]:
-    """Without the name of the host, which comes last."""
+    """Command of an agent without the name of the host, which is appended."""
     return [sys.executable, "-m", _AGENT, "--join", run, "--join-s", str(_JOIN_S), "--name"]
 
 
 def _gpus(cluster: ClusterConfig, extra: Sequence[str]) -> list[str]:
-    """`--gres` and not `--gpus-per-node`, which only one of Slurm's two selectors knows."""
+    """`--gres` and not `--gpus-per-node`, which only one of Slurm's two selectors supports."""
     if not cluster.n_gpus_per_node or _has(extra, "--gres") or _has(extra, "--gpus"):
         return []
     return [f"--gres=gpu:{cluster.n_gpus_per_node}"]
@@ -161,5 +157,5 @@ def _has(extra: Sequence[str], option: str) -> bool:
 
 
 def _literal(path: Path) -> str:
-    """A path in which Slurm finds no placeholder."""
+    """Path in which Slurm finds no placeholder."""
     return str(path.absolute()).replace("%", "%%")

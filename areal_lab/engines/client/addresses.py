@@ -20,11 +20,7 @@ class CannotAttach(ValueError):
 
 
 def check_addresses(addresses: Sequence[str]) -> None:
-    """Check that each address is well-formed and accepts connections.
-
-    Raises:
-        CannotAttach: for the first address that does not.
-    """
+    """Check that each address is well-formed and accepts connections."""
     targets = [_host_and_port(address) for address in addresses]
     for index, address in enumerate(addresses):
         if address.rstrip("/") in [other.rstrip("/") for other in addresses[:index]]:
@@ -41,11 +37,7 @@ def check_addresses(addresses: Sequence[str]) -> None:
 
 
 def _host_and_port(address: str) -> tuple[str, int]:
-    """Host and port of an address.
-
-    Raises:
-        CannotAttach: with the problem and an example.
-    """
+    """Host and port of an address."""
     try:
         parts = urlsplit(address)
         host, port = parts.hostname or "", parts.port
@@ -65,7 +57,7 @@ def _host_and_port(address: str) -> tuple[str, int]:
 
 
 def _fault(parts: SplitResult, host: str, port: int | None) -> str:
-    """The problem with the parts of an address; empty if there is none."""
+    """The problem with the parts of an address; empty without one."""
     if parts.scheme != "http":
         return "it does not begin with http://"
     if not host:
@@ -82,7 +74,7 @@ def _fault(parts: SplitResult, host: str, port: int | None) -> str:
 
 
 def without_key(address: str) -> str:
-    """An address for display: without what stands before an @, which may be a key."""
+    """Address for display, without the part before an @, which may be a key."""
     scheme, separator, rest = address.rpartition("://")
     return f"{scheme}{separator}{rest.rpartition('@')[2]}"
 
@@ -93,7 +85,7 @@ def port_of(address: str) -> int:
 
 
 def is_local(address: str) -> bool:
-    """Whether a server is on this machine and can read its shared memory."""
+    """Return whether a server is on this machine and can read its shared memory."""
     host = urlsplit(address).hostname or ""
     try:
         return ipaddress.ip_address(host).is_loopback

@@ -2,31 +2,41 @@
 
 Connection.call(Call) --> the reply, decoded
 Connection.messages(Call) --> the messages of a reply, streamed or whole
+
+Request timeouts that stop while we have paused the engine.
+
+async with timeouts.request() as timeout:     TimeoutError after `limit_s` without a message
+    ... timeout.restart() ...                 a message arrived: the time starts over
+timeouts.pause(), timeouts.resume()           around a pause of the engine, however long
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import httpx2
 
 from areal_lab.engines.client.dialect import Call, Reply
-from areal_lab.engines.errors import EngineError, EngineUnreachable
 from areal_lab.engines.keys import authorization
+from areal_lab.engines.protocol import EngineError, EngineUnreachable
 from areal_lab.host.certificates import certificates_for
+from areal_lab.host.ports import connect_s
 
 _CONNECT_S = 10.0
+_STATUS_S = 60.0
+"""A server on a busy machine may take long."""
 _KEEP_ALIVE_S = 3.0
-"""Shorter than the 5 s after which common servers close an idle connection: a request sent at that
-moment would fail."""
+"""Shorter than the 5 s after which common servers close an idle connection: a request sent at
+that moment would fail."""
 _EVENT = b"data: "
 _LAST_EVENT = b"[DONE]"
 _LONGEST_REASON = 500
 _LONGEST_EXCERPT = 100
-"""Bytes shown of what cannot be read."""
+"""Bytes shown of an unreadable reply."""
 
 
 class Connection:
@@ -40,18 +50,12 @@ class Connection:
         key: str = "",
         transport: httpx2.AsyncBaseTransport | None = None,
     ) -> None:
-        """Create a connection; nothing is sent yet.
-
-        Args:
-            base_url: such as `http://127.0.0.1:30000`.
-            timeout_s: longest wait for the reply to a `call`.
-            key: the server's key, sent with every request; empty sends none.
-            transport: replaces the network in tests.
-        """
+        """Create a connection; nothing is sent yet."""
         self.base_url = base_url.rstrip("/")
         self.timeout_s = timeout_s
         """Longest wait for the reply to a `call`."""
-        self._timeout = httpx2.Timeout(timeout_s, connect=_CONNECT_S)
+        self._connect_s = connect_s(base_url, _CONNECT_S)
+        self._timeout = httpx2.Timeout(timeout_s, connect=self._connect_s)
         self._http = httpx2.AsyncClient(
             base_url=self.base_url,
             headers=authorization(key),
@@ -62,13 +66,7 @@ class Connection:
         )
 
     async def call(self, call: Call) -> Reply:
-        """Send a request; returns its reply, or `{}` if that is not JSON.
-
-        Raises:
-            EngineUnreachable: if there is no reply in time, it is malformed JSON, or the server has
-                another key.
-            EngineError: if the reply is an error.
-        """
+        """Send a request; returns its reply, or `{}` if that is not JSON."""
         self._check_open(call)
         try:
             reply = await self._http.request(
@@ -82,15 +80,9 @@ class Connection:
         return self._decoded(call, reply.content) if is_json else {}
 
     async def messages(self, call: Call) -> AsyncGenerator[Reply, None]:
-        """Send a request and yield the messages of its reply; the caller applies the timeout.
-
-        Raises:
-            EngineUnreachable: if the connection is lost, the server says that it is broken, has
-                another key, or sends malformed JSON.
-            EngineError: if the reply is another error.
-        """
+        """Send a request and yield the messages of its reply; the caller applies the timeout."""
         self._check_open(call)
-        timeout = httpx2.Timeout(None, connect=_CONNECT_S)
+        timeout = httpx2.Timeout(None, connect=self._connect_s)
         try:
             async with self._http.stream(
                 call.method, call.path, json=call.body, timeout=timeout
@@ -111,7 +103,7 @@ class Connection:
         if self._http.is_closed:
             return None
         try:
-            reply = await self._http.request(call.method, call.path, timeout=_CONNECT_S)
+            reply = await self._http.request(call.method, call.path, timeout=_STATUS_S)
         except httpx2.TransportError:
             return None
         return reply.status_code
@@ -121,7 +113,7 @@ class Connection:
         await self._http.aclose()
 
     def unreachable(self, call: Call, what: str) -> EngineUnreachable:
-        """The error of a server that is gone."""
+        """Error of a server that is gone."""
         return EngineUnreachable(
             f"engine {self.base_url} is unreachable ({call.method} {call.path}: {what})"
         )
@@ -193,3 +185,58 @@ def _reason(reply: httpx2.Response) -> str:
         if message:
             return " ".join(str(message).split())
     return str(body)[:_LONGEST_REASON]
+
+
+class RequestTimeout:
+    """The timeout of one request."""
+
+    def __init__(self, timeout: asyncio.Timeout, limit_s: float | None) -> None:
+        self._timeout = timeout
+        self._limit_s = limit_s
+        self._paused = False
+
+    def restart(self) -> None:
+        """Restart the timeout: a message arrived."""
+        self.arm(paused=self._paused)
+
+    def arm(self, *, paused: bool) -> None:
+        """Restart the timeout, or stop it while `paused`."""
+        self._paused = paused
+        if self._timeout.expired() or self._limit_s is None:
+            return
+        now_s = asyncio.get_running_loop().time()
+        self._timeout.reschedule(None if paused else now_s + self._limit_s)
+
+
+class RequestTimeouts:
+    """The timeouts of all requests of one client."""
+
+    def __init__(self, limit_s: float | None) -> None:
+        self.limit_s = limit_s
+        self._active: set[RequestTimeout] = set()
+        self._paused = False
+
+    @asynccontextmanager
+    async def request(self) -> AsyncIterator[RequestTimeout]:
+        """Raise `TimeoutError` inside the block after `limit_s` without a message."""
+        async with asyncio.timeout(None) as timeout:
+            one = RequestTimeout(timeout, self.limit_s)
+            one.arm(paused=self._paused)
+            self._active.add(one)
+            try:
+                yield one
+            finally:
+                self._active.discard(one)
+
+    def pause(self) -> None:
+        """Stop every timeout: no message is expected from now on."""
+        self._set(True)
+
+    def resume(self) -> None:
+        """Restart the timeout of every request: messages are expected again."""
+        self._set(False)
+
+    def _set(self, paused: bool) -> None:
+        self._paused = paused
+        for one in self._active:
+            one.arm(paused=paused)

@@ -8,13 +8,19 @@ Pure functions: the client performs the calls, nothing is sent here.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 from areal_lab.control.events import Version
 from areal_lab.data.trajectory import FinishReason
-from areal_lab.engines.errors import EngineError, VersionMismatch
-from areal_lab.engines.protocol import GenerateRequest, MemoryTag, PauseMode, WeightsFolder
+from areal_lab.engines.protocol import (
+    EngineError,
+    GenerateRequest,
+    MemoryTag,
+    PauseMode,
+    VersionMismatch,
+    WeightsFolder,
+)
 
 Reply: TypeAlias = Any
 """A decoded JSON reply."""
@@ -56,7 +62,7 @@ class Chunk:
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     total: int | None = None
-    """Tokens of the sample including these; None if messages hold only new tokens."""
+    """Tokens of the sample including these; None if messages have only new tokens."""
     spans: tuple[Span, ...] | None = None
     """Versions of all tokens so far, where the server reports them."""
     version: Version | None = None
@@ -65,7 +71,7 @@ class Chunk:
     retractions: int = 0
     cached_tokens: int = 0
     prompt_tokens: tuple[int, ...] | None = None
-    """The prompt as the server has it, placeholders of images included, if it reports it."""
+    """Prompt of the server, with placeholders of images, if it reports it."""
 
 
 class Digest(NamedTuple):
@@ -73,7 +79,7 @@ class Digest(NamedTuple):
 
     value: str
     whole: bool = True
-    """Whether it covers all weights; otherwise different weights may have the same digest."""
+    """True if it covers all weights; otherwise different weights may have the same digest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +88,7 @@ class Dialect:
 
     name: str
     together: bool
-    """Whether one HTTP request carries all samples of a `generate` call."""
+    """True if one HTTP request carries all samples of a `generate` call."""
     generate: Callable[[Sequence[GenerateRequest], GenerateOptions], Call]
     """All requests if `together`, else exactly one."""
     read: Callable[[Reply], Chunk]
@@ -92,8 +98,8 @@ class Dialect:
     abort: Callable[[str], Call]
     """End one request."""
     abort_all: Callable[[Sequence[str]], Call]
-    """End all requests of this client, which are the ones given, in one call: ended one by one,
-    they would free slots for waiting ones."""
+    """End all requests of this client, which are the ones given, in one call: ending them one by
+    one would free slots for waiting ones."""
     release: Callable[[MemoryTag], Call] | None
     """Free this memory of a paused engine without requests; None if it cannot be freed."""
     take: Callable[[MemoryTag], Call] | None
@@ -105,16 +111,16 @@ class Dialect:
     adapters: Call
     """List the LoRA adapters of the engine."""
     held_adapters: Callable[[Reply], Sequence[str]]
-    """Their names, from the reply to `adapters`."""
+    """Names of the adapters, from the reply to `adapters`."""
     adapter_support: Call
     supports_adapters: Callable[[Reply], bool]
-    """Whether it was started with adapters, from the reply to `adapter_support`."""
+    """True if the server was started with adapters, from the reply to `adapter_support`."""
     load_adapter: Callable[[str, WeightsFolder], Call]
     """Load another adapter under a unique name."""
     unload_adapter: Callable[[str], Call]
     """Unload an adapter that no running request names."""
     name_version: Callable[[Version], Call]
-    """Make it report this version, whatever its weights."""
+    """Make the engine report this version, whatever its weights."""
     held: Call
     """Ask for the version of the engine's weights."""
     held_version: Callable[[Reply], Version]
@@ -127,20 +133,20 @@ class Dialect:
     engine_version: Callable[[Reply], str]
     """Version of its package, from the same reply."""
     checks_stops: Callable[[Reply], bool]
-    """Whether it ends responses at stop strings by itself, from the reply to `info`. If not, it is
-    sent none: the client ends them a little later."""
+    """True if the server ends responses at stop strings itself, from the reply to `info`. If
+    not, it gets no stop strings: the client ends the responses a little later."""
     tells_interruptions: bool
-    """Whether every message reports its version and how often the sample lost its cache."""
+    """True if every message reports its version and how often the sample lost its cache."""
     ready: Call
-    """Answered with 200 by a server that generates; while it is paused, with any status."""
+    """Status 200 from a server that generates; any status while it is paused."""
     ping_compute: Call
-    """Answered by the compute process, between two of its steps; `ready` may be answered by an HTTP
-    process in front of it, even when the compute process hangs."""
+    """Request that the compute process handles between two of its steps; `ready` may be handled
+    by an HTTP process in front of it, even when the compute process hangs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateOptions:
-    """What a client adds to requests."""
+    """Options that a client adds to requests."""
 
     stream: bool
     stream_interval: int
@@ -150,7 +156,7 @@ class GenerateOptions:
     adapter: str = ""
     """The LoRA adapter to use; empty means the base weights."""
     send_stops: bool = False
-    """Whether the server gets the stop strings."""
+    """True if the server gets the stop strings."""
 
 
 def parse_adapters(reply: Reply) -> tuple[str, ...]:
@@ -163,11 +169,7 @@ def parse_adapters(reply: Reply) -> tuple[str, ...]:
 
 
 def parse_version(value: object) -> Version:
-    """Parse a version as the run numbers them.
-
-    Raises:
-        VersionMismatch: if it is not one.
-    """
+    """Parse a version as the run numbers them; raises VersionMismatch for anything else."""
     try:
         return int(str(value))
     except ValueError:
@@ -199,3 +201,69 @@ def parse_finish_reason(kind: object) -> FinishReason | None:
         case "abort":
             return "abort"
     raise EngineError(f"the finish reason is {kind!r}")
+
+
+_KEPT = 3
+"""Sets of weights whose digests are remembered."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldAdapter:
+    """The adapter that requests name; its load was verified."""
+
+    name: str
+    """Empty means the base weights."""
+    version: Version
+
+
+@dataclass(slots=True)
+class HeldWeights:
+    """The engine's version, and digests that distinguish sets of weights."""
+
+    version: Version | None = None
+    """Version that the engine reported last."""
+    adapter: HeldAdapter | None = None
+    """The current adapter, where versions are LoRA adapters on fixed weights."""
+    digest: Digest | None = None
+    """Digest of the weights loaded last."""
+    shapes: Mapping[str, Sequence[int]] | None = None
+    """Shapes of the engine's tensors, by name."""
+    _digest_of: dict[str, Digest] = field(default_factory=dict)
+    """Digests by our checksum."""
+    _retired_caches: int = 0
+
+    @property
+    def cache_name(self) -> str:
+        """Changes whenever a weight update leaves old keys and values in the cache, so later
+        requests share none of them.
+        """
+        return f"after-{self._retired_caches}-in-place" if self._retired_caches else ""
+
+    def retire_cache(self) -> None:
+        """Prevent later requests from sharing the present cache."""
+        self._retired_caches += 1
+
+    def compare(self, checksum: str, digest: Digest | None) -> str | None:
+        """Why the engine cannot hold the weights of this checksum, or None.
+
+        A digest of our own kind must equal the checksum. Any other kind is compared with those of
+        earlier sets: equal weights have equal digests, and different weights have different ones if
+        the digest covers all weights.
+        """
+        self.digest = digest
+        if digest is None:
+            return None
+        kind = checksum.partition(":")[0] + ":"
+        if digest.value.startswith(kind):
+            return None if digest.value == checksum else f"holds {digest.value}"
+        known = self._digest_of.get(checksum)
+        if known is not None and known != digest:
+            return "its weights differ from those it had for the same set before"
+        others = [one for other, one in self._digest_of.items() if other != checksum]
+        if digest.whole and digest in others:
+            return "still holds the weights of an earlier set"
+        self._digest_of.pop(checksum, None)
+        self._digest_of[checksum] = digest
+        while len(self._digest_of) > _KEPT:
+            del self._digest_of[next(iter(self._digest_of))]
+        return None

@@ -10,7 +10,7 @@ with the one sent, and so is a digest of the server's weights where it has one.
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -19,18 +19,18 @@ import httpx2
 
 from areal_lab.control.events import Version
 from areal_lab.data.tokenize import TOKENIZER_FILE
-from areal_lab.engines.client.connection import Connection
-from areal_lab.engines.client.dialect import Dialect, Digest, get
-from areal_lab.engines.client.held_weights import HeldAdapter, HeldWeights
+from areal_lab.engines.client.connection import Connection, RequestTimeouts
+from areal_lab.engines.client.dialect import Dialect, Digest, HeldAdapter, HeldWeights, get
 from areal_lab.engines.client.requests import RunningRequests
 from areal_lab.engines.client.sglang import SGLANG
-from areal_lab.engines.client.timeouts import RequestTimeouts
-from areal_lab.engines.errors import EngineError, EngineUnreachable, VersionMismatch
 from areal_lab.engines.protocol import (
+    EngineError,
+    EngineUnreachable,
     Generated,
     GenerateRequest,
     MemoryTag,
     PauseMode,
+    VersionMismatch,
     WeightsFolder,
 )
 from areal_lab.engines.weights.verify_folder import (
@@ -44,7 +44,8 @@ from areal_lab.models.folder import end_token_ids
 __all__ = ["EngineClient", "EngineError", "EngineUnreachable", "VersionMismatch"]
 
 STREAM_INTERVAL = 8
-"""Tokens of a sample between two messages of the server; at most this many are lost with it."""
+"""Tokens of a sample between two messages of the server; at most this many are lost with the
+server."""
 _CONTROL_TIMEOUT_S = 600.0
 _ADAPTER = "areal_lab-"
 """Prefix of the names of adapters that these clients load."""
@@ -66,23 +67,7 @@ class EngineClient:
         read_folder: ReadFolder = read_folder_here,
         transport: httpx2.AsyncBaseTransport | None = None,
     ) -> None:
-        """Create a client; nothing is sent yet.
-
-        Args:
-            base_url: such as `http://127.0.0.1:30000`.
-            api: the server's dialect; `launch.detect.dialect_at` detects it.
-            stream: whether tokens arrive in pieces, so that the ones received survive the loss of
-                the server (`EngineUnreachable.partial`).
-            stream_interval: tokens of a sample between two pieces.
-            request_timeout_s: longest silence during `generate`, excluding pauses by this client;
-                `None` waits as long as the server lives. Without `stream` a server is silent until
-                the last sample has ended.
-            control_timeout_s: longest wait for any other reply, such as after loading weights.
-                `None` is `request_timeout_s`, or ten minutes.
-            key: the server's key; empty if it has none.
-            read_folder: checks the weights that the server is to load, where it finds them.
-            transport: replaces the network in tests.
-        """
+        """Create a client; nothing is sent yet."""
         self.api = api
         timeout_s = control_timeout_s or request_timeout_s or _CONTROL_TIMEOUT_S
         self.key = key
@@ -110,17 +95,16 @@ class EngineClient:
         """From the next request on, have messages come after this many tokens of a sample."""
         self._requests.stream_interval = tokens
 
+    def report_samples(self, ended: Callable[[str], None]) -> None:
+        """Call `ended` with the name of each request whose sample ends, perhaps several times."""
+        self._requests.sample_ended = ended
+
     # --- generating ---
 
     async def generate(self, requests: Sequence[GenerateRequest]) -> list[Generated]:
         """Generate one sample per request.
 
         Requests that an `abort` pause of this client ended are sent again with their tokens.
-
-        Raises:
-            EngineUnreachable: if the connection is lost, the server is silent for too long, or it
-                no longer has the adapter; carries the received tokens.
-            EngineError: if the server refuses, or its reply contradicts itself.
         """
         return await self._requests.generate(requests)
 
@@ -130,7 +114,8 @@ class EngineClient:
 
     def confirmed_tokens(self, request_id: str) -> int:
         """The received tokens that are kept if the engine is lost now. Right after a weight
-        update, the version of the newest tokens is uncertain until the next message."""
+        update, the version of the newest tokens is uncertain until the next message.
+        """
         return self._requests.confirmed_tokens(request_id)
 
     def received(self, request_ids: Iterable[str]) -> dict[str, Generated]:
@@ -144,9 +129,9 @@ class EngineClient:
     # --- pauses and weights ---
 
     async def pause(self, mode: PauseMode) -> None:
-        """Stop decoding; requests sent meanwhile are held by the server.
+        """Stop decoding; requests sent meanwhile wait on the server.
 
-        With `abort`, requests are ended first and held here: SGLang's own abort pause checks only
+        With `abort`, requests are ended first and wait here: SGLang's own abort pause checks only
         once a second whether they have ended. Where versions are adapters, the server is not
         paused, because its weights do not change.
         """
@@ -163,12 +148,12 @@ class EngineClient:
                 raise
         self._paused = mode
         if mode is PauseMode.IN_PLACE:
-            # From here on, so that requests held until after the update share no older prefix.
+            # From here on, so requests that wait for the update share no older prefix.
             self._held.retire_cache()
         self._timeouts.pause()
 
     async def resume(self) -> None:
-        """Resume decoding, including the held requests."""
+        """Resume decoding, including the waiting requests."""
         if self._held.adapter is None:
             await self._connection.call(self.api.resume)
         self._requests.may_send.set()
@@ -178,9 +163,7 @@ class EngineClient:
     async def release_memory(self, tag: MemoryTag) -> None:
         """Give memory back to the device; weights are lost with it.
 
-        Raises:
-            EngineError: if the engine is not paused with `abort`, which SGLang would not survive,
-                or cannot give memory back.
+        The engine must be paused with `abort`: SGLang does not survive it otherwise.
         """
         if self.api.release is None or self._paused is not PauseMode.ABORT:
             raise EngineError(
@@ -190,7 +173,7 @@ class EngineClient:
         await self._connection.call(self.api.release(tag))
 
     async def resume_memory(self, tag: MemoryTag) -> None:
-        """Take released memory again; weights have to be loaded before `resume`."""
+        """Allocate released memory again; weights must be loaded before `resume`."""
         if self.api.take is not None:
             await self._connection.call(self.api.take(tag))
 
@@ -202,10 +185,6 @@ class EngineClient:
 
         An engine that is not paused is paused first: a running one would wait until every running
         request ends. Its cache is dropped, unless running requests keep using it (`in_place`).
-
-        Raises:
-            VersionMismatch: if the engine holds other weights afterwards; it stays paused.
-            EngineError: if the engine could not load the weights; it keeps the old ones.
         """
         if self._paused is not None and self._paused is not mode:
             raise EngineError(
@@ -233,39 +212,32 @@ class EngineClient:
     def note_model(self, folder: Path) -> None:
         """Set the model folder of the server: weights of other shapes are then refused, a sample
         that was aborted right after an end token counts as complete, and requests may have stop
-        strings if the folder has a tokenizer."""
+        strings if the folder has a tokenizer.
+        """
         self._held.shapes = folder_shapes(folder)
         self.note_end_tokens(folder)
         if (folder / TOKENIZER_FILE).is_file():
             self.note_tokenizer(folder)
 
     def note_end_tokens(self, folder: Path) -> None:
-        """Set the model folder that says which tokens end a response."""
+        """Set the model folder that defines the end tokens."""
         self._requests.end_tokens = end_token_ids(folder)
 
     def note_tokenizer(self, folder: Path) -> None:
-        """Set the folder of the model's tokenizer, with which stop strings are found."""
+        """Set the folder of the model's tokenizer, which is needed to find stop strings."""
         self._requests.tokenizer = folder
 
     async def supports_adapters(self) -> bool:
-        """Whether the server was started with support for LoRA adapters."""
+        """Return whether the server was started with support for LoRA adapters."""
         reply = await self._connection.call(self.api.adapter_support)
         return self.api.supports_adapters(reply)
 
     def use_adapters(self, version: Version) -> None:
-        """Treat new versions as adapters on the weights that the server has now.
-
-        Args:
-            version: version of the weights without an adapter.
-        """
+        """Treat new versions as adapters on the weights that the server has now."""
         self._held.adapter = HeldAdapter("", version)
 
     async def confirm_push(self, version: Version, mode: PauseMode) -> None:
-        """Check the version after the trainer pushed weights to the engine directly.
-
-        Raises:
-            VersionMismatch: if the engine holds another version.
-        """
+        """Check the version after the trainer pushed weights to the engine directly."""
         if mode is PauseMode.IN_PLACE and self._paused is None:
             self._held.retire_cache()
         self._held.digest = None  # it belongs to the previous weights
@@ -276,31 +248,30 @@ class EngineClient:
             )
 
     async def version(self) -> Version:
-        """The version that the engine reports now."""
+        """Version that the engine reports now."""
         reply = await self._connection.call(self.api.held)
         with self._connection.named():
             self._held.version = self.api.held_version(reply)
         return self._held.version
 
     async def digest(self) -> Digest | None:
-        """A digest of the weights in the engine's memory, if it supports one; each engine has its
-        own kind."""
+        """Digest of the weights in the engine's memory, if it supports one; each engine has its
+        own kind.
+        """
         return self.api.read_digest(await self._connection.call(self.api.digest))
 
     # --- about the server ---
 
     async def ready(self) -> bool:
-        """Whether the server replies and its model is loaded; never raises for a silent server."""
+        """Return whether the server replies and its model is loaded; never raises for a silent
+        server.
+        """
         status = await self._connection.status(self.api.ready)
         # A paused SGLang reports that it is not ready; if we paused it, that is expected.
         return status == httpx2.codes.OK or (status is not None and self._paused is not None)
 
     async def ping_compute(self) -> None:
-        """Return when the compute process behind the server has replied.
-
-        Raises:
-            EngineUnreachable: if it does not reply in time.
-        """
+        """Return when the compute process behind the server has replied."""
         await self._connection.call(self.api.ping_compute)
 
     async def engine_name(self) -> str:
@@ -312,11 +283,11 @@ class EngineClient:
         return self.api.engine_version(await self._connection.call(self.api.info))
 
     async def info(self) -> dict[str, Any]:
-        """What the server reports about its weights."""
+        """Server's report about its weights."""
         return dict(await self._connection.call(self.api.held))
 
     async def statistics(self) -> dict[str, Any]:
-        """What the server reports about itself; the embedded engine counts requests and tokens."""
+        """Server's report about itself; the embedded engine counts requests and tokens."""
         return dict(await self._connection.call(self.api.info))
 
     async def spans(self, since: int = 0) -> tuple[list[dict[str, Any]], int]:
@@ -338,8 +309,10 @@ class EngineClient:
 
     @asynccontextmanager
     async def _pause_for(self, mode: PauseMode) -> AsyncIterator[None]:
-        """Pause inside the block. The engine resumes after success and after a refusal that changed
-        nothing; otherwise it stays paused, because the version of its weights is unknown."""
+        """Pause inside the block. The engine resumes after success and after a refusal that
+        changed nothing; otherwise it stays paused, because the version of its weights is
+        unknown.
+        """
         if self._paused is not None:
             yield
             return
@@ -391,7 +364,8 @@ class EngineClient:
 
     async def _load_adapter(self, weights: WeightsFolder) -> Version:
         """Load an adapter while no request runs. The previous one stays loaded: the server may
-        still be ending a request that names it."""
+        still be ending a request that names it.
+        """
         name = f"{_ADAPTER}{secrets.token_hex(4)}-v{weights.version}"
         kept = {name, "" if self._held.adapter is None else self._held.adapter.name}
         try:

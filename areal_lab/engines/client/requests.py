@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-from collections.abc import Coroutine, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence, Set
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,14 +22,11 @@ from typing import Any
 from areal_lab.control.events import Version
 from areal_lab.data.stop_strings import StopScanner
 from areal_lab.data.tokenize import TextCodec
-from areal_lab.engines.client.connection import Connection
-from areal_lab.engines.client.dialect import Call, Dialect, GenerateOptions
-from areal_lab.engines.client.held_weights import HeldWeights
-from areal_lab.engines.client.resubmit import completed_sample, continuation, merge, token_count
+from areal_lab.engines.client.connection import Connection, RequestTimeouts
+from areal_lab.engines.client.dialect import Call, Dialect, GenerateOptions, HeldWeights
+from areal_lab.engines.client.resubmit import completed_sample, continuation, merge
 from areal_lab.engines.client.stream import SampleStream
-from areal_lab.engines.client.timeouts import RequestTimeouts
-from areal_lab.engines.errors import EngineError, EngineUnreachable
-from areal_lab.engines.protocol import Generated, GenerateRequest
+from areal_lab.engines.protocol import EngineError, EngineUnreachable, Generated, GenerateRequest
 
 _POLL_S = 0.005
 _POLLS = 20
@@ -47,6 +44,9 @@ class RunningRequests:
     stream_interval: int
     end_tokens: Set[int] = frozenset()
     """The model's end tokens, if known."""
+    sample_ended: Callable[[str], None] = lambda _: None
+    """Called with the name of a request when its sample has ended, before others of its call. A
+    sample of which a pause proves later that it was complete is not reported."""
     tokenizer: Path | None = None
     """Folder of the model's tokenizer, if known; requests with stop strings need it."""
     may_send: asyncio.Event = field(default_factory=asyncio.Event)
@@ -63,7 +63,7 @@ class RunningRequests:
     _codec: TextCodec | None = None
     _server_checks_stops: bool | None = None
     _preparing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Whether the server finds stop strings, too; None until it was asked."""
+    """True if the server also finds stop strings; None until it was asked."""
     _sent: Iterator[int] = field(default_factory=itertools.count)
     _name: str = field(default_factory=lambda: secrets.token_hex(3))
 
@@ -88,11 +88,12 @@ class RunningRequests:
     def confirmed_tokens(self, request_id: str) -> int:
         """The received tokens that are kept if the engine is lost now."""
         stream = self._streams.get(request_id)
-        return 0 if stream is None else token_count(stream.generated())
+        return 0 if stream is None else len(stream.generated().tokens)
 
     def received(self, request_ids: Iterable[str]) -> dict[str, Generated]:
-        """The confirmed tokens so far of running samples, by request id; those without are left
-        out. The call that runs them continues."""
+        """The confirmed tokens so far of running samples, by request id, without empty ones. The
+        call that runs them continues.
+        """
         found: dict[str, Generated] = {}
         for name in request_ids:
             stream, sample = self._streams.get(name), self._earlier.get(name)
@@ -243,7 +244,8 @@ class RunningRequests:
 
     async def _prepare_stops(self, requests: Iterable[GenerateRequest]) -> None:
         """If a request has stop strings, load the tokenizer and ask the server whether it finds
-        them itself."""
+        them itself.
+        """
         if not any(request.sampling.stop for request in requests):
             return
         if self.tokenizer is None:
@@ -251,7 +253,7 @@ class RunningRequests:
                 f"a request to engine {self.connection.base_url} has stop strings, but its client "
                 "knows no tokenizer; give it the model folder (note_tokenizer)"
             )
-        # Workflows begin many turns at once: the tokenizer would be loaded for each of them.
+        # Workflows start many turns together: each would load the tokenizer.
         async with self._preparing:
             if self._codec is None:
                 self._codec = await asyncio.to_thread(TextCodec.load, self.tokenizer)
@@ -261,7 +263,7 @@ class RunningRequests:
                     self._server_checks_stops = self.api.checks_stops(reply)
 
     def _scanner(self, request: GenerateRequest) -> StopScanner | None:
-        """What finds the stop strings of a request; None if it has none."""
+        """Finder of the stop strings of a request; None without any."""
         if not request.sampling.stop:
             return None
         assert self._codec is not None, "see _prepare_stops"
@@ -301,7 +303,7 @@ class RunningRequests:
             if error is None:
                 raise
             samples = [one.generated() for one in streams]
-            discarded = sum(map(len, streams)) - sum(map(token_count, samples))
+            discarded = sum(map(len, streams)) - sum(len(one.tokens) for one in samples)
             partial = {one.request_id: one for one in samples if one.segments}
             raise EngineUnreachable(str(error), partial, discarded_tokens=discarded) from error
         finally:
@@ -309,8 +311,9 @@ class RunningRequests:
                 del self._streams[one.request_id]
 
     async def _as_loss(self, error: EngineError, adapter: str) -> EngineUnreachable | None:
-        """The error as a loss of the server, if it is one: after a restart by its owner, for
-        example, the server no longer has its adapter."""
+        """Convert the error to a loss of the server, if it is one: after a restart by its owner,
+        for example, the server no longer has its adapter.
+        """
         if isinstance(error, EngineUnreachable):
             return error
         if not adapter:
@@ -324,23 +327,21 @@ class RunningRequests:
         return EngineUnreachable(f"{error}; it has lost the adapter {adapter}") if lost else None
 
     def _pausing_since(self, pauses: int) -> bool:
-        """Whether an `abort` pause is in progress, or was since the count was `pauses`."""
+        """Return whether an `abort` pause is in progress, or was since the count was `pauses`."""
         return self._abort_pauses != pauses or pauses % 2 == 1
 
     def _fresh_id(self, request: GenerateRequest) -> str:
         """An id that was never sent before. SGLang aborts the id of a streamed reply again two
-        seconds after its end, which would hit a request that was resubmitted under that id."""
+        seconds after its end, which would hit a request that was resubmitted under that id.
+        """
         return f"{request.request_id}#{self._name}-{next(self._sent)}"
 
     async def _exchange(
         self, call: Call, streams: Sequence[SampleStream], adapter_version: Version | None
     ) -> None:
-        """One HTTP request and its reply, whole or in messages.
+        """Send one HTTP request and receive its reply, whole or in messages.
 
-        A sample that has ended by a stop string, which the server has not seen, is aborted there.
-
-        Args:
-            adapter_version: version of the adapter in the request; None uses the reported one.
+        A sample that has ended by a stop string that the server did not see is aborted there.
         """
         silent_s = self.timeouts.limit_s
         try:
@@ -357,6 +358,8 @@ class RunningRequests:
                         stream = streams[chunk.index]
                         had_stopped = stream.stopped
                         stream.add(chunk, self.held.version or 0)
+                    if stream.finish_reason not in (None, "abort") or stream.stopped:
+                        self.sample_ended(stream.request_id)
                     if stream.stopped and not had_stopped and stream.finish_reason is None:
                         await self.connection.call(self.api.abort(stream.sent_as))
         except TimeoutError as error:
@@ -377,7 +380,7 @@ async def _all_or_none(exchanges: Iterable[Coroutine[Any, Any, None]]) -> None:
 
 
 def _all_partial(before: Sequence[Generated], error: EngineUnreachable) -> dict[str, Generated]:
-    """The received part of each sample: for those sent again, both parts merged."""
+    """Received part of each sample: for those sent again, both parts merged."""
     partial = {one.request_id: one for one in before if one.segments}
     for name, more in error.partial.items():
         partial[name] = merge(partial[name], more) if name in partial else more

@@ -22,11 +22,6 @@ from areal_lab.data.trajectory import Segment
 from areal_lab.engines.protocol import Generated, GenerateRequest
 
 
-def token_count(sample: Generated) -> int:
-    """Number of tokens of a sample."""
-    return sum(len(segment.tokens) for segment in sample.segments)
-
-
 def completed_sample(
     request: GenerateRequest, sample: Generated, end_tokens: Set[int] = frozenset()
 ) -> Generated | None:
@@ -35,9 +30,6 @@ def completed_sample(
     Its last token may be an end token although the server reported an abort: SGLang samples one
     more token for a running request that it aborts, and does not check it. Stop strings need no
     such check: the client finds them itself (`stream`).
-
-    Args:
-        end_tokens: the model's end tokens.
     """
     if sample.finish_reason != "abort":
         return sample
@@ -45,14 +37,14 @@ def completed_sample(
     its_own = not request.sampling.ignore_eos and last in end_tokens
     if its_own or last in request.sampling.stop_token_ids:
         return replace(sample, finish_reason="stop")
-    if token_count(sample) >= request.sampling.max_new_tokens:
+    if len(sample.tokens) >= request.sampling.max_new_tokens:
         return replace(sample, finish_reason="length")
     return None
 
 
 def continuation(request: GenerateRequest, aborted: Generated) -> GenerateRequest:
     """The request for the missing tokens of an aborted one."""
-    tokens = tuple(token for segment in aborted.segments for token in segment.tokens)
+    tokens = aborted.tokens
     return replace(
         request,
         prompt_tokens=request.prompt_tokens + tokens,
@@ -64,7 +56,7 @@ def continuation(request: GenerateRequest, aborted: Generated) -> GenerateReques
 
 
 def merge(aborted: Generated, rest: Generated) -> Generated:
-    """An aborted sample and its continuation as one; adjacent segments of one version are merged.
+    """Join an aborted sample and its continuation; adjacent segments of one version are merged.
 
     The cache lost by the abort counts as a retraction.
     """
@@ -97,7 +89,7 @@ NO_SAMPLES: PartialSamples = MappingProxyType({})
 def remaining_requests(
     requests: Sequence[GenerateRequest], partial: PartialSamples
 ) -> list[GenerateRequest]:
-    """The requests that are not complete, each continuing from the tokens it has."""
+    """Requests for the missing tokens of incomplete samples."""
     left = []
     for request in requests:
         sample = partial.get(request.request_id)
@@ -127,7 +119,7 @@ def merged_samples(
 
 
 def samples_so_far(before: PartialSamples, received: PartialSamples) -> dict[str, Generated]:
-    """The samples of a group that runs: what it started with, and what was received since."""
+    """Samples of a running group: its initial tokens, and those received since."""
     samples = dict(before)
     for name, sample in received.items():
         samples[name] = merge(samples[name], sample) if name in samples else sample
@@ -135,6 +127,6 @@ def samples_so_far(before: PartialSamples, received: PartialSamples) -> dict[str
 
 
 def recomputed_tokens(sample: Generated, prompt_tokens: int) -> int:
-    """Tokens of prompt and response that were computed again where the version changed."""
+    """Tokens of prompt and response that were recomputed where the version changed."""
     lengths = [len(segment.tokens) for segment in sample.segments]
     return sum(prompt_tokens + sum(lengths[:cut]) for cut in range(1, len(lengths)))

@@ -25,9 +25,9 @@ from areal_lab.engines.client.dialect import (
     parse_version,
     post,
 )
-from areal_lab.engines.errors import EngineError
 from areal_lab.engines.protocol import (
     NEVER,
+    EngineError,
     GenerateRequest,
     PauseMode,
     SamplingParams,
@@ -35,8 +35,7 @@ from areal_lab.engines.protocol import (
 )
 
 _ID_END = ";"
-"""SGLang aborts every request whose id *begins* with the one given; with an end mark, only one
-does."""
+"""End mark of request ids: SGLang aborts every request whose id *begins* with the given one."""
 _BAD_REQUEST = 400
 
 
@@ -57,7 +56,8 @@ def generate(requests: Sequence[GenerateRequest], options: GenerateOptions) -> C
         body["image_data"] = [
             [texts[placed.image.digest] for placed in request.images] for request in requests
         ]
-        # It turns prompts with images into text and back, and answers without an image it lost.
+        # SGLang turns prompts with images into text and back, and replies normally if it loses an
+        # image.
         body["return_prompt_token_ids"] = True
     if options.stream:
         body["stream"] = True
@@ -75,7 +75,7 @@ def read(reply: Reply) -> Chunk:
     meta = reply["meta_info"]
     reason = meta.get("finish_reason")
     if isinstance(reason, Mapping):
-        if (reason.get("status_code") or 0) >= _BAD_REQUEST:  # comes with a token of its own
+        if (reason.get("status_code") or 0) >= _BAD_REQUEST:  # a separate token
             raise EngineError(f"it gave up: {reason.get('message')}")
         reason = reason.get("type")
     tokens = tuple(int(token) for token in reply["output_ids"])
@@ -100,9 +100,10 @@ def read(reply: Reply) -> Chunk:
 
 
 def load(weights: WeightsFolder, mode: PauseMode) -> tuple[Call, ...]:
-    """Load a folder. With `in_place`, running requests keep using the cache, and flushing it would
-    fail after the weights have changed; in the other modes an unflushed cache would serve stale
-    prefixes."""
+    """Load a folder. With `in_place`, running requests keep using the cache, and flushing it
+    would fail after the weights have changed; in the other modes an unflushed cache would serve
+    stale prefixes.
+    """
     return (
         post(
             "/update_weights_from_disk",

@@ -5,13 +5,13 @@
     one message at the end     [0,9)
 
 Versions are the server's. The last message has the span of each version; an earlier message may
-name one version for all its tokens (or none: then it is the version that the engine last reported).
+name one version for all its tokens, or none: then the version that the engine last reported counts.
 If that version differs from the previous one, some tokens of the message may be older than the
 change. So if the last message never arrives, only the tokens before such a message are confirmed.
 
-A sample ends with the token that completes a stop string, whatever the server sends after it: a
-server without a tokenizer does not look for one, none sees the earlier part of a resubmitted
-response, and SGLang decodes no more tokens than the string has when it is encoded, and one.
+A sample ends with the token that completes a stop string, even if the server sends more: a server
+without a tokenizer does not search for one, no server sees the earlier part of a resubmitted
+response, and SGLang decodes only one token more than the encoded stop string has.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from areal_lab.control.events import Version
 from areal_lab.data.stop_strings import StopScanner
 from areal_lab.data.trajectory import FinishReason, Segment
 from areal_lab.engines.client.dialect import Chunk, Span
-from areal_lab.engines.errors import EngineError
-from areal_lab.engines.protocol import Generated
+from areal_lab.engines.protocol import EngineError, Generated
 
 
 class SampleStream:
@@ -45,14 +44,14 @@ class SampleStream:
         """Version that the engine reported before the request was sent, if it did."""
         self.finish_reason: FinishReason | None = None
         self.lost_caches = 0
-        """Interruptions that dropped its cache and that the server does not count."""
+        """Interruptions that dropped its cache, if the server does not count them."""
         self._tokens: list[int] = []
         self._logprobs: list[float] = []
         self._spans: list[Span] = []
         self._confirmed: int | None = None
         """Tokens before the first one of uncertain version; None if all versions are certain."""
         self._prompt_tokens = prompt_tokens
-        """A prompt with images, which the server has yet to report; None of others."""
+        """Prompt with images that the server has yet to report; None for other prompts."""
         self._stops = stops
         self._end: int | None = None
         """Tokens up to the one that completed a stop string, if one did."""
@@ -64,18 +63,11 @@ class SampleStream:
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string was found in it, so that the server need not continue it."""
+        """True if a stop string was found, so the server need not continue the sample."""
         return self._end is not None
 
     def add(self, chunk: Chunk, held: Version) -> None:
-        """Add a message.
-
-        Args:
-            held: version that the engine last reported.
-
-        Raises:
-            EngineError: if the message contradicts itself or earlier ones.
-        """
+        """Add a message."""
         count = len(chunk.tokens)
         self._check_prompt(chunk)
         if len(chunk.logprobs) != count:
@@ -103,7 +95,7 @@ class SampleStream:
         self._cached_tokens = chunk.cached_tokens or self._cached_tokens
 
     def generated(self) -> Generated:
-        """The received tokens of certain version; an unfinished sample ends with `abort`."""
+        """Received tokens whose version is certain; an unfinished sample ends with `abort`."""
         confirmed = len(self._tokens) if self._confirmed is None else self._confirmed
         stopped = self._end is not None and self._end <= confirmed
         return Generated(
@@ -145,7 +137,7 @@ class SampleStream:
             raise self._error(f"has {received} tokens, but its version spans are {self._spans}")
 
     def _check_prompt(self, chunk: Chunk) -> None:
-        """Compare the server's prompt with ours, where it has images: one may have been lost."""
+        """Compare the server's prompt with ours, if it has images: one may have been lost."""
         asked, reported = self._prompt_tokens, chunk.prompt_tokens
         if asked is None or (reported is None and chunk.finish_reason is None):
             return

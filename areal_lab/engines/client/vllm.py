@@ -37,8 +37,13 @@ from areal_lab.engines.client.dialect import (
     parse_version,
     post,
 )
-from areal_lab.engines.errors import EngineError, EngineUnreachable
-from areal_lab.engines.protocol import GenerateRequest, PauseMode, WeightsFolder
+from areal_lab.engines.protocol import (
+    EngineError,
+    EngineUnreachable,
+    GenerateRequest,
+    PauseMode,
+    WeightsFolder,
+)
 
 _ID_START = "generate-tokens-"
 """vLLM puts this prefix before a request id; other ids are ignored silently."""
@@ -127,11 +132,7 @@ def _error(reply: Reply) -> EngineError:
 def load(
     weights: WeightsFolder, mode: PauseMode, *, method: str = "reload_weights"
 ) -> tuple[Call, ...]:
-    """Load a folder. The version is set last, since vLLM does not undo a failed sequence.
-
-    Args:
-        method: method of vLLM's worker that loads the weights.
-    """
+    """Load a folder. The version is set last, since vLLM does not undo a failed sequence."""
     reload = {"method": method, "kwargs": {"weights_path": str(weights.path)}}
     forget = post("/reset_prefix_cache?reset_running_requests=true")
     return (
@@ -210,6 +211,6 @@ NO_EXTENSION: Final = (
 
 
 def on_cpu(reply: Reply) -> bool:
-    """Whether the weights are packed for a CPU, from the reply to `digest`."""
+    """Return whether the weights are packed for a CPU, from the reply to `digest`."""
     digest = _read_digest(reply)
     return digest is not None and not digest.whole

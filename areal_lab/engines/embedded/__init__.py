@@ -10,5 +10,5 @@
 May import `engines.protocol`, `engines.weights`, `engines.launch.backends`, data, models and host;
 nothing imports it: it runs as a separate process.
 
-Run it by hand with `python -m areal_lab.engines.embedded.server --model-path FOLDER --port 30000`.
+To run it manually: `python -m areal_lab.engines.embedded.server --model-path FOLDER --port 30000`.
 """

@@ -3,17 +3,23 @@
     waiting --admit--> running: rows 0 .. n-1 of the cache --finish--> gone, last row fills the gap
        ^------retract------'
 
-A step is one forward pass over the last token of every running request and the prompts of those
-admitted in this step. A prefix that a running request, or one that has ended (while it fits the
-limit), has computed with the same weights is copied; only the rest of an admitted prompt is
-computed. Not thread-safe: the scheduler's thread owns it.
+Requests whose tokens are equal so far share a row until they sample different tokens: the samples
+of a group do from their prompt on, so what they have in common is computed once.
+
+A step is one forward pass over the last token of every row and the prompts of requests admitted in
+this step. A prefix that a running request (or an ended one, within a memory limit) computed with
+the same weights is copied or, in pages, shared; only the rest of an admitted prompt is computed.
+Where the cache has a limit, requests wait for its memory. Not thread-safe: the scheduler's thread
+owns it.
 """
 
 from __future__ import annotations
 
+import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -22,30 +28,48 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from areal_lab.config.sections import shown
 from areal_lab.data.stop_strings import StopScanner
 from areal_lab.data.tokenize import TextCodec
 from areal_lab.data.trajectory import FinishReason
 from areal_lab.engines.embedded.attention import (
     Chunk,
     Pack,
-    PrefixCopy,
     chunk_mask,
     decode_blocks,
 )
-from areal_lab.engines.embedded.cache import KVCache
+from areal_lab.engines.embedded.cache import (
+    KeptPrefix,
+    KeptPrefixes,
+    KVCache,
+    PrefixCopy,
+    Prefixes,
+)
+from areal_lab.engines.embedded.decode_steps import choose_cache
 from areal_lab.engines.embedded.images import ImageNumbers, PassImages, PromptPositions
-from areal_lab.engines.embedded.loading import end_token_ids, replace_parameters
-from areal_lab.engines.embedded.memory import RELEASED, WeightMemory, give_back
-from areal_lab.engines.embedded.prefixes import KeptPrefix, KeptPrefixes, Prefixes
+from areal_lab.engines.embedded.loading import (
+    RELEASED,
+    WeightMemory,
+    end_token_ids,
+    give_back,
+    replace_parameters,
+)
+from areal_lab.engines.embedded.paged_attention import PagedPack
 from areal_lab.engines.embedded.sampler import sample_tokens
-from areal_lab.engines.protocol import GenerateRequest, MemoryTag, PauseMode
+from areal_lab.engines.protocol import (
+    GenerateRequest,
+    MemoryTag,
+    PauseMode,
+    SamplingParams,
+    described,
+)
 from areal_lab.models.copies import to_device
 from areal_lab.models.image_features import ImagePixels, sees, with_features
 from areal_lab.models.vision import VisionFacts, placeholder_tokens
 
 PREFILL_TOKENS = 4096
-"""Prompt tokens admitted into one step, so that many prompts do not delay the running requests; a
-single longer prompt is admitted whole."""
+"""Maximum prompt tokens admitted into one step, so many prompts do not delay the running
+requests; a single longer prompt is admitted whole."""
 
 
 class Refused(ValueError):
@@ -53,7 +77,7 @@ class Refused(ValueError):
 
 
 class WrongMoment(Refused):
-    """A request that the engine serves at other times: its memory is released, or is in use."""
+    """A request that is valid only at other times: memory is released, or is in use."""
 
 
 @dataclass(slots=True)
@@ -74,17 +98,20 @@ class Sample:
     logprobs: list[float] = field(default_factory=list)
     spans: list[VersionSpan] = field(default_factory=list)
     stops: StopScanner | None = None
-    """Finds its stop strings, if it has any."""
+    """Finder of its stop strings, if it has any."""
     finish_reason: FinishReason | None = None
+    error: str | None = None
+    """Reason, in one line, if the engine gave it up."""
     retractions: int = 0
     cached_tokens: int | None = None
     """Prompt tokens that were copied at the first admission."""
     prefilled: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    """The tokens computed at the last admission, which other requests may share, with the numbers
-    of images in place of their placeholders."""
+    """Tokens computed at the last admission, which other requests may share, with the numbers of
+    images instead of their placeholders."""
     positions: PromptPositions | None = None
-    """None of a model whose tokens have one position each, their index."""
+    """None for models in which the position of a token is its index."""
     row: int = -1
+    """Row of the cache, which requests with equal tokens share."""
     length: int = 0
     """Tokens in the cache: all except the last one."""
     prefix_era: int = -1
@@ -92,7 +119,7 @@ class Sample:
 
     @property
     def last_token(self) -> int:
-        """The token that the next step computes."""
+        """Token that the next step computes."""
         return self.tokens[-1]
 
     def record(self, token: int, logprob: float, version: str) -> None:
@@ -108,22 +135,22 @@ class Sample:
 
 @dataclass(slots=True)
 class _Admitted:
-    """What one step computes and copies for requests that it admits."""
+    """Computation and copies of one step for the requests that it admits."""
 
     tokens: list[int] = field(default_factory=list)
-    """Of prompts, to compute."""
+    """Prompt tokens to compute."""
     last_index: list[int] = field(default_factory=list)
-    """For each new row the index, among these tokens, of the one whose logits it samples from."""
+    """For each new row, the index of its last one among these tokens, whose logits are needed."""
     chunks: list[Chunk] = field(default_factory=list)
-    """Where the tokens go."""
+    """Target rows of the tokens."""
     copies: list[PrefixCopy] = field(default_factory=list)
-    """From other rows, inside the pass."""
+    """Copies from other rows, inside the pass."""
     restored: list[tuple[KeptPrefix, int, int]] = field(default_factory=list)
-    """From kept prefixes, before the pass: to which row, and how many tokens."""
+    """Kept prefixes that are copied before the pass: target row and number of tokens."""
     positions: list[np.ndarray] = field(default_factory=list)
-    """Of the tokens, by chunk; of a model with M-RoPE."""
+    """Positions of the tokens, by chunk, for a model with M-RoPE."""
     images: PassImages = field(default_factory=PassImages)
-    """Among the tokens."""
+    """Images among the tokens."""
 
 
 class Batcher:
@@ -138,43 +165,30 @@ class Batcher:
         context_length: int | None = None,
         codec: Callable[[], TextCodec] | None = None,
         kept_prefix_bytes: int = 0,
+        cache_limit_bytes: int | None = None,
         vision: VisionFacts | None = None,
         pixels: ImagePixels | None = None,
     ) -> None:
         """Start with an empty batch.
 
         Args:
-            version: of the model's weights.
-            context_length: maximum tokens of a request; None takes the model's.
-            codec: called for requests with stop strings; without it they are refused.
-            kept_prefix_bytes: memory for keys and values of ended requests, which the next turns
-                of their conversations need.
-            vision: of a model that may have images; without it they are refused.
-            pixels: of these images.
+            cache_limit_bytes: most memory of keys and values, those of ended requests included;
+                None as in `choose_cache`.
         """
         config = model.config.get_text_config()
-        heads = config.num_attention_heads
         self.model = model
         self._device = model.device
         self._end_tokens = end_token_ids(model)
-        self._cache = KVCache(
-            layers=config.num_hidden_layers,
-            kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-            head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
-            dtype=model.dtype,
-            device=model.device,
-        )
-        self._kept = KeptPrefixes(kept_prefix_bytes)
         self.vision = vision
         self.pixels = pixels
         self._numbers = ImageNumbers()
         self._rope = sees(model)
-        """Whether tokens have three positions."""
+        """True if tokens have three positions."""
         self._never = list(placeholder_tokens(model.config))
         self._era = 0
         self._weights = WeightMemory(model)
         self.released: set[MemoryTag] = set()
-        """What has no memory now."""
+        """Tags of released memory."""
         self.version = version
         """Version of the weights in the model; `RELEASED` if it has none."""
         self.vocabulary: int = config.vocab_size
@@ -182,10 +196,21 @@ class Batcher:
             context_length or config.max_position_embeddings, config.max_position_embeddings
         )
         self.max_running_requests = max_running_requests
+        self._cache, self._steps = choose_cache(
+            model,
+            rows=max_running_requests,
+            row_tokens=self.context_length,
+            kept_bytes=kept_prefix_bytes,
+            limit_bytes=cache_limit_bytes,
+            rope=self._rope,
+        )
+        self._kept = KeptPrefixes(kept_prefix_bytes, self._cache.drop)
         self.codec = codec
         self.waiting: deque[Sample] = deque()
         self.running: list[Sample] = []
-        """In the order of their rows."""
+        """Running requests, in the order of their admission."""
+        self._rows: list[list[Sample]] = []
+        """Running requests by row."""
         self.paused = False
         self.generated_tokens = 0
         """Generated tokens since the start."""
@@ -195,25 +220,33 @@ class Batcher:
         """(query, key) pairs of their attention, since the start."""
         self.context_tokens = 0
         """Context tokens read since the start, summed over sequences and steps."""
+        self.cache_refusals = 0
+        """Requests refused since the start because they exceed the limit of the cache."""
+        self.cache_waits = 0
+        """Steps since the start in which a request waited for memory of the cache."""
+        self.cache_retractions = 0
+        """Requests since the start whose memory an older running request needed."""
 
     @property
     def cache_bytes(self) -> int:
-        """Memory held for keys and values."""
-        return self._cache.size_bytes + self.kept_prefix_bytes
+        """Memory of keys and values."""
+        within = self._steps is not None
+        return self._cache.size_bytes + (0 if within else self.kept_prefix_bytes)
+
+    @property
+    def cache_limit_bytes(self) -> int | None:
+        """Most memory of keys and values; None without a limit."""
+        return self._cache.limit_bytes
 
     @property
     def kept_prefix_bytes(self) -> int:
-        """Memory held for keys and values of ended requests."""
+        """Memory of keys and values of ended requests."""
         return self._kept.size_bytes
 
     # --- requests ---
 
     def check(self, request: GenerateRequest) -> None:
-        """Check that a request can be served.
-
-        Raises:
-            Refused: in one line, if it cannot.
-        """
+        """Check that a request can be served; raises Refused otherwise."""
         if self.released or self.version == RELEASED:
             raise WrongMoment(
                 f"request {request.request_id} came while the memory of the engine is released; "
@@ -223,13 +256,22 @@ class Batcher:
         worst = max(prompt) if min(prompt) >= 0 else min(prompt)
         if not 0 <= worst < self.vocabulary:
             raise Refused(
-                f"request {request.request_id} has token {worst}, "
+                f"request {request.request_id} has token {shown(worst)}, "
                 f"but tokens must be in 0 .. {self.vocabulary - 1}"
             )
         if len(prompt) + new_tokens > self.context_length:
             raise Refused(
                 f"request {request.request_id} needs {len(prompt)} + {new_tokens} tokens "
                 f"(prompt and max_new_tokens), but the context is {self.context_length}"
+            )
+        # The last token is sampled and never computed.
+        most = self._cache.most_tokens
+        if most is not None and len(prompt) + new_tokens - 1 > most:
+            self.cache_refusals += 1
+            raise Refused(
+                f"request {request.request_id} needs {len(prompt)} + {new_tokens} tokens "
+                f"(prompt and max_new_tokens), but the cache holds {most}; raise "
+                "rollout.cache_gib (--cache-limit-bytes of a server)"
             )
         if request.sampling.stop:
             self._load_tokenizer(request)
@@ -256,10 +298,19 @@ class Batcher:
 
     def add(self, request: GenerateRequest) -> Sample:
         """Queue a checked request."""
+        (sample,) = self.add_all([request])
+        return sample
+
+    def add_all(self, requests: Iterable[GenerateRequest]) -> list[Sample]:
+        """Queue checked requests: all, or, if one raises an error, none."""
+        samples = [self._new_sample(request) for request in requests]
+        self.waiting.extend(samples)
+        return samples
+
+    def _new_sample(self, request: GenerateRequest) -> Sample:
         sample = Sample(request, stops=self._scanner(request))
         if self._rope:
             sample.positions = PromptPositions(len(request.prompt_tokens), request.images)
-        self.waiting.append(sample)
         return sample
 
     def _load_tokenizer(self, request: GenerateRequest) -> None:
@@ -302,42 +353,38 @@ class Batcher:
             case PauseMode.ABORT:
                 return self.abort()
             case PauseMode.RETRACT:
-                for sample in reversed(self.running):
-                    sample.retractions += 1
-                    sample.row, sample.length = -1, 0
-                    self.waiting.appendleft(sample)
-                self.running = []
+                self._retract()
             case PauseMode.IN_PLACE:
                 pass
         return []
+
+    def _retract(self) -> None:
+        for sample in reversed(self.running):
+            sample.retractions += 1
+            sample.row, sample.length = -1, 0
+            self.waiting.appendleft(sample)
+        self.running, self._rows = [], []
+        self._cache.retract()
 
     def resume(self) -> None:
         """Resume decoding."""
         self.paused = False
 
     def flush(self) -> None:
-        """Drop the cache.
-
-        Raises:
-            Refused: if running requests use it.
-        """
+        """Drop the cache; refused while running requests use it."""
         if self.running:
             raise Refused(
                 f"the cache cannot be flushed while {len(self.running)} requests use it; "
                 "pause with mode retract or abort first, or load with flush_cache=false"
             )
         self._kept.clear()
-        self._cache.release()
+        self._cache.clear()
 
     def replace_weights(self, tensors: Mapping[str, Tensor], version: str, *, flush: bool) -> None:
         """Copy new weights into the model: all or, if refused, none.
 
         Without `flush`, running requests (after an `in_place` pause) continue with the keys and
         values of the old weights; no later request shares those.
-
-        Raises:
-            Refused: if a flush is requested while requests are running.
-            CorruptWeights: if the tensors do not fit.
         """
         if not self._weights.there:
             raise WrongMoment("the memory of the weights is released; resume it first")
@@ -352,11 +399,7 @@ class Batcher:
         self.version = version
 
     def release_memory(self, tags: Iterable[MemoryTag]) -> None:
-        """Free this memory; weights are lost with it.
-
-        Raises:
-            WrongMoment: if there are requests, whose cache and weights these are.
-        """
+        """Free this memory; weights are lost with it."""
         if self.running or self.waiting:
             count = len(self.running) + len(self.waiting)
             raise WrongMoment(
@@ -372,11 +415,14 @@ class Batcher:
                 case MemoryTag.WEIGHTS:
                     self._weights.release()
                     self.version = RELEASED
+            if self._steps is not None:
+                self._steps.forget()
         give_back(self._device)
 
     def resume_memory(self, tags: Iterable[MemoryTag]) -> None:
-        """Take this memory again. Weights are empty until new ones are loaded; the cache grows with
-        its requests."""
+        """Allocate this memory again. Weights are empty until new ones are loaded; the cache
+        grows with its requests.
+        """
         for tag in tags:
             self.released.discard(tag)
             if tag is MemoryTag.WEIGHTS:
@@ -386,12 +432,76 @@ class Batcher:
 
     @torch.inference_mode()
     def step(self, *, admit: bool = True) -> list[Sample]:
-        """One forward pass: a token for every running request; returns those that ended.
+        """Run one forward pass: a token for every running request; returns those that ended.
 
-        Args:
-            admit: whether waiting requests may start.
+        If it fails, the requests at fault end with an `error`; the others get their tokens.
         """
-        decoding = len(self.running)
+        try:
+            return self._step(admit=admit)
+        except Exception as error:
+            failed = error
+        ended = self._one_by_one(admit=admit)
+        if ended is None:
+            raise failed.with_traceback(failed.__traceback__ and failed.__traceback__.tb_next)
+        traceback.print_exception(failed)
+        return ended
+
+    def _one_by_one(self, *, admit: bool) -> list[Sample] | None:
+        """After a failed step, compute a token for each of its requests alone.
+
+        Tokens depend only on their request, so they equal those of a successful step. Returns the
+        requests that ended, or None if no other request can be computed either.
+        """
+        # Admitting the first waiting request may have failed; the others were not involved.
+        suspects = [*self.running, *([self.waiting[0]] if admit and self.waiting else [])]
+        self._retract()
+        others = [sample for sample in self.waiting if sample not in suspects]
+        ended: list[Sample] = []
+        left: list[Sample] = []
+        for sample in suspects:
+            if sample.finish_reason is not None:  # it got its token before the step failed
+                ended.append(sample)
+                continue
+            self._forget_cache()
+            self.waiting = deque([sample])
+            error: Exception | None = None
+            try:
+                ended += self._step(admit=True)
+            except Exception as raised:
+                error = raised
+            if error is not None:
+                if not self._computes():
+                    return None
+                sample.finish_reason = "abort"
+                sample.error = f"request {sample.request.request_id} failed: {described(error)}"
+                ended.append(sample)
+            self._retract()
+            left += self.waiting
+        self._forget_cache()
+        self.waiting = deque([*left, *others])
+        return ended
+
+    def _computes(self) -> bool:
+        """Return whether another request gets its token, so the engine is not at fault."""
+        sampling = SamplingParams(max_new_tokens=1, temperature=0, ignore_eos=True)
+        token = next(token for token in range(self.vocabulary) if token not in self._never)
+        self.running.clear()
+        self._rows.clear()
+        self.waiting.clear()
+        self._forget_cache()
+        self.add(GenerateRequest(request_id="probe", prompt_tokens=(token,), sampling=sampling))
+        with suppress(Exception):
+            return bool(self._step(admit=True))
+        return False
+
+    def _forget_cache(self) -> None:
+        """Drop all keys and values: they may be from a failed step."""
+        self._kept.clear()
+        self._cache.clear()
+
+    def _step(self, *, admit: bool) -> list[Sample]:
+        self._extend()
+        decoding, old = len(self._rows), len(self.running)
         new = self._admit() if admit else _Admitted()
         if not self.running:
             return []
@@ -400,13 +510,14 @@ class Batcher:
         logits = self._forward(decoding, new)
         if self._never:
             logits[:, self._never] = -torch.inf
-        for sample in self.running[:decoding]:
+        for sample in self.running[:old]:
             sample.length += 1
         self.context_tokens += sum(sample.length for sample in self.running)
         sampled = sample_tokens(
             logits,
             [sample.request.sampling for sample in self.running],
             [sample.length for sample in self.running],
+            [sample.row for sample in self.running],
         )
         # The only wait for a device in a step.
         for sample, (token, logprob) in zip(self.running, sampled.on_host(), strict=True):
@@ -415,6 +526,7 @@ class Batcher:
         self.generated_tokens += len(self.running)
         self.prompt_tokens += len(new.tokens)
         self.prompt_pairs += sum(c.count * (2 * c.start + c.count + 1) // 2 for c in new.chunks)
+        self._split_rows()
         return self._drop_finished()
 
     def _admit(self) -> _Admitted:
@@ -422,25 +534,28 @@ class Batcher:
         new = _Admitted()
         if not (self.waiting and len(self.running) < self.max_running_requests):
             return new
-        shareable = Prefixes((s.prefilled, s) for s in self.running if s.prefix_era == self._era)
-        same: dict[bytes, tuple[Sample, int]] = {}
+        firsts = [sharing[0] for sharing in self._rows]
+        shareable = Prefixes((s.prefilled, s) for s in firsts if s.prefix_era == self._era)
+        same: dict[bytes, Sample] = {}
         while self.waiting and len(self.running) < self.max_running_requests:
-            sample, row = self.waiting[0], len(self.running)
+            sample, row = self.waiting[0], len(self._rows)
             tokens = np.array((*sample.request.prompt_tokens, *sample.tokens), dtype=np.int64)
             full = self._numbers.in_place(tokens, sample.request.images)
             twin = same.get(full.tobytes())
-            source: Sample | None
             if twin is not None:
-                (source, index), shared = twin, len(full)
+                if not self._make_room(partial(self._cache.can_split, len(self.running) + 1)):
+                    self.cache_waits += 1
+                    break
+                row, shared = twin.row, len(full)
+                self._rows[row].append(sample)
             else:
-                source, shared = shareable.longest_of(full)
-                kept, longer = self._kept.longest_of(full)
-                if longer > shared:
-                    source, shared = None, longer
+                source, kept, shared = self._shared_prefix(full, shareable)
                 count = len(full) - shared
                 if new.tokens and len(new.tokens) + count > PREFILL_TOKENS:
                     break
-                if source is None and kept is not None:
+                if not self._add_row(len(full), shared, source, kept):
+                    break
+                if kept is not None:
                     new.restored.append((kept, row, shared))
                     self._kept.used(kept, shared)
                 new.chunks.append(
@@ -456,30 +571,87 @@ class Batcher:
                 if sample.positions is not None:
                     new.positions.append(sample.positions.of(shared, len(full)))
                     new.images.add(sample.request.images, shared, len(full))
-                index = len(new.tokens) - 1
-                same[full.tobytes()] = (sample, index)
+                new.last_index.append(len(new.tokens) - 1)
+                if shared and source is not None:
+                    _append_copy(new.copies, source.row, row, shared)
+                same[full.tobytes()] = sample
                 shareable.add(full, sample)
+                self._rows.append([sample])
             self.waiting.popleft()
-            new.last_index.append(index)
             sample.row, sample.length, sample.prefilled = row, len(full), full
             sample.prefix_era = self._era
             if sample.cached_tokens is None:
                 sample.cached_tokens = shared
             self.running.append(sample)
-            if shared and source is not None:
-                _append_copy(new.copies, source.row, row, shared)
         return new
+
+    def _shared_prefix(
+        self, tokens: np.ndarray, shareable: Prefixes[Sample]
+    ) -> tuple[Sample | None, KeptPrefix | None, int]:
+        """The running request or the kept prefix that shares most tokens, and how many."""
+        source, shared = shareable.longest_of(tokens)
+        kept, longer = self._kept.longest_of(tokens)
+        return (None, kept, longer) if longer > shared else (source, None, shared)
+
+    def _add_row(
+        self, tokens: int, shared: int, source: Sample | None, kept: KeptPrefix | None
+    ) -> bool:
+        """Add a row to the cache; False if the request has to wait."""
+        admit = partial(
+            self._cache.admit,
+            tokens,
+            shared=shared,
+            source=None if source is None else source.row,
+            kept=None if kept is None else kept.content,
+            spare=len(self.running),
+        )
+        if self._make_room(admit, kept):
+            return True
+        if kept is not None and not self.running:
+            # The prefix itself is in the way; the next step computes it again.
+            self._kept.forget(kept)
+        self.cache_waits += 1
+        return False
+
+    def _make_room(self, fits: Callable[[], bool], needed: KeptPrefix | None = None) -> bool:
+        """Drop kept prefixes, other than `needed`, until something fits; False if it does not."""
+        while not fits():
+            if not self._kept.make_room(needed):
+                return False
+        return True
+
+    def _extend(self) -> None:
+        """Make room for the next token of each row; where none is left, the requests of the last
+        rows wait again.
+        """
+        while self._rows:
+            lengths = [sharing[0].length for sharing in self._rows]
+            if self._make_room(partial(self._cache.extend, lengths)):
+                return
+            last = self._rows.pop()
+            self._cache.remove(len(self._rows), len(self._rows), last[0].length)
+            self._wait_again(last)
+
+    def _wait_again(self, samples: Sequence[Sample]) -> None:
+        """Retract running requests whose row is gone, for memory of the cache."""
+        for sample in reversed(samples):
+            self.running.remove(sample)
+            sample.row, sample.length = -1, 0
+            sample.retractions += 1
+            self.waiting.appendleft(sample)
+        self.cache_retractions += len(samples)
 
     def _reserve(self, decoding: int) -> None:
         # A decoding row gets one more token in this step; a new one is as long as its prompt.
-        longest = max((s.length for s in self.running[:decoding]), default=0)
-        needed = max(longest + 1, *(s.length for s in self.running), 1)
-        grow = partial(
-            self._cache.reserve, len(self.running), needed, live=decoding, longest=longest
-        )
+        lengths = [sharing[0].length for sharing in self._rows]
+        longest = max(lengths[:decoding], default=0)
+        self._grow(max(longest + 1, *lengths, 1), live=decoding, longest=longest)
+
+    def _grow(self, tokens: int, *, live: int, longest: int) -> None:
+        grow = partial(self._cache.reserve, len(self._rows), tokens, live=live, longest=longest)
         try:
             grow()
-        except torch.OutOfMemoryError:  # of a GPU
+        except torch.OutOfMemoryError:  # on a GPU
             self._kept.clear()
             give_back(self._device)
         else:
@@ -488,56 +660,59 @@ class Batcher:
 
     def _restore(self, new: _Admitted) -> None:
         for prefix, row, shared in new.restored:
-            self._cache.restore(prefix.layers, row, shared)
+            self._cache.restore(prefix.content, row, shared)
         new.restored.clear()  # their memory is free for the pass
 
-    def _forward(self, decoding: int, new: _Admitted) -> Float[Tensor, "N V"]:
-        old = self.running[:decoding]
+    def _forward(self, decoding: int, new: _Admitted) -> Float[Tensor, "R V"]:
+        """Logits of the next token of each row."""
+        old = [sharing[0] for sharing in self._rows[:decoding]]
         starts = [sample.length for sample in old]
-        pack = Pack(
-            cache=self._cache,
-            decode_rows=self._tensor(list(range(decoding))),
-            decode_positions=self._tensor(starts),
-            blocks=decode_blocks([start + 1 for start in starts], self._device),
-            chunks=tuple(
-                Chunk(
-                    row=c.row,
-                    start=c.start,
-                    count=c.count,
-                    offset=c.offset + decoding,
-                    mask=c.mask,
-                )
-                for c in new.chunks
-            ),
-            copies=tuple(new.copies),
-        )
-        # Requests with identical prompts share one row of logits.
-        rows = [*range(decoding), *(decoding + index for index in new.last_index)]
-        unique = sorted(set(rows))
+        chunks = tuple(replace(one, offset=one.offset + decoding) for one in new.chunks)
+        pack: Pack | PagedPack
+        if self._steps is None:
+            assert isinstance(self._cache, KVCache)
+            pack = Pack(
+                cache=self._cache,
+                decode_rows=self._tensor(list(range(decoding))),
+                decode_positions=self._tensor(starts),
+                blocks=decode_blocks([start + 1 for start in starts], self._device),
+                chunks=chunks,
+                copies=tuple(new.copies),
+            )
+        elif new.chunks:
+            pack = self._steps.pack([start + 1 for start in starts], chunks, new.copies)
+        else:
+            return self._steps(
+                [sample.last_token for sample in old],
+                [start + 1 for start in starts],
+                self._rope_positions(old, new) if self._rope else None,
+            )
+        last = [*range(decoding), *(decoding + index for index in new.last_index)]
         output = self.model(
             input_ids=self._tensor([sample.last_token for sample in old] + new.tokens)[None],
             position_ids=self._positions(old, new),
             use_cache=False,
-            logits_to_keep=self._tensor(unique),
+            logits_to_keep=self._tensor(last),
             pack=pack,
             **with_features(self.model, new.images.inputs(self.pixels, self._device)),
         )
         logits: Tensor = output.logits[0]
-        if len(unique) == len(rows):
-            return logits
-        at = {row: index for index, row in enumerate(unique)}
-        return logits[self._tensor([at[row] for row in rows])]
+        return logits
 
     def _positions(self, old: list[Sample], new: _Admitted) -> Tensor:
-        """Of the tokens of a pass: [1, T], or [3, 1, T] of a model with M-RoPE."""
+        """Positions of the tokens of a pass: [1, T], or [3, 1, T] for a model with M-RoPE."""
         if not self._rope:
             starts = [sample.length for sample in old]
             return self._tensor(starts + [p for c in new.chunks for p in range(c.start, c.end)])[
                 None
             ]
-        of_rows = [s.positions.of(s.length, s.length + 1) for s in old if s.positions is not None]
-        together = torch.from_numpy(np.concatenate([*of_rows, *new.positions], axis=1))
+        together = torch.from_numpy(self._rope_positions(old, new))
         return to_device(together, self._device)[:, None]
+
+    def _rope_positions(self, old: list[Sample], new: _Admitted) -> np.ndarray:
+        """Positions [3, T] of the tokens of a pass."""
+        of_rows = [s.positions.of(s.length, s.length + 1) for s in old if s.positions is not None]
+        return np.concatenate([*of_rows, *new.positions], axis=1)
 
     def _finish_reason(self, sample: Sample) -> FinishReason | None:
         sampling, token = sample.request.sampling, sample.last_token
@@ -549,23 +724,59 @@ class Batcher:
             return "stop"
         return "length" if len(sample.tokens) == sampling.max_new_tokens else None
 
+    def _split_rows(self) -> None:
+        """Copy a row for those of its requests that sampled another token than the first one."""
+        copies: list[PrefixCopy] = []
+        live = len(self._rows)
+        for row, sharing in enumerate(self._rows[:live]):
+            by_token: dict[int, list[Sample]] = {}
+            for sample in sharing:
+                if sample.finish_reason is None:
+                    by_token.setdefault(sample.last_token, []).append(sample)
+            for others in list(by_token.values())[1:]:
+                tokens = others[0].length
+                admit = partial(
+                    self._cache.admit, tokens, shared=tokens, source=row, kept=None, spare=0
+                )
+                if not self._make_room(admit):
+                    self._wait_again(others)
+                    continue
+                _append_copy(copies, row, len(self._rows), tokens)
+                for sample in others:
+                    sample.row = len(self._rows)
+                self._rows.append(others)
+            self._rows[row] = [sample for sample in sharing if sample.row == row]
+        if copies:
+            longest = max(sharing[0].length for sharing in self._rows[:live])
+            self._grow(longest, live=live, longest=longest)
+            self._cache.fan_out(copies)
+
     def _drop_finished(self) -> list[Sample]:
         """Free the rows of ended requests, last first, and keep the other rows compact."""
         ended = [sample for sample in self.running if sample.finish_reason is not None]
+        if not ended:
+            return []
         for sample in reversed(ended):
             self._keep(sample)
-            last = self.running.pop()
-            if last is not sample:
-                self._cache.move(last.row, sample.row, last.length)
-                last.row = sample.row
-                self.running[last.row] = last
-        if not self.running and self._cache.size_bytes > _KEPT_CACHE_BYTES:
-            self._cache.release()
+        self.running = [sample for sample in self.running if sample.finish_reason is None]
+        for row in reversed(range(len(self._rows))):
+            left = [sample for sample in self._rows[row] if sample.finish_reason is None]
+            if left:
+                self._rows[row] = left
+                continue
+            last = self._rows.pop()
+            self._cache.remove(row, len(self._rows), last[0].length)
+            if row < len(self._rows):
+                self._rows[row] = last
+                for sample in last:
+                    sample.row = row
+        if not self.running:
+            self._cache.idle()
         return ended
 
     def _keep(self, sample: Sample) -> None:
-        """Keep keys and values of a request that has ended, for those that continue it."""
-        # Most aborts are for new weights, with which they would be of no use.
+        """Keep keys and values of an ended request, for requests that continue it."""
+        # Most aborts precede new weights, for which the cache is useless.
         if sample.finish_reason == "abort" or sample.prefix_era != self._era:
             return
         tokens = (*sample.request.prompt_tokens, *sample.tokens)[: sample.length]
@@ -574,15 +785,11 @@ class Batcher:
         self._kept.add(
             self._numbers.in_place(compared, sample.request.images),
             size_bytes,
-            lambda: self._cache.copy(sample.row, sample.length),
+            lambda: self._cache.keep(sample.row, sample.length),
         )
 
     def _tensor(self, values: list[int]) -> Tensor:
         return to_device(torch.tensor(values, dtype=torch.long), self._device)
-
-
-_KEPT_CACHE_BYTES = 1 << 30
-"""An empty cache larger than this is released."""
 
 
 def _append_copy(copies: list[PrefixCopy], source: int, target: int, tokens: int) -> None:

@@ -1,10 +1,10 @@
-"""Images of requests: their part of a forward pass, and how prefixes with images are compared.
+"""Images of requests: their part of a forward pass, and the comparison of prefixes with images.
 
     tokens         5  [] [] [] []  6  7        positions of M-RoPE, by token
     compared as    5  n  n  n  n   6  7        n: number of the image, beyond all tokens
 
-Keys and values are shared where these numbers are equal, so that no image takes those of another
-one behind the same tokens.
+Keys and values are shared only where these numbers are equal, so an image never takes those of
+another image behind the same tokens.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ _FIRST_NUMBER: Final = 1 << 31
 
 @dataclass(slots=True)
 class ImageNumbers:
-    """Numbers of images, in place of their tokens. An image keeps its number until `forget`; a
-    number is never used for a second image."""
+    """Numbers of images that replace their tokens. An image keeps its number until `forget`; a
+    number is never reused.
+    """
 
     _of: dict[str, int] = field(default_factory=dict)
     _next: count[int] = field(default_factory=lambda: count(_FIRST_NUMBER))
 
     def in_place(self, tokens: np.ndarray, images: Sequence[PlacedImage]) -> np.ndarray:
-        """The tokens, with the numbers of images in place of their placeholders."""
+        """Replace the placeholders of images among the tokens by their numbers."""
         if not images:
             return tokens
         compared = tokens.copy()
@@ -45,7 +46,7 @@ class ImageNumbers:
         return compared
 
     def forget(self) -> None:
-        """Nothing that was computed so far is shared any more."""
+        """Stop sharing anything computed so far."""
         self._of.clear()
 
 
@@ -53,7 +54,7 @@ class PromptPositions:
     """Positions of a request's tokens; one number each without images."""
 
     def __init__(self, prompt_tokens: int, images: Sequence[PlacedImage]) -> None:
-        """Of a prompt with these images."""
+        """Compute the positions of a prompt with these images."""
         self._of_prompt = np.array(rope_positions(prompt_tokens, images), dtype=np.int64)
         # The text behind the prompt has the same number three times.
         self._shift = int(self._of_prompt.max()) + 1 - prompt_tokens
@@ -67,21 +68,21 @@ class PromptPositions:
 
 @dataclass(slots=True)
 class PassImages:
-    """The images of one forward pass, each once, however many requests have it."""
+    """Images of one forward pass, each once, however many requests have it."""
 
     _placed: dict[str, PlacedImage] = field(default_factory=dict)
     _wanted: list[tuple[str, int]] = field(default_factory=list)
     """For each placeholder among the tokens of the pass: its image, and its index there."""
 
     def add(self, images: Iterable[PlacedImage], start: int, end: int) -> None:
-        """The tokens from `start` up to `end` of a prompt with these images are computed next."""
+        """Compute the tokens from `start` up to `end` of a prompt with these images next."""
         for placed in images:
             for index in range(max(start, placed.start), min(end, placed.end)):
                 self._placed.setdefault(placed.image.digest, placed)
                 self._wanted.append((placed.image.digest, index - placed.start))
 
     def inputs(self, pixels: ImagePixels | None, device: torch.device) -> ImageInputs | None:
-        """What the vision tower takes; None if no image is computed."""
+        """Inputs of the vision tower; None if no image is computed."""
         if not self._wanted:
             return None
         assert pixels is not None, "see Batcher.check"

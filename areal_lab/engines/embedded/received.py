@@ -4,7 +4,8 @@
 
 Received tensors are kept until the request that names their version, or the end of the update; then
 all of them are loaded, or none. SGLang loads each request when it arrives. What comes over HTTP or
-gloo is received into main memory and copied to the model's device; NCCL writes to a GPU.
+gloo is received into main memory and copied to the model's device; NCCL writes to a GPU. Handles
+(`update_weights_from_handles`, not one of SGLang's) are opened for the copy only.
 """
 
 from __future__ import annotations
@@ -17,18 +18,20 @@ from typing import Annotated
 import torch
 import torch.distributed as dist
 from fastapi import Body, FastAPI
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from torch import Tensor
 
 from areal_lab.engines.embedded.batcher import Refused
 from areal_lab.engines.embedded.scheduler import Scheduler
 from areal_lab.engines.weights import group as process_group
 from areal_lab.engines.weights.folder import CorruptWeights
-from areal_lab.engines.weights.serialize import UnsafePayload, decode
+from areal_lab.engines.weights.handles import PATH, open_handles
+from areal_lab.engines.weights.tensor import UnsafePayload, decode
+from areal_lab.host.asgi import JsonReply
 
 GROUP_TIMEOUT_S = 60.0
-"""Longest wait for other members of a process group. The trainer, which makes the group, gives up
-sooner, and its leaving ends this engine's wait."""
+"""Longest wait for other members of a process group. The trainer, which creates the group, gives
+up sooner and leaves, which ends this engine's wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,21 @@ def add_transfer_routes(app: FastAPI, scheduler: Scheduler) -> None:
         except UnsafePayload as error:
             raise Refused(str(error)) from error
         return await _receive_tensors(scheduler, update, tensors, weight_version, flush_cache)
+
+    @app.post(PATH)
+    async def update_weights_from_handles(
+        handles: Annotated[str, Body()],
+        weight_version: Annotated[str, Body()],
+        flush_cache: Annotated[bool, Body()] = True,
+    ) -> Response:
+        _require_open(update)
+        try:
+            # The tensors are in the trainer's memory; nothing here keeps them after the copy.
+            update.kept.update(await asyncio.to_thread(open_handles, handles))
+        except UnsafePayload as error:
+            raise Refused(str(error)) from error
+        update.flush = flush_cache
+        return await _load(scheduler, update, weight_version)
 
     @app.post("/init_weights_update_group")
     async def init_weights_update_group(
@@ -148,11 +166,7 @@ def add_transfer_routes(app: FastAPI, scheduler: Scheduler) -> None:
 
 
 def receiving_device(backend: str, device: torch.device) -> torch.device:
-    """Where an engine on `device` receives the tensors of a group with this backend.
-
-    Raises:
-        Refused: if it cannot be a member.
-    """
+    """Where an engine on `device` receives the tensors of a group with this backend."""
     if backend != "nccl":
         return torch.device("cpu")
     if device.type != "cuda":
@@ -184,7 +198,7 @@ async def _load(scheduler: Scheduler, update: OpenUpdate, version: str | None) -
             scheduler.load_tensors(tensors, version, flush=update.flush)
         )
     except (Refused, CorruptWeights) as error:
-        return JSONResponse({"success": False, "message": str(error)}, status_code=400)
+        return JsonReply({"success": False, "message": str(error)}, status_code=400)
     return _done(message)
 
 
@@ -200,4 +214,4 @@ def _require_open(update: OpenUpdate) -> None:
 
 
 def _done(message: str) -> Response:
-    return JSONResponse({"success": True, "message": message})
+    return JsonReply({"success": True, "message": message})

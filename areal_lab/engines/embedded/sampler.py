@@ -20,7 +20,7 @@ from areal_lab.models.copies import to_device
 
 _MASK_64 = (1 << 64) - 1
 _UNIFORM_BITS = 23
-"""Chosen so that u * total < total in float32: a last token of probability 0 is never sampled."""
+"""Few enough that u * total < total in float32: a last token of probability 0 is never sampled."""
 
 
 class SampledTokens(NamedTuple):
@@ -31,11 +31,7 @@ class SampledTokens(NamedTuple):
     """log softmax(logits / temperature) over the whole vocabulary, before top-k and top-p."""
 
     def on_host(self) -> list[tuple[int, float]]:
-        """Tokens with their log-probs, read in one copy.
-
-        Raises:
-            FloatingPointError: if a log-prob is not finite.
-        """
+        """Tokens with their log-probs, read in one copy."""
         # Both are exact in float64.
         tokens, logprobs = torch.stack((self.tokens.double(), self.logprobs.double())).cpu()
         if not logprobs.isfinite().all():
@@ -46,56 +42,80 @@ class SampledTokens(NamedTuple):
 
 
 def sample_tokens(
-    logits: Float[Tensor, "N V"], sampling: Sequence[SamplingParams], positions: Sequence[int]
+    logits: Float[Tensor, "R V"],
+    sampling: Sequence[SamplingParams],
+    positions: Sequence[int],
+    rows: Sequence[int] | None = None,
 ) -> SampledTokens:
-    """Sample one token per row.
+    """Sample one token per request.
 
     At temperature 0 the most likely token is taken, and log-probs are those of temperature 1, as in
     SGLang.
 
     Args:
-        logits: of the next token; converted to float32.
-        sampling: sampling parameters of each row.
         positions: index of the sampled token in its sequence, prompt included.
+        rows: the row of logits of each request; by default request i has row i.
     """
 
     def there(values: Sequence[float], dtype: torch.dtype = torch.float32) -> Tensor:
         return to_device(torch.tensor(values, dtype=dtype), logits.device)
 
-    temperatures = [params.temperature or 1.0 for params in sampling]
+    # One distribution for all requests with the same row and temperature.
+    rows = range(len(sampling)) if rows is None else rows
+    asked = [(row, p.temperature or 1.0) for row, p in zip(rows, sampling, strict=True)]
+    distinct = {pair: index for index, pair in enumerate(dict.fromkeys(asked))}
+    of = [distinct[pair] for pair in asked]
+    if [row for row, _ in distinct] != list(range(logits.shape[0])):
+        logits = logits[there([row for row, _ in distinct], torch.long)]
     logits = logits.float()
-    if any(value != 1.0 for value in temperatures):
-        logits = logits / there(temperatures)[:, None]
+    if any(temperature != 1.0 for _, temperature in distinct):
+        logits = logits / there([temperature for _, temperature in distinct])[:, None]
     logprobs = torch.log_softmax(logits, dim=-1)
 
     # Hashed on the host: the same numbers on every device.
-    uniforms = there([uniform(p.seed, at) for p, at in zip(sampling, positions, strict=True)])
+    uniforms = [uniform(p.seed, at) for p, at in zip(sampling, positions, strict=True)]
     greedy = [i for i, params in enumerate(sampling) if params.temperature == 0]
     plain = [i for i, p in enumerate(sampling) if p.temperature > 0 and not _is_truncated(p)]
     truncated = [i for i, p in enumerate(sampling) if p.temperature > 0 and _is_truncated(p)]
-    if len(plain) == len(sampling):
-        tokens = _invert(logprobs.exp(), uniforms)
-    else:
-        tokens = torch.empty(len(sampling), dtype=torch.long, device=logits.device)
-        if greedy:
-            rows = there(greedy, torch.long)
-            tokens[rows] = logprobs[rows].argmax(dim=-1)
-        if plain:
-            rows = there(plain, torch.long)
-            tokens[rows] = _invert(logprobs[rows].exp(), uniforms[rows])
-        if truncated:
-            rows, vocabulary = there(truncated, torch.long), logits.shape[1]
-            asked = [sampling[i].top_k for i in truncated]
-            top_k = [vocabulary if k < 0 else min(k, vocabulary) for k in asked]
-            tokens[rows] = _sample_truncated(
-                logprobs[rows].exp(),
-                uniforms[rows],
-                top_k=there(top_k),
-                top_p=there([sampling[i].top_p for i in truncated]),
-                keep=max(top_k),
-            )
-    of_tokens = logprobs.gather(1, tokens.clamp_(max=logits.shape[1] - 1)[:, None])
-    return SampledTokens(tokens, of_tokens.squeeze(1))
+    tokens = torch.empty(len(sampling), dtype=torch.long, device=logits.device)
+    if greedy:
+        most_likely = logprobs.argmax(dim=-1)
+        tokens[there(greedy, torch.long)] = most_likely[there([of[i] for i in greedy], torch.long)]
+    if plain:
+        used = {row: index for index, row in enumerate(dict.fromkeys(of[i] for i in plain))}
+        shared = logprobs
+        if len(used) < len(logprobs):
+            shared = logprobs[there(list(used), torch.long)]
+        slots, width = _slots([used[of[i]] for i in plain])
+        of_slots = torch.zeros(len(used) * width)
+        of_slots[slots] = torch.tensor([uniforms[i] for i in plain])
+        of_slots = to_device(of_slots.view(len(used), width), logits.device)
+        sampled = _invert(shared.exp(), of_slots).flatten()[to_device(slots, logits.device)]
+        tokens[there(plain, torch.long)] = sampled
+    if truncated:
+        vocabulary = logits.shape[1]
+        top_k = [sampling[i].top_k for i in truncated]
+        top_k = [vocabulary if k < 0 else min(k, vocabulary) for k in top_k]
+        tokens[there(truncated, torch.long)] = _sample_truncated(
+            logprobs[there([of[i] for i in truncated], torch.long)].exp(),
+            there([uniforms[i] for i in truncated]),
+            top_k=there(top_k),
+            top_p=there([sampling[i].top_p for i in truncated]),
+            keep=max(top_k),
+        )
+    tokens.clamp_(max=logits.shape[1] - 1)
+    return SampledTokens(tokens, logprobs[there(of, torch.long), tokens])
+
+
+def _slots(of: Sequence[int]) -> tuple[Int[Tensor, " N"], int]:
+    """Place of each request in a table with a line per distribution, and the table's width."""
+    taken: list[int] = [0] * (max(of) + 1)
+    columns = []
+    for line in of:
+        columns.append(taken[line])
+        taken[line] += 1
+    width = max(taken)
+    return torch.tensor([line * width + at for line, at in zip(of, columns, strict=True)]), width
 
 
 def uniform(seed: int, position: int) -> float:
@@ -120,11 +140,10 @@ def _is_truncated(params: SamplingParams) -> bool:
 
 
 def _invert(
-    probabilities: Float[Tensor, "N V"], uniforms: Float[Tensor, " N"]
-) -> Int[Tensor, " N"]:
+    probabilities: Float[Tensor, "N V"], uniforms: Float[Tensor, "N K"]
+) -> Int[Tensor, "N K"]:
     cumulative = probabilities.cumsum(dim=-1)
-    threshold = uniforms[:, None] * cumulative[:, -1:]
-    return torch.searchsorted(cumulative, threshold, right=True).squeeze(1)
+    return torch.searchsorted(cumulative, uniforms * cumulative[:, -1:], right=True)
 
 
 def _sample_truncated(
@@ -135,15 +154,11 @@ def _sample_truncated(
     top_p: Float[Tensor, " N"],
     keep: int,
 ) -> Int[Tensor, " N"]:
-    """Sample from the top-k tokens, of these from the fewest whose mass reaches top-p.
-
-    Args:
-        keep: the largest `top_k`, on the host.
-    """
+    """Sample from the top-k tokens, of these from the fewest whose mass reaches top-p."""
     kept, order = probabilities.topk(keep, dim=-1)
     rank = torch.arange(keep, device=kept.device)
     kept = kept * (rank < top_k[:, None])
     kept = kept / kept.sum(dim=-1, keepdim=True)
     before = kept.cumsum(dim=-1) - kept
     kept = kept * (before < top_p[:, None])
-    return order.gather(1, _invert(kept, uniforms)[:, None]).squeeze(1)
+    return order.gather(1, _invert(kept, uniforms[:, None])).squeeze(1)

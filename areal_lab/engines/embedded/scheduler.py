@@ -2,31 +2,42 @@
 
     handler --call(function)--> queue --> thread: function() | step() | load  --> future --> handler
 
-An error in a step ends the process, with the traceback in its log: an engine that cannot compute
-must not look busy.
+An error that one request causes fails this request (`Batcher.step`). If nothing can be computed any
+more, or weights were loaded in part, the process exits with the traceback in its log, so a broken
+engine never looks busy.
+
+Activity spans of the engine, for the timeline of a run; seconds since the epoch.
+
+Steps are short and many, so adjacent ones of the same activity and similar batch size are merged:
+hours take a few thousand spans. Their counts are added up, so that costs can be fitted to them:
+
+    steps           forward passes
+    sequences       sampled tokens: the running sequences, summed over the steps
+    context_tokens  tokens whose keys and values were read, summed over sequences and steps
+    prompt_tokens   tokens computed, not copied, for prompts and interrupted responses
+    prompt_pairs    (query, key) pairs of their attention
 """
 
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from types import MappingProxyType
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
-from areal_lab.engines.embedded.activity import ActivityLog, ActivityName
 from areal_lab.engines.embedded.batcher import Batcher, Refused, Sample
-from areal_lab.engines.protocol import GenerateRequest, PauseMode
+from areal_lab.engines.protocol import GenerateRequest, PauseMode, described
 from areal_lab.engines.weights.folder import CorruptWeights, read_weights
+from areal_lab.host.processes import log_exception
 
 T = TypeVar("T")
 
@@ -86,7 +97,7 @@ class Scheduler:
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """Device of the model."""
         return self._batcher.model.device
 
     def start(self) -> None:
@@ -100,7 +111,7 @@ class Scheduler:
         def task() -> None:
             try:
                 result = function(self._batcher)
-            except Refused as error:
+            except Exception as error:  # for the caller
                 future.set_exception(error)
             else:
                 future.set_result(result)
@@ -123,6 +134,9 @@ class Scheduler:
                 self._admit(requests, future, stream)
             except Refused as error:
                 future.set_exception(error)
+            except Exception as error:
+                log_exception()
+                future.set_exception(Refused(f"the request failed: {described(error)}"))
 
         self._put(task)
         return future
@@ -166,8 +180,7 @@ class Scheduler:
             while True:
                 self._run_once()
         except BaseException:
-            traceback.print_exc()
-            sys.stderr.flush()
+            log_exception()
             os._exit(1)
 
     def _run_once(self) -> None:
@@ -218,7 +231,7 @@ class Scheduler:
             if request.request_id in seen:
                 raise Refused(f"request id {request.request_id!r} is already in use")
             seen.add(request.request_id)
-        samples = [self._batcher.add(request) for request in requests]
+        samples = self._batcher.add_all(requests)
         batch = _Batch(samples, len(samples), future, stream)
         if stream is not None:
             self._streams.append(stream)
@@ -235,7 +248,11 @@ class Scheduler:
                 if batch.unfinished == 0:
                     self._streams.remove(batch.stream)
             elif batch.unfinished == 0:
-                batch.future.set_result(batch.samples)
+                failed = next((one.error for one in batch.samples if one.error), None)
+                if failed is None:
+                    batch.future.set_result(batch.samples)
+                else:
+                    batch.future.set_exception(Refused(failed))
 
     def _notify_streams(self) -> None:
         for stream in self._streams:
@@ -247,7 +264,13 @@ class Scheduler:
         try:
             if update.flush:
                 self._batcher.flush()  # refused before anything is read
-            tensors = update.read()
+            try:
+                tensors = update.read()
+            except CorruptWeights:
+                raise
+            except Exception as error:
+                what = f"the weights cannot be read: {described(error)}"
+                raise CorruptWeights(what) from error
             version = update.version or self._batcher.version
             self._batcher.replace_weights(tensors, version, flush=update.flush)
         except (Refused, CorruptWeights) as error:
@@ -257,7 +280,7 @@ class Scheduler:
 
 
 def _totals(batcher: Batcher) -> dict[str, float]:
-    """Counts since the start, by the names of `areal_lab.engines.embedded.activity`."""
+    """Counts since the start, by the names in this module."""
     return {
         "sequences": batcher.generated_tokens,
         "context_tokens": batcher.context_tokens,
@@ -271,3 +294,75 @@ def _new_future() -> Future[Any]:
     future: Future[Any] = Future()
     future.set_running_or_notify_cancel()
     return future
+
+
+ActivityName: TypeAlias = Literal[
+    "prefill", "decode", "prefill_and_decode", "paused", "idle", "load_weights", "released"
+]
+
+JOIN_GAP_S = 0.02
+"""Adjacent spans closer than this are merged; shorter idle times are not recorded."""
+KEPT_SPANS = 200_000
+
+_NO_COUNTS: Mapping[str, float] = MappingProxyType({})
+
+
+@dataclass(slots=True)
+class ActivitySpan:
+    """A stretch of one activity."""
+
+    id: int
+    name: ActivityName
+    start_s: float
+    end_s: float
+    counts: dict[str, float] = field(default_factory=dict)
+    """Counts by the names above."""
+
+    def extends_with(self, name: ActivityName, counts: Mapping[str, float]) -> bool:
+        """Return whether the activity extends this span instead of starting a new one: batches
+        of 32 to 63 sequences count as one size, 16 to 31 as another.
+        """
+        return name == self.name and _batch_size(counts) == _batch_size(self.counts)
+
+
+class ActivityLog:
+    """Written by the scheduler's thread, read by HTTP handlers."""
+
+    def __init__(self) -> None:
+        self._spans: deque[ActivitySpan] = deque(maxlen=KEPT_SPANS)
+        self._lock = threading.Lock()
+
+    def add(
+        self,
+        name: ActivityName,
+        start_s: float,
+        end_s: float,
+        counts: Mapping[str, float] = _NO_COUNTS,
+    ) -> None:
+        """Record a finished activity; `start_s` must not be before the end of the last one."""
+        if name == "idle" and end_s - start_s < JOIN_GAP_S:
+            return
+        with self._lock:
+            last = self._spans[-1] if self._spans else None
+            near = last is not None and start_s - last.end_s < JOIN_GAP_S
+            if last is not None and near and last.extends_with(name, counts):
+                last.end_s = end_s
+                for what, count in counts.items():
+                    last.counts[what] += count
+            else:
+                number = last.id + 1 if last is not None else 0
+                self._spans.append(ActivitySpan(number, name, start_s, end_s, dict(counts)))
+
+    def since(self, first_id: int) -> list[ActivitySpan]:
+        """Spans from this id on. The newest may still grow: request it again and replace it."""
+        with self._lock:
+            return [
+                replace(span, counts=dict(span.counts))
+                for span in self._spans
+                if span.id >= first_id
+            ]
+
+
+def _batch_size(counts: Mapping[str, float]) -> int:
+    """Sequences per step, as the exponent of a power of two."""
+    return int(counts.get("sequences", 0) / counts.get("steps", 1)).bit_length()

@@ -5,14 +5,18 @@ from __future__ import annotations
 import base64
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from areal_lab.config.sections import MOST_INT32, shown
 from areal_lab.data.images import EncodedImage, EncodedPrompt, image_of_bytes, place_images
 from areal_lab.engines.embedded.batcher import Refused, Sample
 from areal_lab.engines.protocol import NEVER, GenerateRequest, SamplingParams
 from areal_lab.models.vision import VisionFacts
+
+_MOST_ID: Final = 1024
+"""Maximum characters of a request's id."""
 
 
 class Sampling(BaseModel):
@@ -32,8 +36,9 @@ class Sampling(BaseModel):
     ignore_eos: bool = False
     sampling_seed: int = 0
     logit_bias: dict[str, float] | None = None
-    """Tokens that are never sampled, with a bias of `NEVER` or less; no other bias is known."""
-    stream_interval: int = Field(default=1, ge=1)
+    """Tokens that are never sampled, with a bias of `NEVER` or less; other biases are not
+    supported."""
+    stream_interval: int = Field(default=1, ge=1, le=MOST_INT32)
     """Tokens between two messages of a stream."""
 
 
@@ -46,22 +51,19 @@ class Generate(BaseModel):
     rid: str | None = None
     sampling_params: Sampling | None = None
     image_data: str | list[str] | None = None
-    """PNG files in base64, in the order of their placeholders, of which each has one."""
+    """PNG files in base64, one for each placeholder, in order."""
+    stream: bool | None = None
+    """Applies to all requests of the body."""
 
 
 def parse_generate(
     body: Mapping[str, Any], vision: VisionFacts | None = None
 ) -> tuple[list[GenerateRequest], bool, int | None]:
-    """The requests of a /generate body, whether it was a batch, and the stream interval in tokens.
+    """Parse a /generate body: its requests, whether it is a batch, and the stream interval in
+    tokens.
 
-    The interval is `None` if the reply is not streamed.
-
-    Args:
-        body: as JSON.
-        vision: of the engine's model; None if it has no images.
-
-    Raises:
-        Refused, ValidationError: if the body is invalid.
+    The interval is `None` if the reply is not streamed; `vision` is None if the model has no
+    images.
     """
     prompts = body.get("input_ids")
     batch = isinstance(prompts, list) and bool(prompts) and isinstance(prompts[0], list)
@@ -69,7 +71,13 @@ def parse_generate(
         names = ("rid", "sampling_params", "image_data")
         ids, params, images = (_one_each(body, name, len(prompts)) for name in names)
         rows = [
-            {"input_ids": prompt, "rid": rid, "sampling_params": values, "image_data": data}
+            {
+                "input_ids": prompt,
+                "rid": rid,
+                "sampling_params": values,
+                "image_data": data,
+                "stream": body.get("stream"),
+            }
             for prompt, rid, values, data in zip(prompts, ids, params, images, strict=True)
         ]
     else:
@@ -78,13 +86,13 @@ def parse_generate(
     interval = min((one.sampling_params or Sampling()).stream_interval for one in parsed)
     seen: dict[str, EncodedImage] = {}
     requests = [_request(one, vision, seen) for one in parsed]
-    return requests, batch, interval if body.get("stream") else None
+    return requests, batch, interval if parsed[0].stream else None
 
 
 def problem(errors: Sequence[Mapping[str, Any]]) -> str:
-    """The first of pydantic's errors in one line: the field, its value, and the bound."""
+    """First of pydantic's errors in one line: the field, its value, and the bound."""
     first = errors[0]
-    name = ".".join(str(part) for part in first["loc"] if part != "body") or "the body"
+    name = shown(".".join(str(part) for part in first["loc"] if part != "body"))[1:-1] or "the body"
     if first["type"] == "json_invalid":
         return f"the body is not JSON: {first['ctx']['error']}"
     if first["type"] == "missing":
@@ -92,21 +100,18 @@ def problem(errors: Sequence[Mapping[str, Any]]) -> str:
     if first["type"] == "extra_forbidden":
         return f"{name} is not known; known are {', '.join(sorted(Sampling.model_fields))}"
     why = first["msg"].splitlines()[0].replace("Input should be", "must be")
-    return f"{name} is {first['input']!r:.100}, but {why}"
+    return f"{name} is {shown(first['input'])}, but {why}"
 
 
 def reply(
     sample: Sample, version: str, latency_s: float, *, start: int = 0, index: int | None = None
 ) -> dict[str, Any]:
-    """The reply of /generate for one request, ended or not; it may grow meanwhile.
+    """Reply of /generate for one request, ended or not; it may grow meanwhile.
 
-    Args:
-        version: reported as the last one if the request has no token.
-        latency_s: from the arrival of the request until now.
-        start: index of the first token to include; later than 0 in a stream.
-        index: index of the request in a streamed batch.
+    `start` is the index of the first token to include; above 0 in a stream.
     """
-    # Read in this order: the scheduler's thread appends tokens, log-probs, spans, and ends last.
+    # Read in this order: the scheduler's thread appends tokens, log-probs and spans, and sets the
+    # end last.
     reason = _finish_reason(sample)
     spans: list[dict[str, Any]] = [
         {"version": span.version, "start": span.start, "end": span.end} for span in [*sample.spans]
@@ -144,6 +149,8 @@ def _finish_reason(sample: Sample) -> dict[str, Any] | None:
             return {"type": "stop", "matched": sample.last_token}
         case "length":
             return {"type": "length", "length": len(sample.tokens)}
+        case _ if sample.error is not None:  # as SGLang reports a request that it gives up
+            return {"type": "abort", "message": sample.error, "status_code": 400, "err_type": None}
         case _:
             return {"type": "abort", "message": "aborted", "status_code": None, "err_type": None}
 
@@ -155,10 +162,16 @@ def _request(
     stop = sampling.stop or ()
     bias = sampling.logit_bias or {}
     try:
-        if weak := next((token for token, value in bias.items() if value > NEVER), None):
+        for token, value in bias.items():
+            if not value <= NEVER:
+                raise ValueError(
+                    f"logit_bias of token {shown(token)[1:-1]} is {value:g}, but must be {NEVER:g} "
+                    "or less: tokens can only be left out"
+                )
+        if one.rid is not None and not _is_id(one.rid):
             raise ValueError(
-                f"logit_bias of token {weak} is {bias[weak]:g}, but must be {NEVER:g} or less: "
-                "tokens can only be left out"
+                f"rid is {shown(one.rid)}, but must be 1 to {_MOST_ID} characters, without halves "
+                "of surrogate pairs"
             )
         prompt = _prompt(one, vision, seen)
         return GenerateRequest(
@@ -181,16 +194,14 @@ def _request(
         raise Refused(str(error)) from error
 
 
+def _is_id(text: str) -> bool:
+    return 0 < len(text) <= _MOST_ID and not any("\ud800" <= one <= "\udfff" for one in text)
+
+
 def _prompt(
     one: Generate, vision: VisionFacts | None, seen: dict[str, EncodedImage]
 ) -> EncodedPrompt:
-    """The prompt with all placeholders of its images.
-
-    Args:
-        one: a request.
-        vision: of the model.
-        seen: images of the same body by their base64 text: the samples of a group have the same.
-    """
+    """The prompt with all placeholders of its images."""
     data = one.image_data or []
     texts = [data] if isinstance(data, str) else data
     if vision is None:

@@ -25,8 +25,8 @@ _ADAPTERS_AT_ONCE: Final = 3
 """The one being sent, the one in use, and its predecessor, which a request may still name."""
 _PREFILL_TOKENS: Final = 512
 """New tokens of one forward pass of SGLang on a CPU. Requests that start in the same pass do not
-share what their prompts have in common: with the default of 4096, all interrupted requests compute
-it again after an update."""
+share the common part of their prompts: with the default of 4096, all interrupted requests
+recompute it after an update."""
 SHIM: Final = Path(__file__).parent / "sglang_shim"
 VLLM_EXTENSION: Final = Path(__file__).parent / "vllm_extension"
 
@@ -35,7 +35,7 @@ VLLM_EXTENSION: Final = Path(__file__).parent / "vllm_extension"
 class ServerOptions:
     """Options of one server, the same for every backend.
 
-    `options.fit_to_machine` fills in what depends on this machine: build, type, cache.
+    `options.fit_to_machine` sets those that depend on this machine: build, type, cache.
     """
 
     model: Path
@@ -57,26 +57,31 @@ class ServerOptions:
     device: str = "auto"
     """`auto`, `cpu` or `cuda`, see `device.engine_device`."""
     build: Build = "cpu"
-    """`gpu` for a server that computes on one."""
+    """`gpu` for a server that computes on a GPU."""
     tokenizer: Path | None = None
     """Folder of a tokenizer, to serve text as well as tokens and to find stop strings; a run's
-    weight folders have none. The embedded engine takes that of the model, if there is one."""
+    weight folders have none. The embedded engine uses the model's tokenizer, if there is one."""
     keeps_prefixes: bool = True
-    """Whether the embedded engine keeps what ended requests have computed, for the next turns of
+    """True if the embedded engine keeps the caches of ended requests, for the next turns of
     conversations. The other backends keep as much as fits into their cache."""
     lora: LoraShape | None = None
-    """Shape of the LoRA adapters it will get; None if it gets none."""
+    """Shape of the LoRA adapters that it will get; None without adapters."""
     images: bool = False
-    """Whether its model may have images in its prompts; `fit_to_machine` sets it."""
+    """True if its model may have images in its prompts; `fit_to_machine` sets it."""
     releases_memory: bool = False
-    """Whether it will give its memory to the trainer of the same device and take it back."""
+    """True if it lends its memory to the trainer on the same device."""
+    cache_limit_bytes: int | None = None
+    """Most memory of keys and values of the embedded engine; None as without its
+    `--cache-limit-bytes`."""
+    gpu_memory_fraction: float = 1.0
+    """Part of the GPU's memory that the embedded engine may allocate."""
     extra: tuple[str, ...] = ()
     """Extra command-line arguments, appended last."""
 
 
 @dataclass(frozen=True, slots=True)
 class InstallCost:
-    """What making an environment takes."""
+    """Disk space and time of an installation."""
 
     download_bytes: int
     disk_bytes: int
@@ -93,61 +98,63 @@ class Backend:
     module: str
     """Started as `python -m module`."""
     distribution: dict[Build, str]
-    """The package with the engine's version, by build; empty for the embedded engine."""
+    """Package with the engine's version, by build; empty for the embedded engine."""
     gpu_package: str = ""
     """A package that only the GPU build has."""
     first_import: str = ""
-    """Imported at the end of an installation, so that a missing package shows there and not in a
-    run; empty imports `module`."""
+    """Imported at the end of an installation, to detect a missing package before a run; empty
+    imports `module`."""
     install_costs: Mapping[Build, InstallCost] = field(default_factory=dict)
-    """What an installation takes, by build; empty for our own."""
+    """Cost of an installation, by build; empty for our own."""
     ready_path: str
     """GET this path: status 200 means that the server is ready."""
     version_path: str = ""
     """POST `{"new_version": ...}` to this path once it is ready; empty if an argument sets it."""
     pause_modes: tuple[PauseMode, ...]
     biased_in_place: bool
-    """Whether a response continues with old keys and values after an update in place."""
+    """True if a response continues with old keys and values after an update in place."""
     transfers: tuple[str, ...]
     """Supported ways to transfer weights."""
     transfers_reason: str = ""
     """Why the other ways are not supported."""
     whole_logprobs: bool
-    """Whether log-probs are of softmax(logits / temperature) over the whole vocabulary even with
+    """True if log-probs are of softmax(logits / temperature) over the whole vocabulary even with
     top-k and top-p; otherwise over the remaining tokens."""
     own_seeds: bool
-    """Whether the sampled tokens of a request depend on its seed alone, not on its batch."""
+    """True if the sampled tokens of a request depend on its seed alone, not on its batch."""
     tempered_top_1: bool
-    """Whether log-probs with `top_k=1` are at the requested temperature; otherwise at 1."""
+    """True if log-probs with `top_k=1` are at the requested temperature; otherwise at 1."""
     reports_spans: bool
-    """Whether `GET /spans` reports the work of the engine over time."""
+    """True if `GET /spans` reports the work of the engine over time."""
+    verifies_folders: bool = False
+    """True if it compares a folder of weights with its manifest before it loads any of them."""
     tensor_parallel: bool
-    """Whether one server can use several GPUs."""
+    """True if one server can use several GPUs."""
     images_refusal: str = ""
     """Why it cannot serve vision-language models; empty if it can."""
     images_as_text: bool = False
-    """Whether it turns the tokens of a prompt with images into text and back. A response that is
-    sent again, as part of a prompt, may then become other tokens."""
+    """True if it turns the tokens of a prompt with images into text and back. A resubmitted
+    response, which is part of a prompt, may then change its tokens."""
     reserved_tokens: int = 0
-    """Of a model's context, which no request may use; a longer prompt is refused."""
+    """Tokens of a model's context that no request may use; a longer prompt is refused."""
     releases_memory: tuple[Build, ...] = ()
     """Builds that can give back the memory of weights and cache, and take it again."""
     releases_reason: str = ""
     """Why the other builds cannot."""
     unguarded: tuple[str, ...] = ()
-    """Arguments with which it also serves by other means than HTTP, where its key does not hold."""
+    """Arguments that open interfaces other than HTTP, which its key does not protect."""
     lora_ranks: tuple[int, ...] = ()
     """Maximum LoRA ranks that a server can be started with; empty allows any."""
     lora_targets: tuple[str, ...] = ()
     """Layers that can have an adapter; empty allows any."""
     lora_needs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """By layer, the layers that must have an adapter, too, because the server fuses them."""
+    """By layer, other layers that must have an adapter, too, because the server fuses them."""
     arguments: Callable[[ServerOptions], list[str]]
     environment: Callable[[ServerOptions], dict[str, str]]
 
     @property
     def own_environment(self) -> bool:
-        """Whether it has its own virtual environment."""
+        """True if it has a separate virtual environment."""
         return bool(self.distribution)
 
 
@@ -164,8 +171,18 @@ def _embedded_arguments(options: ServerOptions) -> list[str]:
         *_length("--context-length", options),
         *_tokenizer("--tokenizer-path", options),
         *(() if options.keeps_prefixes else ("--prefix-cache-gib", "0")),
+        *_share(options),
         *options.extra,
     ]
+
+
+def _share(options: ServerOptions) -> tuple[str, ...]:
+    """Limits of an embedded engine's memory."""
+    limit, fraction = options.cache_limit_bytes, options.gpu_memory_fraction
+    return (
+        *(() if limit is None else ("--cache-limit-bytes", str(limit))),
+        *(() if fraction == 1.0 else ("--gpu-memory-fraction", repr(fraction))),
+    )
 
 
 def _sglang_arguments(options: ServerOptions) -> list[str]:
@@ -188,14 +205,15 @@ def _sglang_arguments(options: ServerOptions) -> list[str]:
         "--incremental-streaming-output",
     ]
     if options.build == "gpu":
-        # Triton and torch for all three, so that measurements do not depend on which vendor
-        # kernels fit the GPU.
+        # Triton and torch for all three, so measurements do not depend on which vendor kernels fit
+        # the GPU.
         arguments += ["--attention-backend", "triton", "--sampling-backend", "pytorch"]
         arguments += ["--grammar-backend", "none", "--tp-size", str(options.tensor_parallel)]
     else:
         # The default attention on x86 needs AMX instructions.
         arguments += ["--device", "cpu", "--attention-backend", "torch_native"]
-        # The overlapped schedule hides the CPU's work behind a GPU's; here both are one.
+        # The overlapped schedule hides the CPU's work behind a GPU's; here both are the same
+        # device.
         arguments += ["--disable-overlap-schedule"]
         arguments += ["--max-total-tokens", str(options.cache_tokens)]
         arguments += ["--chunked-prefill-size", str(_PREFILL_TOKENS)]
@@ -284,8 +302,8 @@ def _sglang_environment(options: ServerOptions) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         # By default /health generates a token, which hangs while the engine is paused.
         "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
-        # By default it keeps features of images, those of older weights too: neither an update nor
-        # a flush drops them.
+        # By default it caches features of images, computed with older weights: neither an update
+        # nor a flush drops them.
         "SGLANG_VLM_CACHE_SIZE_MB": "0",
     }
     if options.build == "gpu":
@@ -321,12 +339,13 @@ EMBEDDED: Final = Backend(
     ready_path="/ready",
     pause_modes=tuple(PauseMode),
     biased_in_place=True,
-    transfers=("folder", "http_tensor", "distributed"),
+    transfers=("folder", "http_tensor", "distributed", "cuda_ipc"),
     transfers_reason="only sglang and vllm take adapters",
     whole_logprobs=True,
     tempered_top_1=True,
     own_seeds=True,
     reports_spans=True,
+    verifies_folders=True,
     tensor_parallel=False,
     releases_memory=("cpu", "gpu"),
     arguments=_embedded_arguments,
@@ -349,7 +368,8 @@ SGLANG: Final = Backend(
     transfers=("folder", "http_tensor", "distributed", "adapter"),
     whole_logprobs=True,
     tempered_top_1=False,
-    # It refuses prompts from the context less 6 on (`get_worker_info`, `validate_input_length`).
+    # It refuses prompts longer than the context minus 7 tokens (`get_worker_info`,
+    # `validate_input_length`).
     reserved_tokens=6,
     # Seeds count with --enable-deterministic-inference only, which needs other attention kernels
     # than a CPU has.
@@ -418,9 +438,8 @@ def adapter_refusal(
 ) -> str | None:
     """Why adapters cannot be sent alone, and what to set; None if they can.
 
-    Args:
-        backend: None if it is not known which engine serves.
-        lora: the shape of the adapters; the name of a group of layers is not checked.
+    `backend` is None if the engine is not known. The name of a group of layers in `lora` is not
+    checked.
     """
     if not use_lora:
         return (
@@ -465,7 +484,7 @@ def lora_refusal(backend: Backend, lora: LoraShape) -> str | None:
 
 
 def arguments_refusal(backend: Backend, extra: Sequence[str]) -> str | None:
-    """Why a server is not started with these extra arguments; None if it is."""
+    """Why these extra arguments are refused; None if they are accepted."""
     names = [one.partition("=")[0] for one in extra]
     if key := next((one for one in names if one in _KEY_ARGUMENTS), None):
         return (
@@ -504,13 +523,9 @@ def truncation_refusal(backend: Backend, *, top_p: float, top_k: int) -> str | N
 
 
 def backend_of(name: str) -> Backend:
-    """The backend of this name.
-
-    Raises:
-        ValueError: with the known names and the nearest one.
-    """
+    """The backend of this name."""
     if name not in BACKENDS:
-        from areal_lab.config.suggest import nearest
+        from areal_lab.config.unknown import nearest
 
         hint = nearest(name, list(BACKENDS))
         raise ValueError(f"unknown engine {name!r}; known are {', '.join(BACKENDS)}{hint}")

@@ -16,9 +16,9 @@ from areal_lab.engines.client.vllm import (
     VLLM_ON_CPU,
     on_cpu,
 )
-from areal_lab.engines.errors import EngineError, EngineUnreachable
 from areal_lab.engines.keys import KEY_VARIABLE, authorization
 from areal_lab.engines.launch.backends import Backend, Build
+from areal_lab.engines.protocol import EngineError, EngineUnreachable
 from areal_lab.host.certificates import certificates_for
 
 DIALECTS: Final = {dialect.name: dialect for dialect in (SGLANG, VLLM)}
@@ -26,7 +26,7 @@ _TIMEOUT_S: Final = 10.0
 
 
 def dialect_of(backend: Backend, build: Build) -> Dialect:
-    """The dialect of a server that we start."""
+    """Dialect of a server that we start."""
     dialect = DIALECTS[backend.api]
     return VLLM_ON_CPU if dialect is VLLM and build == "cpu" else dialect
 
@@ -34,17 +34,7 @@ def dialect_of(backend: Backend, build: Build) -> Dialect:
 async def dialect_at(
     base_url: str, *, key: str = "", transport: httpx2.AsyncBaseTransport | None = None
 ) -> Dialect:
-    """The dialect of the server at this address: the one in which it reports a weight version.
-
-    Args:
-        key: the server's key; empty if it has none.
-        transport: replaces the network in tests.
-
-    Raises:
-        EngineUnreachable: if nothing responds.
-        EngineError: if the server speaks neither dialect, lacks a feature we need, or has another
-            key.
-    """
+    """Dialect of the server at this address: the one in which it reports a weight version."""
     async with httpx2.AsyncClient(
         base_url=base_url,
         headers=authorization(key),

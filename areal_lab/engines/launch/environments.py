@@ -1,31 +1,42 @@
 """The engines' virtual environments: their folders and condition; read-only.
 
     AREAL_LAB_ENGINES=/path       /path/sglang          /path/vllm
-    inside a checkout             .venv-sglang          .venv-vllm         beside .venv
+    inside a checkout             .venv-sglang          .venv-vllm         next to .venv
     elsewhere                     ~/.local/share/areal_lab/engines/sglang  ... (XDG)
 
 `areal-lab engine install` writes a stamp into each environment, with the hash of the requirements
 file that it was installed from.
+
+Verify that nothing is missing from a finished environment, in a second and without imports.
+
+    environment() --ready?--> its Python, its packages, the files of each --> ready | broken
+
+Checked are the packages that the requirements pin, and the files in each package's RECORD.
 """
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
 import os
 import re
+import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from importlib.metadata import distributions, version
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from areal_lab.engines.launch.backends import BACKENDS, Build
-from areal_lab.host.home import expanded
+from areal_lab.host.durable import expanded
 
 STAMP: Final = ".areal_lab.json"
 _PACKAGE: Final = Path(__file__).resolve().parents[2]
@@ -41,13 +52,13 @@ class Condition(StrEnum):
     MANUAL = "installed manually"
     """Seems to work, but was not installed by `areal-lab engine install`."""
     BROKEN = "broken"
-    """Was ready, but something is missing now; only `verify` finds this out."""
+    """Was ready, but something is missing now; only `verify` detects this."""
     INCOMPLETE = "incomplete"
     MISSING = "not installed"
 
     @property
     def usable(self) -> bool:
-        """Whether a server can be started from it."""
+        """True if a server can be started from it."""
         return self in (Condition.READY, Condition.OUTDATED, Condition.MANUAL)
 
 
@@ -59,19 +70,15 @@ class Environment:
     folder: Path
     condition: Condition
     version: str = ""
-    """Version of the engine; empty if there is none."""
+    """Version of the engine; empty without one."""
     build: Build = "cpu"
-    """Of the embedded engine: whether the torch of this environment can use GPUs."""
+    """For the embedded engine: whether the torch of this environment can use GPUs."""
     missing: str = ""
-    """The first thing that a broken environment lacks."""
+    """First missing part of a broken environment."""
 
 
 def environment_folder(backend: str) -> Path:
-    """Folder of an engine's environment, whether it exists or not.
-
-    Raises:
-        ValueError: AREAL_LAB_ENGINES names the home folder of an unknown user.
-    """
+    """Folder of an engine's environment, whether it exists or not."""
     own = os.environ.get("AREAL_LAB_ENGINES")
     if own:
         return expanded(own, "AREAL_LAB_ENGINES").absolute() / backend
@@ -106,7 +113,7 @@ def requirements_hash(backend: str, build: Build) -> str:
 
 
 def installed(backend: str) -> bool:
-    """Whether a server of this engine can be started."""
+    """Return whether a server of this engine can be started."""
     return environment(backend).condition.usable
 
 
@@ -185,3 +192,53 @@ def _engine_package(backend: str, folder: Path) -> tuple[Build, str] | None:
     build: Build = "gpu" if facts.gpu_package in found else "cpu"
     package_version = found.get(facts.distribution[build])
     return None if package_version is None else (build, package_version)
+
+
+_PYTHON_S: Final = 20.0
+_PURELIB: Final = "import sysconfig; print(sysconfig.get_path('purelib'))"
+
+
+def verify(found: Environment) -> Environment:
+    """The environment, marked as broken if it counts as ready but something is missing."""
+    if found.condition is not Condition.READY:
+        return found
+    requirements = requirements_file(found.backend, found.build)
+    missing = next(chain(_missing(found.folder, requirements), _python(found.folder)), "")
+    return replace(found, condition=Condition.BROKEN, missing=missing) if missing else found
+
+
+def _missing(folder: Path, requirements: Path) -> Iterator[str]:
+    """Missing packages, and missing files of installed packages."""
+    infos = sorted(folder.glob("lib/python3*/site-packages/*.dist-info"))
+    present = {canonicalize_name(info.name.partition("-")[0]) for info in infos}
+    for line in pinned(requirements):
+        needed = Requirement(line)
+        if needed.specifier and canonicalize_name(needed.name) not in present:
+            yield f"package {needed.name} is missing"
+    for info in infos:
+        name = info.name.removesuffix(".dist-info")
+        try:
+            text = (info / "RECORD").read_text(encoding="utf-8", errors="replace")
+            rows = list(csv.reader(text.splitlines()))
+        except (OSError, csv.Error):
+            yield f"the file list of {name} is missing"
+            continue
+        for file, *_ in filter(None, rows):
+            # Compiled files may be missing.
+            if "__pycache__" not in file and not os.path.lexists(info.parent / file):
+                yield f"{file} of {name} is missing"
+
+
+def _python(folder: Path) -> Iterator[str]:
+    """Problems of its Python; if it was replaced, it may look for packages elsewhere."""
+    command = [str(folder / "bin" / "python"), "-I", "-c", _PURELIB]
+    try:
+        ended = subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=_PYTHON_S
+        )
+    except (OSError, subprocess.SubprocessError):
+        yield "its Python does not run"
+        return
+    packages = Path(ended.stdout.strip())
+    if not packages.is_dir() or not any(packages.glob("*.dist-info")):
+        yield f"its Python looks for packages in {packages}, which has none"

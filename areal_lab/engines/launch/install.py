@@ -5,6 +5,10 @@
 
 A stamp with "complete": false is written first and replaced last, so an interrupted installation is
 recognized and starts over; pip reuses its downloads.
+
+Progress of an installation: one updated line on a terminal, separate lines elsewhere.
+
+pip reports its downloads; while it unpacks it prints nothing, but packages appear on disk.
 """
 
 from __future__ import annotations
@@ -13,18 +17,22 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import time
 import venv
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from areal_lab.config.suggest import nearest
+from rich.console import Console
+from rich.status import Status
+
+from areal_lab.config.unknown import nearest
 from areal_lab.engines.launch.backends import (
     BACKENDS,
     INSTALLABLE,
@@ -44,8 +52,8 @@ from areal_lab.engines.launch.environments import (
     requirements_hash,
     torch_cuda,
 )
-from areal_lab.engines.launch.install_progress import Progress
-from areal_lab.host.gpus import visible_gpus
+from areal_lab.host.durable import replace_text
+from areal_lab.host.machine import visible_gpus
 from areal_lab.host.owned_folders import nearest_existing
 from areal_lab.host.processes import last_lines
 
@@ -63,18 +71,18 @@ class InstallError(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How to install one engine."""
+    """Instructions for installing one engine."""
 
     name: str
     folder: Path
     build: Build
     reason: str
-    """Why this build."""
+    """Reason for this build."""
     requirements: Path
     stamp: str
     """Hash of the requirements."""
     with_dependencies: bool
-    """Whether pip also installs dependencies of the requirements."""
+    """True if pip also installs dependencies of the requirements."""
     test: Sequence[str]
     """Arguments of the new Python for a test at the end; its output is the error message."""
     variables: Mapping[str, str]
@@ -83,11 +91,7 @@ class Recipe:
 
 
 def choose(backend: str, build: Build | None = None) -> Recipe:
-    """Choose what to install on this machine.
-
-    Raises:
-        ValueError: if the engine cannot be installed.
-    """
+    """Choose an installation for this machine."""
     if backend not in INSTALLABLE:
         if backend in BACKENDS:
             raise ValueError(f"engine {backend} is part of this package; nothing to install")
@@ -118,7 +122,7 @@ def choose(backend: str, build: Build | None = None) -> Recipe:
 
 
 def needed(recipe: Recipe, found: Environment) -> bool:
-    """Whether anything must be installed."""
+    """Return whether anything must be installed."""
     return found.condition is not Condition.READY or found.build != recipe.build
 
 
@@ -141,11 +145,7 @@ def describe(recipe: Recipe, found: Environment) -> list[str]:
 
 
 def check(recipe: Recipe, *, force: bool = False) -> None:
-    """Refuse an installation that cannot work or would overwrite other files.
-
-    Raises:
-        InstallError: in one line.
-    """
+    """Refuse an installation that cannot work or would overwrite other files."""
     if sys.platform != "linux":
         raise InstallError(f"engines run on Linux only; this is {sys.platform}")
     if find_spec("pip") is None:
@@ -175,12 +175,7 @@ def check(recipe: Recipe, *, force: bool = False) -> None:
 
 
 def install(recipe: Recipe, progress: Progress) -> None:
-    """Install an engine, replacing an existing environment.
-
-    Raises:
-        InstallError: if another process is installing it, or pip or the test fails.
-        KeyboardInterrupt: the environment then counts as incomplete.
-    """
+    """Install an engine, replacing an existing environment."""
     folder = recipe.folder
     try:
         if folder.is_symlink() or folder.is_file():
@@ -201,7 +196,7 @@ def install(recipe: Recipe, progress: Progress) -> None:
             else:
                 old.unlink()
         progress.stage("creating the environment")
-        # Without pip: ours installs into it from outside.
+        # Without pip: ours installs packages into it from outside.
         venv.create(folder, symlinks=True, with_pip=False)
         log = folder / _LOG
         log.touch()
@@ -288,9 +283,7 @@ def _write_stamp(recipe: Recipe, *, complete: bool) -> None:
         "python": sys.version.split()[0],
         "made_at": time.time(),
     }
-    aside = recipe.folder / f"{STAMP}.tmp"
-    aside.write_text(json.dumps(stamp) + "\n", encoding="utf-8")
-    aside.replace(recipe.folder / STAMP)
+    replace_text(recipe.folder / STAMP, json.dumps(stamp) + "\n")
 
 
 def _python(folder: Path) -> str:
@@ -302,3 +295,67 @@ def _size(folder: Path) -> int:
     if not folder.is_dir() or folder.is_symlink():
         return 0
     return sum(file.lstat().st_size for file in folder.rglob("*") if not file.is_symlink())
+
+
+_INTERVAL_S: Final = 10.0
+"""Seconds between two lines without a terminal."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """Prints the current stage of an installation."""
+
+    console: Console
+    started_s: float = field(default_factory=time.monotonic)
+    downloaded_bytes: float = 0.0
+    _collected: set[str] = field(default_factory=set)
+    _unpacking: bool = False
+    _last: str = ""
+    _printed_s: float = -_INTERVAL_S
+    _status: Status | None = None
+
+    def stage(self, text: str) -> None:
+        """Start a new stage."""
+        self._printed_s = -_INTERVAL_S
+        self._print(text)
+
+    def pip(self, output: str, present: int, total: int | None) -> None:
+        """Show the progress of pip."""
+        for line in output.splitlines():
+            # pip processes local files and collects everything else.
+            if found := re.match(r"Collecting (\S+)|Processing \S*?([^/\s-]+)-\S*\.whl", line):
+                self._last = re.split(r"[=<>!~\[;@]", found[1] or found[2])[0]
+                self._collected.add(self._last)
+            elif found := re.search(r"Downloading .*\((\d+(?:\.\d+)?) (k|M|G)?B\)", line):
+                size = float(found.group(1)) * {"k": 1e3, "M": 1e6, "G": 1e9, None: 1}[found[2]]
+                self.downloaded_bytes += size
+                self._last = f"{self._last.split(' (')[0]} ({found.group(1)} {found[2] or ''}B)"
+            elif line.startswith("Installing collected packages"):
+                self._unpacking = True
+                self._printed_s = -_INTERVAL_S
+        of = "" if total is None else f" of {total}"
+        if self._unpacking:
+            self._print(f"unpacking: {present}{of} packages")
+        else:
+            self._print(
+                f"downloading: {len(self._collected)}{of} packages, now {self._last or '...'}"
+            )
+
+    def end(self) -> None:
+        """Stop updating."""
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+
+    def _print(self, text: str) -> None:
+        now = time.monotonic()
+        if self.console.is_terminal:
+            text = f"{text}  ({now - self.started_s:.0f} s)"
+            if self._status is None:
+                self._status = self.console.status(text)
+                self._status.start()
+            self._status.update(text)
+        elif now - self._printed_s >= _INTERVAL_S:
+            self._printed_s = now
+            line = f"[{now - self.started_s:6.1f} s] {text}"
+            self.console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -10,19 +10,18 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from areal_lab.engines.launch.backends import (
+    BACKENDS,
     Backend,
     ServerOptions,
     arguments_refusal,
     lora_refusal,
 )
-from areal_lab.engines.launch.device import engine_device
-from areal_lab.engines.launch.environments import environment
-from areal_lab.host.gpus import share_of, visible_gpus
-from areal_lab.models.dtypes import dtype_name, has_bfloat16
-from areal_lab.models.folder import cache_room
+from areal_lab.engines.launch.environments import Environment, environment
+from areal_lab.host.machine import share_of, visible_gpus
+from areal_lab.models.folder import cache_room, dtype_name, has_bfloat16
 from areal_lab.models.vision import is_vision_model
 
 HOST: Final = "127.0.0.1"
@@ -30,11 +29,7 @@ _IN_ENGINE: Final = Path(__file__).parent / "in_engine.py"
 
 
 def fit_to_machine(backend: Backend, options: ServerOptions) -> ServerOptions:
-    """Choose type, cache size and build for this machine.
-
-    Raises:
-        ValueError: in one line, if the engine cannot be started here with these options.
-    """
+    """Choose type, cache size and build for this machine."""
     found = environment(backend.name)
     if not found.condition.usable:
         raise ValueError(
@@ -100,3 +95,35 @@ def server_environment(
         share = share_of(index, options.tensor_parallel, visible_gpus())
         variables["CUDA_VISIBLE_DEVICES"] = ",".join(share)
     return variables
+
+
+Device = Literal["cpu", "cuda"]
+
+
+def engine_device(found: Environment, asked: str, *, gpus: int, needed: int) -> Device:
+    """Return the device of servers of this engine.
+
+    SGLang and vLLM use the device of their build. The embedded engine takes GPUs if the installed
+    torch can use them and there are enough for all of its servers, else the CPU.
+    """
+    install = f"run: areal-lab engine install {found.backend} --build"
+    own_environment = BACKENDS[found.backend].own_environment
+    if found.build == "cpu":
+        if asked == "cuda":
+            why = (
+                f"the CPU build of {found.backend} is installed; {install} gpu"
+                if own_environment
+                else "the installed torch was built without CUDA; take auto or cpu"
+            )
+            raise ValueError(why)
+        return "cpu"
+    if own_environment:
+        if asked == "cpu":
+            raise ValueError(f"the GPU build of {found.backend} is installed; {install} cpu")
+        return "cuda"
+    if asked == "cuda" and gpus < needed:
+        raise ValueError(
+            f"{needed} server(s) need a GPU each, and {gpus} are free for them; take fewer "
+            "servers, auto or cpu"
+        )
+    return "cuda" if asked != "cpu" and gpus >= needed else "cpu"

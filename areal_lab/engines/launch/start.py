@@ -8,14 +8,22 @@ The embedded engine inherits the bound socket, so no other process can take its 
 vLLM open their port themselves, many seconds later. Until then a socket here reserves it, bound but
 not listening, so that the system does not give it to another process as a free one. If a process
 binds it explicitly, that is detected.
+
+The temporary folder of a server, with a list of its shared memory, removed with it.
+
+start --> create the folder, list the server's shared memory in it --> stop: remove both
+this process is killed     the server removes both (`in_engine`)
+both are killed at once    the next start of a server removes both
 """
 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import errno
 import socket
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -26,13 +34,7 @@ import httpx2
 
 from areal_lab.engines.client.engine_client import EngineClient
 from areal_lab.engines.keys import KEY_VARIABLE, authorization, new_key
-from areal_lab.engines.launch.backends import (
-    EMBEDDED,
-    Backend,
-    Build,
-    ServerOptions,
-    backend_of,
-)
+from areal_lab.engines.launch.backends import EMBEDDED, Backend, Build, ServerOptions, backend_of
 from areal_lab.engines.launch.detect import dialect_of
 from areal_lab.engines.launch.environments import engine_version, python_of
 from areal_lab.engines.launch.options import (
@@ -41,11 +43,15 @@ from areal_lab.engines.launch.options import (
     server_command,
     server_environment,
 )
-from areal_lab.engines.launch.scratch import Scratch
+from areal_lab.engines.weights.verify_folder import read_folder_here, read_manifest_here
 from areal_lab.host.certificates import certificates_for
-from areal_lab.host.owned_folders import remove_owned_folder
+from areal_lab.host.owned_folders import (
+    make_owned_folder,
+    remove_abandoned_folders,
+    remove_owned_folder,
+)
 from areal_lab.host.ports import Listener, listener_of, name_of, who_listens
-from areal_lab.host.process_groups import members
+from areal_lab.host.process_groups import SHARED_MEMORY, Segments, members, remove_segments
 from areal_lab.host.processes import ChildDied, RunningProcess, last_lines, start_command
 
 EVERYWHERE: Final = "0.0.0.0"
@@ -61,6 +67,34 @@ _IN_USE: Final = ("address already in use", "errno 98", "port is already in use"
 
 class PortTaken(RuntimeError):
     """Another process listens on the port of a server."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """Temporary folder and shared memory to remove after a server."""
+
+    folder: Path
+    _segments: Segments = field(default_factory=Segments)
+
+    @staticmethod
+    def make() -> Scratch:
+        """Create the folder before a server is started, and remove abandoned ones."""
+        parent = Path(tempfile.gettempdir())
+        remove_abandoned_folders(parent, _remove_listed)
+        scratch = Scratch(make_owned_folder(parent, mode=0o700))
+        # In case a server was killed and its `stop` was cancelled before the removal.
+        atexit.register(scratch.remove, _NO_GROUP)
+        return scratch
+
+    def record_segments(self, group: int) -> None:
+        """Record the shared memory of the server's processes while they are alive."""
+        if self._segments.record(group):
+            (self.folder / _LIST).write_text("\n".join(map(str, self._segments.found)))
+
+    def remove(self, group: int) -> None:
+        """Remove everything after the server's processes have ended. Idempotent."""
+        remove_segments(self._segments.found, group)
+        remove_owned_folder(self.folder)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,17 +116,15 @@ class EngineProcess:
             self._scratch.record_segments(self.child.pid)
 
     async def stop(self, *, at_once: bool = False) -> None:
-        """Close the connection, stop the process, remove what it leaves behind. Idempotent.
-
-        Args:
-            at_once: kill it without SIGTERM first, as it is dead or hung.
+        """Close the connection, stop the process, remove the files that it leaves behind.
+        Idempotent.
         """
         try:
             await self.client.close()
         finally:
             self.record_segments()
             # SGLang checks for SIGTERM every five seconds and then waits for its requests, whose
-            # clients are gone; it holds nothing worth the wait.
+            # clients are gone; nothing in it is worth the wait.
             await self.child.stop(at_once=at_once or self._scratch is not None)
         if self._scratch is not None:
             await _wait_until_gone(self.child.pid)
@@ -112,21 +144,9 @@ async def launch_engine(
 ) -> EngineProcess:
     """Start an engine and wait until it is ready.
 
-    Args:
-        backend: a name of `backends.BACKENDS`.
-        options: are fitted to this machine; port 0 takes a free port, and another one if that is
-            taken meanwhile.
-        index: number of the engine, which is its name.
-        place: number of the engine on this machine, which selects its GPUs; None is `index`.
-        request_timeout_s: timeout of one `generate` call.
-        key: of the server; empty takes a random one.
-
-    Raises:
-        ValueError: if the engine is unknown or not installed, the port is in use, or the server
-            replies without its key.
-        PortTaken: if another process opened the port while the server was starting.
-        ChildDied: if the process ended before it was ready, with the last lines of its log.
-        TimeoutError: if it is not ready in time.
+    The options are fitted to this machine; port 0 takes a free port, and another one if that is
+    taken meanwhile. `place` is the number of the engine on this machine, which selects its GPUs;
+    None is `index`. An empty `key` becomes a random one.
     """
     facts = backend_of(backend)
     options = fit_to_machine(facts, options)
@@ -146,7 +166,7 @@ async def launch_engine(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """How to start a server, in addition to its own options."""
+    """Options for starting a server, in addition to its own options."""
 
     backend: Backend
     python: Path
@@ -199,6 +219,9 @@ async def _start_once(start: Start, options: ServerOptions) -> EngineProcess:
                 api=dialect_of(start.backend, options.build),
                 request_timeout_s=start.request_timeout_s,
                 key=key,
+                read_folder=read_manifest_here
+                if start.backend.verifies_folders
+                else read_folder_here,
             ),
             base_url=base_url,
             backend=start.backend.name,
@@ -228,22 +251,14 @@ async def _start_once(start: Start, options: ServerOptions) -> EngineProcess:
 
 
 def check_host(host: str) -> None:
-    """Refuse a host on which no server here can listen.
-
-    Raises:
-        ValueError: with an example.
-    """
+    """Refuse a host on which no server here can listen."""
     if not host:
         raise _wrong_host(host, "it is empty")
     bind(0, host).close()
 
 
 def bind(port: int, host: str = HOST) -> socket.socket:
-    """A TCP socket bound to this port, not listening yet; 0 takes a free port.
-
-    Raises:
-        ValueError: if the port is not available, or the host is not this machine.
-    """
+    """A TCP socket bound to this port, not listening yet; 0 takes a free port."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         # The port of a run that has just stopped counts as free, one in use does not. The server
@@ -300,11 +315,7 @@ async def _wait_until_ready(
 async def _is_ready(
     http: httpx2.AsyncClient, engine: EngineProcess, backend: Backend, options: ServerOptions
 ) -> bool:
-    """Whether the server is ready.
-
-    Raises:
-        PortTaken: if another process listens on its port.
-    """
+    """Return whether the server is ready."""
     who = who_listens(options.port, engine.child.pid)
     engine.record_segments()
     match who:
@@ -320,11 +331,7 @@ async def _is_ready(
 
 
 async def _check_guarded(http: httpx2.AsyncClient, name: str, backend: Backend) -> None:
-    """Check that a request without the key is refused.
-
-    Raises:
-        ValueError: if it is not, as with arguments that make an engine serve by other means.
-    """
+    """Check that a request without the key is refused."""
     request = http.build_request("GET", backend.ready_path)
     del request.headers["authorization"]
     if (await http.send(request)).status_code != httpx2.codes.UNAUTHORIZED:
@@ -370,3 +377,16 @@ def _scratch_of(backend: Backend) -> Iterator[Scratch | None]:
     except BaseException:
         remove_owned_folder(scratch.folder)
         raise
+
+
+_LIST = "shared_memory"
+_NO_GROUP = 0
+"""No exception: memory that any process maps stays."""
+
+
+def _remove_listed(folder: Path) -> None:
+    try:
+        listed = map(Path, (folder / _LIST).read_text().splitlines())
+    except OSError:
+        return  # the server had no shared memory
+    remove_segments([one for one in listed if one.parent == SHARED_MEMORY], _NO_GROUP)

@@ -1,5 +1,5 @@
 """Transfer of weights from the trainer into engines: folders, pushes, checksums.
 
-May import `engines.protocol`, `engines.errors`, host and control; imported by `engines`,
-`training`, `preflight` and `pipeline`.
+May import `engines.protocol`, host and control; imported by `engines`,
+`training`, `resolve` and `pipeline`.
 """

@@ -41,15 +41,10 @@ class _Group:
 
 
 class BroadcastSender:
-    """Sends a version by one broadcast per tensor."""
+    """Send a version by one broadcast per tensor."""
 
     def __init__(self, *, timeout_s: float, backend: str = "gloo") -> None:
-        """Create a sender without a group yet.
-
-        Args:
-            timeout_s: longest wait for the other members.
-            backend: `gloo`, or `nccl` for tensors on a GPU.
-        """
+        """Create a sender without a group yet."""
         self._timeout_s = timeout_s
         self._backend = backend
         self._group: _Group | None = None

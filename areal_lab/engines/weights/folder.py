@@ -31,9 +31,12 @@ from transformers import PreTrainedModel
 from areal_lab.control.events import Version
 from areal_lab.engines.protocol import WeightsFolder
 from areal_lab.engines.weights.root import in_memory
+from areal_lab.engines.weights.verify_folder import MANIFEST
+from areal_lab.host.durable import disk_error, mode_by_umask, replace_text
+from areal_lab.host.owned_folders import remove_tree
+from areal_lab.models.files import read_object
 from areal_lab.models.image_features import sees
 
-MANIFEST = "manifest.json"
 KEPT_FOLDERS = 2
 
 
@@ -51,13 +54,8 @@ def write_weights(
 ) -> WeightsFolder:
     """Write the model's weights, cast to `dtype`, as folder `version` below `root`.
 
-    Tied weights are stored once. A folder of the same version is replaced.
-
-    Args:
-        tensors: instead of the model's tensors, such as those with adapters merged in.
-
-    Raises:
-        OSError: in one line that names the folder, if there is no room.
+    Tied weights are stored once. A folder of the same version is replaced. `tensors` replace the
+    model's tensors, for example by those with adapters merged in.
     """
     state = stored_state(model) if tensors is None else tensors
     cast = {name: value.detach().to(dtype) for name, value in state.items()}
@@ -78,19 +76,11 @@ def write_folder(
     dtype: torch.dtype,
     write: Callable[[Path], None],
 ) -> WeightsFolder:
-    """Make folder `version` below `root`; it appears complete or not at all.
-
-    Args:
-        tensors: its tensors, for the size and checksum.
-        write: writes the tensors and further files into a folder.
-
-    Raises:
-        OSError: in one line that names the folder, if there is no room.
-    """
+    """Create folder `version` below `root`; it appears complete or not at all."""
     size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     root.mkdir(parents=True, exist_ok=True)
     folder, temporary = root / f"v{version:08d}", root / f".tmp-v{version:08d}"
-    shutil.rmtree(temporary, ignore_errors=True)
+    remove_tree(temporary)
     _remove_oldest(root, keep=KEPT_FOLDERS - 1, spare=folder)
     _require_room(root, size_bytes)
     temporary.mkdir()
@@ -105,17 +95,17 @@ def write_folder(
             "size_bytes": size_bytes,
             "dtype": _name(dtype),
         }
-        (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
+        replace_text(temporary / MANIFEST, json.dumps(manifest, indent=1) + "\n")
         if not in_memory(root):
             for file in temporary.iterdir():
                 _sync(file)
             _sync(temporary)
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_tree(folder)
         temporary.rename(folder)
         if not in_memory(root):
             _sync(root)
     except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
+        remove_tree(temporary)
         raise
     return weights
 
@@ -124,9 +114,6 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     """All tensors of a model folder, mapped into memory, checked against its manifest.
 
     A folder without a manifest (any Hugging Face folder) is read unchecked.
-
-    Raises:
-        CorruptWeights: if there are none, a file is damaged, or the checksum differs.
     """
     files = sorted(folder.glob("*.safetensors"))
     if not files:
@@ -156,11 +143,11 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        manifest = json.loads(path.read_text())
-        if not isinstance(manifest, dict) or "checksum" not in manifest:
-            raise ValueError("not a manifest")
+        manifest = read_object(path)
     except ValueError as error:
-        raise CorruptWeights(f"{path} cannot be read: {error}") from error
+        raise CorruptWeights(str(error)) from error
+    if missing := [name for name in ("checksum", "version") if name not in manifest]:
+        raise CorruptWeights(f"{path} cannot be read: it has no {missing[0]}")
     return manifest
 
 
@@ -175,11 +162,11 @@ def checksum(tensors: Mapping[str, Tensor]) -> str:
 
 
 def deduplicated_state(model: torch.nn.Module) -> dict[str, Tensor]:
-    """The model's state, without the second and later names of shared tensors."""
+    """State of the model, without the second and later names of shared tensors."""
     seen: set[tuple[int, torch.Size]] = set()
     once = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
-        # Shards may be empty, and have no memory to tell them by.
+        # Shards may be empty, without memory to identify them.
         sharded = isinstance(tensor, DTensor)
         place = (id(tensor) if sharded else tensor.data_ptr(), tensor.shape)
         if tensor.numel() and place in seen:
@@ -197,16 +184,16 @@ def stored_state(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def stored_names(model: torch.nn.Module, names: Iterable[str]) -> dict[str, str]:
-    """The names in model folders of parameters, by their names in the model.
+    """Names of parameters in model folders, by their names in the model.
 
-    They differ for some vision-language models, which transformers builds in another way than the
+    They differ for some vision-language models, which transformers builds differently than the
     folders on the hub were written; SGLang reads the latter.
     """
     if not (isinstance(model, PreTrainedModel) and sees(model)):
         return {name: name for name in names}
     from transformers.core_model_loading import revert_weight_conversion
 
-    # By one tensor each, since the function renames the keys of tensors.
+    # One tensor at a time, because the function renames the keys of tensors.
     given = {name: torch.empty(0) for name in names}
     stored = revert_weight_conversion(model, dict(given))
     by_tensor = {id(tensor): name for name, tensor in stored.items()}
@@ -226,11 +213,7 @@ def _write_model_folder(
 
 
 def write_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
-    """Write a safetensors file as transformers and peft read it.
-
-    Raises:
-        OSError: if it cannot be written.
-    """
+    """Write a safetensors file as transformers and peft read it."""
     try:
         save_file(
             {name: tensor.cpu().contiguous() for name, tensor in tensors.items()},
@@ -238,7 +221,8 @@ def write_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
             metadata={"format": "pt"},
         )
     except SafetensorError as error:
-        raise OSError(errno.EIO, f"cannot write the weights: {error}", str(file.parent)) from error
+        raise disk_error(str(error), file) from error
+    mode_by_umask(file)
 
 
 def _require_room(root: Path, size_bytes: int) -> None:
@@ -255,7 +239,7 @@ def _require_room(root: Path, size_bytes: int) -> None:
 def _remove_oldest(root: Path, *, keep: int, spare: Path) -> None:
     folders = sorted(path for path in root.glob("v*") if path.is_dir() and path != spare)
     for folder in folders[: max(0, len(folders) - keep)]:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_tree(folder)
 
 
 def _sync(path: Path) -> None:

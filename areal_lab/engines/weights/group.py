@@ -4,12 +4,12 @@
     engine:  group = join(connect(address, port), rank=k)
     broadcast from rank 0, tensor by tensor, in one order everywhere; then leave()
 
-Neither the store nor gloo knows a key, so that they listen on the loopback address alone if all
-engines are on this machine, and else on the address that the engines see.
+Neither the store nor gloo has a key, so they listen only on the loopback address if all engines are
+on this machine, else on the address that the engines see.
 
-Nothing here needs or makes torch's default group. The key prefix in the store and the helper that
-makes the group are those of SGLang (`init_custom_process_group`), because its engines are the other
-members. `TCPStore` and the helper are part of torch; the helper has no public name.
+Nothing here needs or creates torch's default group. The key prefix in the store and the helper that
+creates the group are those of SGLang (`init_custom_process_group`), because its engines are the
+other members. `TCPStore` and the helper are part of torch; the helper has no public name.
 """
 
 from __future__ import annotations
@@ -35,14 +35,8 @@ _INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
 def open_store(address: str, port: int = 0, *, timeout_s: float) -> TCPStore:
-    """Open the store where members meet.
-
-    Args:
-        address: of this machine; it listens on no other one.
-        port: 0 takes a free one (`store.port`).
-        timeout_s: longest wait for a member.
-    """
-    # By itself, it would listen on all addresses. It closes the socket at its end.
+    """Open the store where members meet; port 0 takes a free one (`store.port`)."""
+    # By default it would listen on all addresses. It closes the socket at its end.
     listener = socket.create_server((address, port))
     return TCPStore(
         address,
@@ -68,16 +62,7 @@ def connect(address: str, port: int, *, timeout_s: float) -> TCPStore:
 def join(
     store: TCPStore, *, name: str, rank: int, size: int, backend: str, timeout_s: float
 ) -> dist.ProcessGroup:
-    """Join as member `rank` of `size`; returns when all have joined.
-
-    Args:
-        name: a new one for each group.
-        backend: `gloo` or `nccl`.
-        timeout_s: longest wait for the others, here and in each broadcast.
-
-    Raises:
-        RuntimeError: if they do not join in time.
-    """
+    """Join as member `rank` of `size`; returns when all have joined."""
     if backend == "nccl":
         # Otherwise a broken group ends this process instead of raising in it.
         os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
@@ -98,8 +83,9 @@ def join(
 
 @contextmanager
 def gloo_on_loopback() -> Iterator[None]:
-    """Gloo groups that are made here listen on the loopback address, unless the user has named an
-    interface. By itself, gloo listens on the address that the name of this machine has."""
+    """Make gloo groups of this process listen on the loopback address, unless the user has named
+    an interface. By default, gloo listens on the address of the machine's name.
+    """
     if _INTERFACE in os.environ or sys.platform != "linux":
         yield
         return
@@ -111,11 +97,7 @@ def gloo_on_loopback() -> Iterator[None]:
 
 
 def broadcast(tensors: Iterable[Tensor], group: dist.ProcessGroup) -> None:
-    """Broadcast every tensor from rank 0, all concurrently; returns when all are done.
-
-    Raises:
-        RuntimeError: if a member is gone, or the group's timeout passes.
-    """
+    """Broadcast every tensor from rank 0, all concurrently; returns when all are done."""
     works = [dist.broadcast(tensor, src=0, group=group, async_op=True) for tensor in tensors]
     for work in works:
         assert work is not None
@@ -128,11 +110,7 @@ def leave(group: dist.ProcessGroup) -> None:
 
 
 def own_address(engine_urls: Iterable[str]) -> str:
-    """Address of this machine as the engines see it.
-
-    Raises:
-        ValueError: as `address_towards`.
-    """
+    """Address of this machine as the engines see it."""
     hosts = [urlsplit(url).hostname or LOOPBACK for url in engine_urls]
     remote = [host for host in hosts if host not in (LOOPBACK, "localhost")]
     return address_towards(remote[0]) if remote else LOOPBACK

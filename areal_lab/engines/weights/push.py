@@ -92,16 +92,14 @@ class Pusher:
         timeout_s: float,
         kept_versions: int = 1,
         device: torch.device | str = "cpu",
+        reuses_memory: bool = True,
     ) -> None:
         """Create a pusher that holds no version yet.
 
         Args:
-            timeout_s: longest wait for one reply of an engine.
-            kept_versions: versions held at the same time; 2 where a restarted engine may need the
-                version of the others although a newer one exists.
-            device: where versions are held, which is where `sender` reads them: HTTP and gloo on
-                the CPU, NCCL on a GPU.
+            reuses_memory: False gives each version new memory, after the oldest one is freed.
         """
+        self._reuses_memory = reuses_memory
         self._sender = sender
         self._device = torch.device(device)
         self._timeout_s = timeout_s
@@ -113,11 +111,15 @@ class Pusher:
         self, tensors: Mapping[str, Tensor], version: Version, *, dtype: torch.dtype
     ) -> WeightsInMemory:
         """Copy a version to the sender's device, cast to `dtype`; it replaces the oldest, in the
-        same memory."""
+        same memory unless `reuses_memory` is False.
+        """
         with self._lock:
             oldest: Mapping[str, Tensor] = {}
             while len(self._held) >= self._kept_versions:
-                oldest = self._held.pop(next(iter(self._held))).tensors
+                dropped = self._held.pop(next(iter(self._held)))
+                if self._reuses_memory:
+                    oldest = dropped.tensors
+                del dropped  # free before the next copy is made
             copies = {
                 name: _copy(tensor, oldest.get(name), dtype, self._device)
                 for name, tensor in tensors.items()
@@ -135,15 +137,9 @@ class Pusher:
     ) -> PushOutcome:
         """Push a held version into these engines and verify that they hold it.
 
-        Engines must be paused or idle. One that failed while tensors were sent holds a mixture of
-        versions, and must not generate before another push succeeds.
-
-        Args:
-            flush_cache: whether engines drop the keys and values of older weights; false if running
-                requests keep using them.
-
-        Raises:
-            ValueError: if the version is not held.
+        Engines must be paused or idle. One that failed during the transfer has a mixture of
+        versions, and must not generate before another push succeeds. With `flush_cache` engines
+        drop the keys and values of older weights; without it running requests keep using them.
         """
         with self._lock, ExitStack() as stack:
             expected = self._held.get(version)
@@ -162,15 +158,22 @@ class Pusher:
             )
             return PushOutcome(tuple(active.failures), seconds)
 
+    def release(self) -> None:
+        """Release the held versions: memory that others opened by name or handle may outlive this
+        process.
+        """
+        with self._lock:
+            self._held.clear()
+
     def close(self) -> None:
         """Release everything."""
+        self.release()
         with self._lock:
             self._sender.close()
-            self._held.clear()
 
 
 def _copy(tensor: Tensor, kept: Tensor | None, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A copy on `device`, in the memory of `kept` if that fits."""
+    """Copy to `device`, into the memory of `kept` if that fits."""
     if kept is None or (kept.shape, kept.dtype) != (tensor.shape, dtype):
         kept = torch.empty(tensor.shape, dtype=dtype, device=device)
     return kept.copy_(tensor.detach())

@@ -3,9 +3,10 @@
     folder         trainer --write--> shared memory or disk --path--> engine reads
     http_tensor    trainer --tensors inside the request----> engine
     distributed    trainer --request: names, shapes--------> engine joins one broadcast per tensor
+    cuda_ipc       trainer --handles of its copy on a GPU--> engine on the same GPU copies
     adapter        as `folder`, with A and B of a LoRA adapter only: the engine keeps its weights
 
-For `http_tensor` and `distributed` the trainer keeps a copy of the version in memory
+For `http_tensor`, `distributed` and `cuda_ipc` the trainer keeps a copy of the version in memory
 (`WeightsInMemory`) and calls the engines itself; the pipeline still pauses and resumes them.
 """
 
@@ -19,7 +20,7 @@ from areal_lab.control.events import Version
 
 
 class Transfer(StrEnum):
-    """How new weights reach the engines."""
+    """Transfer of new weights to the engines."""
 
     FOLDER = "folder"
     """A model folder that trainer and engines both see: shared memory, or disk."""
@@ -27,6 +28,8 @@ class Transfer(StrEnum):
     """Tensors inside HTTP requests; works across machines without a shared file system."""
     DISTRIBUTED = "distributed"
     """One broadcast per tensor in a process group of trainer and engines: gloo, or NCCL on GPUs."""
+    CUDA_IPC = "cuda_ipc"
+    """Handles of a copy on a GPU that an engine and the trainer share."""
     ADAPTER = "adapter"
     """A folder with a LoRA adapter only; requests name their adapter."""
 
@@ -43,7 +46,7 @@ class Phase(StrEnum):
 
 
 Problem = Literal["refused", "unreachable", "mismatch"]
-"""The engine refused; is gone or did not reply in time; holds other weights afterwards."""
+"""The engine refused; is gone or did not reply in time; or has other weights afterwards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +55,7 @@ class WeightsInMemory:
 
     version: Version
     checksum: str
-    """As `WeightsFolder.checksum`: of the tensors' names, shapes, types and bytes."""
+    """Checksum as in `WeightsFolder`, of the tensors' names, shapes, types and bytes."""
     size_bytes: int
 
 
@@ -64,12 +67,12 @@ class EngineTarget:
     ranks: int = 1
     """Tensor-parallel degree: each rank gets every tensor and keeps its part."""
     key: str = field(default="", repr=False)
-    """Its key; empty if it has none."""
+    """Its key; empty without one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFailure:
-    """Why one engine does not hold a version; plain data, sent between processes."""
+    """Reason why one engine does not hold a version; plain data, sent between processes."""
 
     engine: str
     """Its base URL."""

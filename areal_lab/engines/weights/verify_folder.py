@@ -1,32 +1,33 @@
 """Verify a folder of weights against its checksum and shapes before an engine loads it.
 
-Engines load what they find: they would serve a flipped bit, and a truncated file leaves some of
-them with half of the new weights. Computes the checksum of `folder.checksum` from the files,
-without torch.
+SGLang and vLLM do not check what they load: they would serve a flipped bit, and some end up with
+half of the new weights after reading a truncated file. Computes the checksum of `folder.checksum`
+from the files, without torch. The embedded engine verifies a folder itself, so the pipeline reads
+only the manifest for it (`read_manifest_here`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import mmap
 import re
-import struct
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import xxhash
 
-from areal_lab.engines.errors import EngineError
-from areal_lab.engines.protocol import ALL_LINEAR, LoraShape, WeightsFolder
+from areal_lab.engines.protocol import ALL_LINEAR, EngineError, LoraShape, WeightsFolder
+from areal_lab.models.files import read_header, read_object
 
 Shapes: TypeAlias = Mapping[str, Sequence[int]]
 """Shape of each tensor, by name."""
 ReadFolder: TypeAlias = Callable[[WeightsFolder], Awaitable[tuple[WeightsFolder, Shapes]]]
-"""Checks a folder of weights where an engine is to find it; returns it as it is there, and the
-shapes of its tensors. Raises `EngineError`."""
+"""Check a folder of weights in the place where an engine will read it; returns the folder there,
+and the shapes of its tensors. Raises `EngineError`."""
+MANIFEST: Final = "manifest.json"
+"""File of a folder with its checksum and version."""
 _KIND: Final = "xxh3_128:"
 _TYPES: Final = {
     "F64": "float64",
@@ -40,21 +41,17 @@ _TYPES: Final = {
     "U8": "uint8",
     "BOOL": "bool",
 }
-"""Names of types in safetensors and in torch."""
+"""Type names in safetensors and in torch."""
 _HEADER_BYTES: Final = 8
 _IN_A_LAYER: Final = re.compile(r"\.layers\.\d+\..*?([^.]+)\.weight$")
 _lock = threading.Lock()
 _checked: dict[Path, tuple[str, tuple[int, ...]]] = {}
-"""Verified folders, so that each is read once and not for every engine."""
+"""Verified folders, so each is read once and not for every engine."""
 _KEPT: Final = 8
 
 
 def check_folder(weights: WeightsFolder) -> None:
-    """Compare the files with the checksum, unless that is of another kind than ours.
-
-    Raises:
-        EngineError: naming the problem with the folder.
-    """
+    """Compare the files with the checksum, unless that is of another kind than ours."""
     if not weights.checksum.startswith(_KIND):
         return
     with _lock:
@@ -77,27 +74,32 @@ def check_folder(weights: WeightsFolder) -> None:
 
 
 async def read_folder_here(weights: WeightsFolder) -> tuple[WeightsFolder, Shapes]:
-    """Check a folder of this host.
-
-    Raises:
-        EngineError: naming the problem with the folder.
-    """
+    """Check a folder of this host."""
     await asyncio.to_thread(check_folder, weights)
     return weights, await asyncio.to_thread(folder_shapes, weights.path)
+
+
+async def read_manifest_here(weights: WeightsFolder) -> tuple[WeightsFolder, Shapes]:
+    """The same for an engine that compares the files with their manifest: reads only the manifest,
+    unless it does not say the checksum of these weights.
+    """
+    if _recorded_checksum(weights.path) != weights.checksum:
+        return await read_folder_here(weights)
+    return weights, await asyncio.to_thread(folder_shapes, weights.path)
+
+
+def _recorded_checksum(folder: Path) -> object:
+    path = folder / MANIFEST
+    try:
+        return read_object(path).get("checksum") if path.exists() else None
+    except (OSError, ValueError):
+        return None  # the engine would refuse it, too
 
 
 def check_fit(weights: WeightsFolder, found: Shapes, known: Shapes) -> None:
     """Compare the shapes of the tensors with those that an engine has.
 
     SGLang loads part of a tensor that does not fit, and reports success.
-
-    Args:
-        weights: are named in errors.
-        found: their shapes.
-        known: of the engine's tensors.
-
-    Raises:
-        EngineError: naming a tensor that does not fit.
     """
     common = sorted(found.keys() & known.keys())
     if not common:
@@ -111,30 +113,19 @@ def check_fit(weights: WeightsFolder, found: Shapes, known: Shapes) -> None:
 
 
 def folder_shapes(folder: Path) -> dict[str, Sequence[int]]:
-    """Shape of each tensor, by name; empty if there is no safetensors file.
-
-    Raises:
-        EngineError: if a file is not a complete safetensors file.
-    """
+    """Shape of each tensor, by name; empty if there is no safetensors file."""
     shapes: dict[str, Sequence[int]] = {}
     for file in sorted(folder.glob("*.safetensors")):
         try:
-            with file.open("rb") as opened:
-                (size,) = struct.unpack("<Q", opened.read(_HEADER_BYTES))
-                header = json.loads(opened.read(size))
-        except (OSError, ValueError, struct.error) as error:
+            shapes |= {name: tensor.shape for name, tensor in read_header(file).items()}
+        except ValueError as error:
             raise EngineError(f"{file} is damaged: {error}") from error
-        header.pop("__metadata__", None)
-        shapes |= {name: about["shape"] for name, about in header.items()}
     return shapes
 
 
 def linear_layers(folder: Path) -> dict[str, int]:
-    """The matrices inside a model's layers: for each LoRA target name, the sum of the rows and
+    """Matrices inside a model's layers: for each LoRA target name, the sum of the rows and
     columns of its matrices.
-
-    Raises:
-        EngineError: if a file is not a complete safetensors file.
     """
     sides: dict[str, int] = {}
     for name, shape in sorted(folder_shapes(folder).items()):
@@ -144,22 +135,14 @@ def linear_layers(folder: Path) -> dict[str, int]:
 
 
 def adapter_parameters(folder: Path, lora: LoraShape) -> int | None:
-    """Parameters of an adapter to a model; None if the folder has no matching matrices.
-
-    Raises:
-        EngineError: if a file is not a complete safetensors file.
-    """
+    """Parameters of an adapter to a model; None if the folder has no matching matrices."""
     sides = linear_layers(folder)
     chosen = sides if lora.target_modules == (ALL_LINEAR,) else lora.target_modules
     return lora.rank * sum(sides.get(name, 0) for name in chosen) or None
 
 
 def folder_checksum(files: list[Path]) -> str:
-    """The checksum over names, types, shapes and bytes of all tensors.
-
-    Raises:
-        EngineError: if a file is not a complete safetensors file.
-    """
+    """Checksum over names, types, shapes and bytes of all tensors."""
     contents: list[mmap.mmap] = []
     tensors: dict[str, tuple[str, memoryview]] = {}
     try:
@@ -167,8 +150,8 @@ def folder_checksum(files: list[Path]) -> str:
             try:
                 with file.open("rb") as opened:
                     contents.append(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
-                tensors.update(_tensors(memoryview(contents[-1])))
-            except (OSError, ValueError, KeyError, struct.error) as error:
+                tensors.update(_tensors(file, memoryview(contents[-1])))
+            except (OSError, ValueError, KeyError) as error:
                 raise EngineError(f"{file} is damaged: {error}") from error
         digest = xxhash.xxh3_128()
         for name in sorted(tensors):
@@ -181,17 +164,12 @@ def folder_checksum(files: list[Path]) -> str:
             data.release()
 
 
-def _tensors(content: memoryview) -> dict[str, tuple[str, memoryview]]:
+def _tensors(file: Path, content: memoryview) -> dict[str, tuple[str, memoryview]]:
     """The hashed content of each tensor: a line with its name, type and shape, and its bytes."""
-    (size,) = struct.unpack("<Q", content[:_HEADER_BYTES])
-    start = _HEADER_BYTES + size
-    header: dict[str, Any] = json.loads(bytes(content[_HEADER_BYTES:start]))
-    header.pop("__metadata__", None)
+    start = _HEADER_BYTES + int.from_bytes(content[:_HEADER_BYTES], "little")
     tensors = {}
-    for name, about in header.items():
-        first, end = about["data_offsets"]
-        if start + end > len(content):
-            raise ValueError(f"it has {len(content)} bytes, but {name} ends at {start + end}")
-        line = f"{name} {_TYPES[about['dtype']]} {about['shape']}\n"
+    for name, tensor in read_header(file).items():
+        first, end = tensor.data_offsets
+        line = f"{name} {_TYPES[tensor.dtype]} {tensor.shape}\n"
         tensors[name] = (line, content[start + first : start + end])
     return tensors

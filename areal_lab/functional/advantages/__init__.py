@@ -1,4 +1,4 @@
-"""From rewards to advantages and returns.
+"""Advantages and returns from rewards.
 
 May import divergences and the files below the rooms (segments, masked, checks); imported by users
 and `training`.

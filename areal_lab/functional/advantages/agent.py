@@ -30,7 +30,8 @@ def gigpo_advantages(
     unbiased: bool = True,
     eps: float = 1e-6,
 ) -> Float[Tensor, " S"]:
-    r"""GiGPO: the advantage of the episode plus that of the step among steps from the same state.
+    r"""GiGPO: advantage of the episode plus the advantage of the step among steps from the same
+    state.
 
     $$ A_s = A^E_{i(s)} + \omega A^S_s $$
 
@@ -47,7 +48,7 @@ def gigpo_advantages(
         step_groups: integer id of the state that each step started from; different prompts must
             have different ids.
         step_episodes: the episode of each step, `0 .. N - 1`.
-        step_weight: omega, how much the step counts beside the episode.
+        step_weight: omega, weight of the step relative to the episode.
         scale: `std_of_group` (default), or `no_scale` as in the paper's variant with F = 1.
         eps: added to the scale.
 
@@ -117,7 +118,7 @@ def rae_advantages(
 
 
 def _later_samples(agents: Tensor) -> Tensor:
-    """How many samples of the same agent come after each sample."""
+    """Number of samples of the same agent after each sample."""
     ordered, order = torch.sort(agents, stable=True)
     last = torch.searchsorted(ordered, ordered, right=True) - 1
     later = last - torch.arange(agents.shape[0], device=agents.device)

@@ -1,4 +1,4 @@
-r"""What advantages make of a prompt's difficulty: how much it is pushed, and what weight it gets.
+r"""Effect of a prompt's difficulty on its advantages: their size, and the prompt's weight.
 
     success rate p --> k of G samples right --> A of the right ones, A of the wrong ones
                                                   |
@@ -27,13 +27,13 @@ class AdvantagesByCount(NamedTuple):
     """Advantages of one prompt by the number k of its right samples, `[G + 1]`."""
 
     right: Float[Tensor, " counts"]
-    """Advantage of each right sample; 0 where there is none."""
+    """Advantage of each right sample; 0 if no sample is right."""
     wrong: Float[Tensor, " counts"]
-    """Advantage of each wrong sample; 0 where there is none."""
+    """Advantage of each wrong sample; 0 if no sample is wrong."""
 
 
 class PromptWeight(NamedTuple):
-    """What prompts get, for each success rate; detached."""
+    """Weight of prompts for each success rate; detached."""
 
     size: Float[Tensor, " P"]
     """Expected mean of |A| over the samples of the prompt."""
@@ -50,12 +50,12 @@ def advantages_by_count(
     others: Float[Tensor, " N"] | None = None,
     other_groups: Int[Tensor, " N"] | None = None,
 ) -> AdvantagesByCount:
-    """Advantages of a prompt of which 0, 1, ... all samples are right.
+    """Advantages of a prompt with 0, 1, ... right samples.
 
     Args:
         advantages: an estimator, such as `grpo_advantages`; called once for each count.
         group_size: G, samples of the prompt.
-        others: rewards of the other prompts of the batch, for estimators that look at the whole
+        others: rewards of the other prompts of the batch, for estimators that use the whole
             batch; None is a batch of this prompt alone.
         other_groups: integer id of each of their prompts.
 
@@ -101,7 +101,7 @@ def prompt_weight(
     others: Float[Tensor, " N"] | None = None,
     other_groups: Int[Tensor, " N"] | None = None,
 ) -> PromptWeight:
-    r"""What a prompt of each difficulty gets from an estimator, in expectation.
+    r"""Expected weight that an estimator gives to a prompt of each success rate.
 
     With rewards of 0 and 1, the expected policy gradient of the samples of a prompt is its weight
     times the gradient of its success rate p. Each sample counts by what it gets if it is right
@@ -146,7 +146,6 @@ def prompt_weight(
 
 
 def _binomial(rates: Tensor, trials: int) -> Float[Tensor, "P counts"]:
-    """Probability of each count of successes."""
     count = torch.arange(trials + 1, dtype=torch.double, device=rates.device)
     total = torch.lgamma(torch.full_like(count, trials + 1.0))
     ways = total - torch.lgamma(count + 1) - torch.lgamma(trials - count + 1)

@@ -24,7 +24,7 @@ def zero_variance_groups(
 
     $$ \max_{j \in g} R_j - \min_{j \in g} R_j \le \tau $$
 
-    A group of one is such a group. Dynamic sampling drops these and samples others.
+    A group of one counts as equal. Dynamic sampling replaces such groups with others.
 
     Source: dynamic sampling of DAPO (arXiv:2503.14476), eq. 11.
 

@@ -1,4 +1,4 @@
-r"""Generalized advantage estimation, and the lambda returns that it is made of.
+r"""Generalized advantage estimation, and the lambda returns of which it is made.
 
     gae              rewards and values of tokens
     gae_advantages   one reward per response, whitened: the advantages of PPO with a critic
@@ -18,10 +18,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from areal_lab.functional.advantages.holes import Holes, carry_over_holes
 from areal_lab.functional.advantages.recurrence import linear_recurrence, next_in_sequence
 from areal_lab.functional.advantages.returns import (
     Discount,
+    Holes,
+    carry_over_holes,
     chosen,
     finite_or_none,
     per_token_or_number,
@@ -39,7 +40,7 @@ class AdvantagesAndReturns(NamedTuple):
     advantages: Tensor
     """A: how much better than the value it went from here on."""
     returns: Tensor
-    """What the value should have been: the target of a value loss."""
+    """Target of the value loss."""
 
 
 def gae(
@@ -125,7 +126,7 @@ def gae_advantages(
         gamma: discount of a token.
         lambda_: of the advantages.
         value_lambda: of the returns, where it differs (decoupled GAE); None takes `lambda_`.
-        length_alpha: take `length_adaptive_lambda` with this alpha in place of `lambda_`.
+        length_alpha: take `length_adaptive_lambda` with this alpha instead of `lambda_`.
         whitened: whiten the advantages over all unmasked tokens.
         eps: added to their variance, inside the root.
 

@@ -44,7 +44,7 @@ class GroupedRewards(NamedTuple):
 
 
 Baseline: TypeAlias = Callable[[GroupedRewards], Tensor]
-"""What a sample's reward is compared with, for each sample."""
+"""Function that gives the value to subtract from each sample's reward."""
 
 Scale: TypeAlias = Callable[[Tensor, GroupedRewards, bool], Tensor]
 """`(centered, groups, unbiased) -> divisor` for each sample, such as a standard deviation."""
@@ -147,7 +147,7 @@ def check_rewards(name: str, rewards: Tensor) -> None:
 
 
 def mean_of_group(groups: GroupedRewards) -> Float[Tensor, " N"]:
-    """Mean reward of the sample's group, itself included.
+    """Mean reward of the sample's group, including the sample.
 
     Source: DeepSeekMath (arXiv:2402.03300), section 4.1.2.
     """
@@ -193,7 +193,7 @@ def no_scale(
     groups: GroupedRewards,  # noqa: ARG001 - part of the signature of a scale
     unbiased: bool,  # noqa: ARG001 - part of the signature of a scale
 ) -> Float[Tensor, " N"]:
-    """Leave rewards in their own unit: a scale of 1, to which no eps is added.
+    """No scale: a scale of 1 without eps.
 
     Source: Dr. GRPO (arXiv:2503.20783), section 3.2.
     """
@@ -235,7 +235,7 @@ def std_of_rewards(
     groups: GroupedRewards,
     unbiased: bool,
 ) -> Float[Tensor, " N"]:
-    """Standard deviation of all rewards as they are: easy against hard prompts counts too.
+    """Standard deviation of all uncentered rewards, including differences between prompts.
 
     Source: LitePPO (arXiv:2508.08221), the standard deviation of the batch.
     """
@@ -247,7 +247,7 @@ def std_of_others(
     groups: GroupedRewards,
     unbiased: bool,
 ) -> Float[Tensor, " N"]:
-    """Standard deviation of the *other* samples of the group; 1 where these are all equal.
+    """Standard deviation of the *other* samples of the group; 1 if these are all equal.
 
     Where siblings are nearly equal it is tiny and the advantage huge. `std_of_group` includes the
     sample's own distance, so that no advantage exceeds about the root of the group's size.
@@ -276,7 +276,7 @@ def mean_reward_of_group(
     groups: GroupedRewards,
     unbiased: bool,  # noqa: ARG001 - part of the signature of a scale
 ) -> Float[Tensor, " N"]:
-    """Mean of the group's rewards as they are: with rewards of 0 and 1, its success rate.
+    """Mean of the group's rewards; with rewards of 0 and 1, its success rate.
 
     Source: MaxRL (arXiv:2602.02710).
     """

@@ -82,7 +82,7 @@ def adaptive_kl_coefficient(
     gain: float,
     error_bound: float = 0.2,
 ) -> Float[Tensor, ""]:
-    r"""The coefficient for the next batch: larger when the policy is too far from the reference.
+    r"""Coefficient of the next batch: larger if the policy is too far from the reference.
 
     $$ \beta' = \beta\,(1 + K\, \mathrm{clip}(\mathrm{KL} / \mathrm{target} - 1, \pm 0.2)) $$
 
@@ -90,7 +90,7 @@ def adaptive_kl_coefficient(
         coefficient: beta of the last batch.
         measured_kl: KL of the last batch, in the unit of the target: nats per sequence in the
             source, or per token.
-        target_kl: the distance to hold.
+        target_kl: the distance to keep.
         gain: K; 0.1 in the source, whose followers write samples of a batch / horizon.
         error_bound: largest relative error that counts.
 

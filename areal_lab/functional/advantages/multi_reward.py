@@ -1,7 +1,7 @@
 r"""Advantages from several rewards per sample: `[N, R]`, R components such as correct and short.
 
     sum_then_normalize   normalize(sum_k w_k R_k)    the component that varies most decides
-    normalize_then_sum   sum_k w_k normalize(R_k)    each component has the say of its weight
+    normalize_then_sum   sum_k w_k normalize(R_k)    each component counts by its weight
     gdpo_advantages      the latter, normalized once more over the batch
 
 `normalize` is `group_advantages`, with any of its baselines and scales.

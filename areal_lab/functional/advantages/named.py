@@ -57,7 +57,7 @@ def grpo_advantages(
 def dr_grpo_advantages(
     rewards: Float[Tensor, " N"], groups: Int[Tensor, " N"]
 ) -> Float[Tensor, " N"]:
-    r"""GRPO without the standard deviation, which favors prompts of little variance.
+    r"""GRPO without the standard deviation, which favors prompts with little variance.
 
     $$ A_i = R_i - \bar R_g $$
 
@@ -131,7 +131,7 @@ def gpg_advantages(
     scale: Scale = no_scale,
     eps: float = 1e-6,
 ) -> Float[Tensor, " N"]:
-    r"""Mean-centered rewards, stretched for the samples that have no gradient.
+    r"""Mean-centered rewards, scaled up to compensate for samples without a gradient.
 
     $$ A_i = \alpha \frac{R_i - \bar R_g}{F}, \quad \alpha = \frac{B}{B - M} $$
 
@@ -163,7 +163,7 @@ def gpg_advantages(
 def max_rl_advantages(
     rewards: Float[Tensor, " N"], groups: Int[Tensor, " N"], *, eps: float = 0.0
 ) -> Float[Tensor, " N"]:
-    r"""Mean-centered rewards over the mean reward: the maximum-likelihood direction.
+    r"""Mean-centered rewards divided by the mean reward: the maximum-likelihood direction.
 
     $$ A_i = \frac{R_i - \bar R_g}{\bar R_g + \epsilon} $$
 
@@ -211,7 +211,7 @@ def pass_at_k_advantages(
 
 
 def best_of_others(groups: GroupedRewards) -> Float[Tensor, " N"]:
-    """Second best reward for a sample that is better than all others; its own for the rest.
+    """Second best reward for the best sample of a group; for all others their own reward.
 
     Source: optimizing for inference-time objectives (arXiv:2503.19595).
     """

@@ -1,4 +1,4 @@
-r"""One linear recurrence over segments, which all returns and advantages are computed with.
+r"""Linear recurrence over segments: the basis of all returns and advantages.
 
     reverse   y_t = a_t * y_{t+1} + b_t    returns and advantages: later tokens count
     forward   y_t = a_t * y_{t-1} + b_t    cumulative sums; the gradient of the reverse one
@@ -47,7 +47,7 @@ def linear_recurrence(
 
     $$ y_t = a_t\, y_{t+1} + b_t, \qquad y_{|y|+1} = \mathrm{beyond} $$
 
-    A masked step counts as a = 1 and b = 0, whatever it holds, so y passes unchanged. To
+    A masked step counts as a = 1 and b = 0, whatever its values are, so y is unchanged. To
     restart at some token, give it the factor 0. Gradients of any order go to `factors`,
     `inputs` and `beyond`; the gradient is the same recurrence in the other direction.
 
@@ -71,7 +71,7 @@ def linear_recurrence(
     Blelloch, Prefix sums and their applications (1990).
 
     Raises:
-        ValueError: shapes differ, inputs or factors are no floating numbers, or `beyond` has not
+        ValueError: shapes differ, inputs or factors are not floating, or `beyond` does not have
             one entry per sequence.
     """
     check_floating("inputs", inputs)
@@ -149,7 +149,7 @@ def broadcast_to_tokens(
 
 
 class _Recurrence(torch.autograd.Function):
-    """(a, b) -> y along the last axis; a must be 0 at the edge where the recursion starts."""
+    """Recurrence (a, b) -> y along the last axis; a must be 0 at the edge where it starts."""
 
     @staticmethod
     def forward(factors: Tensor, inputs: Tensor, reverse: bool) -> Tensor:
@@ -188,7 +188,8 @@ class _Recurrence(torch.autograd.Function):
 
 
 def _advance_blocks(factors: Tensor, inputs: Tensor, reverse: bool) -> Tensor:
-    """y of one flat axis: within blocks step by step, all blocks at once; then between blocks.
+    """Compute y of one flat axis: within blocks step by step, all blocks at once; then between
+    blocks.
 
     block    [b b b b][b b b b][b b b b]     last value and product of factors of each block
     carried         <--------<--------       recurrence of those, 1/64 as long
@@ -217,14 +218,15 @@ def _advance_blocks(factors: Tensor, inputs: Tensor, reverse: bool) -> Tensor:
 def _advance(
     factors: tuple[Tensor, ...], inputs: tuple[Tensor, ...], carried: Tensor, reverse: bool
 ) -> None:
-    """Turn the inputs into y in place, step by step."""
     steps = list(zip(factors, inputs, strict=True))
     for a, y in reversed(steps) if reverse else steps:
         carried = torch.addcmul(y, a, carried, out=y)
 
 
 def _double(factors: Tensor, inputs: Tensor, reverse: bool) -> Tensor:
-    """y by doubling: after step k each y accounts for 2^k inputs (Hillis and Steele's scan)."""
+    """Compute y by doubling: after step k each y accounts for 2^k inputs (Hillis and Steele's
+    scan).
+    """
     y, reach = inputs, 1
     while reach < inputs.shape[-1]:
         y = y + factors * _neighbor(y, reverse=reverse, distance=reach)

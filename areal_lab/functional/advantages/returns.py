@@ -1,4 +1,4 @@
-r"""Returns: discounted sums of the rewards from each token on.
+"""Returns: discounted sums of the rewards from each token on.
 
     terminal_rewards               R [N] at the last chosen token of each sequence
     discounted_returns             sum over what follows, discounted per token
@@ -8,18 +8,26 @@ r"""Returns: discounted sums of the rewards from each token on.
 Padded `[N, T]` and packed `[T]` alike. Results are ordinary functions of the rewards: gradients
 flow, and nothing is detached (policy losses detach their advantages themselves). Masked rewards
 (NaN too) do not matter, and results are 0 where masked.
+
+Treatment of gaps (masked tokens inside a response) in returns:
+
+mask                 1 1 0 0 1 1 1 . .      0: a tool's output; .: padding
+carry_over_holes     |<----------|          the hole is not there
+restart_at_holes     |<| . . |<--|          each run of chosen tokens by itself
+last_unmasked        - - - - - - 1 - -      where a reward for the sequence belongs
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TypeAlias
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.nn.functional import pad
 
-from areal_lab.functional.advantages.holes import Holes, carry_over_holes, last_unmasked
 from areal_lab.functional.advantages.recurrence import broadcast_to_tokens, linear_recurrence
 from areal_lab.functional.checks import (
     check_finite,
@@ -29,7 +37,14 @@ from areal_lab.functional.checks import (
     count_known,
     wide,
 )
-from areal_lab.functional.segments import Segments, numbered, sequence_edges, unmasked_runs
+from areal_lab.functional.segments import (
+    Segments,
+    numbered,
+    segment_reduce,
+    sequence_edges,
+    sequences_or_rows,
+    unmasked_runs,
+)
 
 Discount: TypeAlias = float | Tensor
 """A number in 0 .. 1 for all tokens, or one per token."""
@@ -56,6 +71,17 @@ def terminal_rewards(
             of a sequence with an unmasked token is NaN or infinite.
     """
     return placed_at_end("rewards", rewards, mask, sequences)
+
+
+def carry_over_holes(
+    mask: Bool[Tensor, "*shape"],  # noqa: ARG001 - part of the signature
+    sequences: Segments | None = None,  # noqa: ARG001 - part of the signature
+) -> None:
+    """Leave holes out: the token before a hole is followed by the token after it.
+
+    Source: GAE of AReaL, verl and NeMo-RL.
+    """
+    return
 
 
 def discounted_returns(
@@ -137,12 +163,12 @@ def turn_returns(
 
     $$ R_k = \sum_{t \in k} r_t + \gamma R_{k+1} $$
 
-    A turn without an unmasked token is not there and costs no discount.
+    A turn without an unmasked token is ignored and costs no discount.
 
     Source: turn-level discount of ROLL (arXiv:2506.06122), its agentic REINFORCE.
 
     Args:
-        rewards: r of each token; where in a turn it stands does not matter. Gets a gradient.
+        rewards: r of each token; its position within a turn does not matter. Gets a gradient.
         gamma: discount of a turn.
         turns: turn of each token, the tokens of a turn being neighbors; numbers may start over in
             each sequence. None takes the runs of unmasked tokens, so that every hole ends a turn.
@@ -243,3 +269,41 @@ def check_unit(name: str, value: float, meaning: str = "1 does not discount at a
     """
     if not (math.isfinite(value) and 0 <= value <= 1):
         raise ValueError(f"{name} is {value}, but must be in 0 .. 1; {meaning}")
+
+
+Holes: TypeAlias = Callable[[Tensor, Segments | None], Tensor | None]
+"""`(mask, sequences) -> True at tokens after which nothing counts`; None is True nowhere."""
+
+
+def restart_at_holes(
+    mask: Bool[Tensor, "*shape"], sequences: Segments | None = None
+) -> Bool[Tensor, "*shape"]:
+    """Cut at holes: the token before a hole is the last of its episode, with nothing after it.
+
+    Masked tokens after the last chosen one (padding) are no hole, so what lies beyond the
+    sequence still counts.
+
+    Source: REINFORCE++ of SkyRL.
+    """
+    last = last_unmasked(mask, sequences)
+    followed = pad(mask[..., 1:], (0, 1)) if mask.numel() else mask
+    return mask & ~followed & ~last
+
+
+def last_unmasked(
+    mask: Bool[Tensor, "*shape"], segments: Segments | None = None
+) -> Bool[Tensor, "*shape"]:
+    """True at the last unmasked token of each segment; nowhere in one without such a token.
+
+    Args:
+        segments: sequences or turns; their tokens need not be neighbors. None takes rows.
+
+    Source: definition.
+
+    Raises:
+        ValueError: as `sequences_or_rows`.
+    """
+    ids, count = sequences_or_rows(mask, segments)
+    order = torch.arange(mask.numel(), device=mask.device).reshape(mask.shape)
+    last = segment_reduce(order, ids, count, mask=mask, reduce="max")
+    return mask & (order == last[ids])

@@ -91,7 +91,7 @@ class NormalizedRewards(NamedTuple):
     rewards: Tensor
     """Normalized rewards; carries the gradient."""
     moments: Moments
-    """Of everything seen so far, this batch included; detached."""
+    """Moments of everything seen so far, including this batch; detached."""
 
 
 def no_moments() -> Moments:

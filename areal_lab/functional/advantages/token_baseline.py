@@ -7,9 +7,14 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from areal_lab.functional.advantages.gae import AdvantagesAndReturns
-from areal_lab.functional.advantages.holes import Holes, carry_over_holes
 from areal_lab.functional.advantages.recurrence import linear_recurrence
-from areal_lab.functional.advantages.returns import Discount, chosen, discounted_returns
+from areal_lab.functional.advantages.returns import (
+    Discount,
+    Holes,
+    carry_over_holes,
+    chosen,
+    discounted_returns,
+)
 from areal_lab.functional.checks import check_token_inputs
 from areal_lab.functional.segments import Segments, dense_ids, segment_reduce, sequences_or_rows
 
@@ -44,7 +49,7 @@ def optimal_token_baseline(
         rewards: r of each token; the only input that gets a gradient.
         logprobs: log pi of the sampled tokens.
         squared_probs: sum over the vocabulary of pi squared, at each token.
-        groups: prompt of each token; samples of a prompt may stand anywhere.
+        groups: prompt of each token; samples of a prompt may be anywhere.
         gamma: discount of the step that leaves a token.
         behavior_weight: rho of each token, for samples of an older policy; None is 1.
         holes: `carry_over_holes` or `restart_at_holes`, for the returns.

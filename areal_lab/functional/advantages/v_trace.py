@@ -7,10 +7,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from areal_lab.functional.advantages.gae import AdvantagesAndReturns
-from areal_lab.functional.advantages.holes import Holes, carry_over_holes
 from areal_lab.functional.advantages.recurrence import linear_recurrence, next_in_sequence
 from areal_lab.functional.advantages.returns import (
     Discount,
+    Holes,
+    carry_over_holes,
     check_unit,
     chosen,
     finite_or_none,

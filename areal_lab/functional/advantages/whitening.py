@@ -16,8 +16,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from areal_lab.functional.advantages.group import group_advantages, no_scale
-from areal_lab.functional.advantages.holes import Holes, carry_over_holes
-from areal_lab.functional.advantages.returns import Discount, reinforce_plus_plus_returns
+from areal_lab.functional.advantages.returns import (
+    Discount,
+    Holes,
+    carry_over_holes,
+    reinforce_plus_plus_returns,
+)
 from areal_lab.functional.checks import wide
 from areal_lab.functional.masked import select
 from areal_lab.functional.segments import Segments, sequences_or_rows, value_of_segment
@@ -27,7 +31,7 @@ class Moments(NamedTuple):
     """Sums as float64 scalars: `torch.stack(moments)` can be all-reduced."""
 
     size: Tensor
-    """How many."""
+    """Number of values."""
     total: Tensor
     """Their sum."""
     squares: Tensor
@@ -147,7 +151,7 @@ def reinforce_plus_plus_advantages(
     unbiased: bool = True,
     eps: float = 1e-8,
 ) -> Float[Tensor, "*shape"]:
-    r"""Returns of tokens, whitened over all tokens of the batch: no groups, no critic.
+    r"""Returns of tokens, whitened over all tokens of the batch, without groups or a critic.
 
     $$ A_t = \mathrm{whiten}_t(R_t), \quad
     R_t = \sum_{s \ge t} \gamma^{s-t} \left( r_s + [s = |y|]\, R \right) $$

@@ -1,4 +1,4 @@
-r"""A proximal policy without a second forward pass over the batch: interpolated, or averaged.
+r"""Proximal policy without a second forward pass over the batch: interpolated, or averaged.
 
     version   v_mu ---------------- v - 1 ----- v
     log-prob  behavior  ---alpha--> proximal    theta      A-3PO: between two known log-probs
@@ -72,7 +72,8 @@ def linear_proximal_logprobs(
     *,
     trainer_version: int | Int[Tensor, ""],
 ) -> Float[Tensor, "*shape"]:
-    r"""As `a3po_proximal_logprobs`, with the straight line in probabilities.
+    r"""Proximal log-probs as `a3po_proximal_logprobs`, but interpolated linearly in
+    probabilities.
 
     $$ \pi_{prox} \approx \alpha\,\pi_\theta + (1 - \alpha)\,\pi_\mu $$
 
@@ -99,7 +100,6 @@ def linear_proximal_logprobs(
 def _share_of_theta(
     versions: Tensor, mask: Tensor, trainer_version: int | Tensor, like: Tensor
 ) -> Tensor:
-    """Alpha of each token; 0 where masked, in the dtype of the log-probs."""
     check_integer("versions", versions)
     check_token_inputs(mask, versions=versions)
     lag = (trainer_version - versions).to(like.dtype)
@@ -114,7 +114,7 @@ class EMAWeights(NamedTuple):
     weights: dict[str, Tensor]
     """The average of each tensor."""
     total: Tensor
-    """How many weights are in the average, old ones counted less: 1, 1 + b, 1 + b + b^2, ..."""
+    """Number of weights in the average, old ones counted less: 1, 1 + b, 1 + b + b^2, ..."""
 
 
 def ema_weights(weights: Mapping[str, Tensor]) -> EMAWeights:

@@ -4,6 +4,8 @@ Functions that end in `_mask` say which tokens stay; `keep(mask)` makes a correc
 
     reject(k3, high=0.1)                                            token
     reject(k1, low=-0.01, high=0.01, statistic=mean_of_sequence)    sequence
+    reject(k3, high=0.1, statistic=max_of_sequence)                 sequence, by its furthest token
+    mask_binary_kl(0.1)                                             token, by both probabilities
     keep(divergence_mask(logprobs, behavior_logprobs, mask, k2, high=0.02))      theta, not proximal
 
 Estimators are functions of x, the log ratio *sampler over policy*, because the samples come from
@@ -15,17 +17,21 @@ k_1 = x,\quad k_2 = x^2 / 2,\quad k_3 = e^{-x} - 1 + x = \rho - 1 - \log \rho $$
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TypeAlias
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from areal_lab.functional.checks import applied, check_token_inputs, wide
 from areal_lab.functional.corrections.sequence import SequenceStatistic, mean_of_sequence
 from areal_lab.functional.corrections.weights import BehaviorWeight, Correction, drop, inside
+from areal_lab.functional.divergences.sampled import binary_kl
 from areal_lab.functional.masked import select
-from areal_lab.functional.segments import Segments, sequences_or_rows
+from areal_lab.functional.ratios import check_cap
+from areal_lab.functional.segments import Segments, segment_reduce, sequences_or_rows
 
 Divergence: TypeAlias = Callable[[Tensor], Tensor]
 """Estimator of a divergence from x, elementwise, as `k1`, `k2`, `k3` of `kl`."""
@@ -38,7 +44,7 @@ def reject(
     low: float = -float("inf"),
     statistic: SequenceStatistic | None = None,
 ) -> Correction:
-    r"""Drop tokens or sequences whose divergence from behavior to proximal is out of a band.
+    r"""Drop tokens or sequences whose divergence from behavior to proximal is outside of a band.
 
     $$ \rho_t\,[low \le k(-\log \rho_t) \le high] $$
 
@@ -67,6 +73,35 @@ def reject(
         )
 
     return rejected
+
+
+def mask_binary_kl(delta: float) -> Correction:
+    r"""Drop tokens on which proximal and behavior policy differ, by both of their probabilities.
+
+    $$ \rho_t\,[\max(\mathrm{KL}(p, q), \mathrm{KL}(q, p)) \le \delta], \qquad
+    p = \pi_{prox}(y_t),\ q = \pi_{behav}(y_t) $$
+
+    KL is `binary_kl`. A ratio of 1.3 is little for a token of probability 1e-5 and much for one of
+    0.7; this bound sees the difference, unlike a band of ratios. "KPop".
+
+    Args:
+        delta: largest divergence that is kept, in nats; infinity keeps all.
+
+    Source: AReaL 2.0, `rejection_sampling.metric=binary_kl` ("KPop"), as retold: a token is masked
+    if the divergence in either direction exceeds the bound. The code was not at hand.
+
+    Raises:
+        ValueError: delta is negative or NaN.
+    """
+    _check_bounds(0.0, delta, "delta")
+
+    def masked(weight: BehaviorWeight) -> BehaviorWeight:
+        behavior = weight.behavior_logprobs
+        proximal = torch.where(behavior.isfinite(), behavior + weight.log_ratio, behavior)
+        both = torch.maximum(binary_kl(proximal, behavior), binary_kl(behavior, proximal))
+        return drop(weight, inside(both, 0.0, delta))
+
+    return masked
 
 
 def divergence_mask(
@@ -193,6 +228,54 @@ def off_policy_sequence_mask(
     segments = sequences_or_rows(mask, sequences)
     near = mean_of_sequence(x, mask, segments) <= threshold
     return (near[segments.ids] | ~(select(advantages.detach(), mask) < 0)) & mask
+
+
+def veto_suffix_mask(
+    logprobs: Float[Tensor, "*shape"],
+    behavior_logprobs: Float[Tensor, "*shape"],
+    advantages: Float[Tensor, "*shape"],
+    mask: Bool[Tensor, "*shape"],
+    *,
+    threshold: float,
+    sequences: Segments | None = None,
+) -> Bool[Tensor, "*shape"]:
+    r"""Drop what follows the first token that became too likely, where the advantage is negative.
+
+    $$ M_t = 0 \iff A_t < 0 \text{ and } \exists\, s < t:\ \pi_\theta(y_s) / \pi_{behav}(y_s) > c $$
+
+    Behind such a token the sampler's suffix belongs to a prefix that it hardly wrote itself, and
+    pushing it down moves probability without a bound. The token itself stays, and so does
+    everything with an advantage of 0 or more.
+
+    Args:
+        logprobs: log pi_theta; gets no gradient.
+        advantages: A of each token, usually the same for all of a sequence.
+        mask: True where the policy chose the token; others are no trigger.
+        threshold: c, the largest ratio that vetoes nothing; infinity drops nothing.
+        sequences: sequence of each token, its tokens in order; None takes rows.
+
+    Returns:
+        True where a token stays; False where masked.
+
+    Source: mu-GRPO (arXiv:2605.17570), "negative-advantage veto", as retold; the paper was not at
+    hand. Read plainly: a trigger is a ratio above the threshold, and is itself trained on.
+
+    Raises:
+        ValueError: shapes differ, or the threshold is not positive.
+    """
+    check_token_inputs(
+        mask, logprobs=logprobs, behavior_logprobs=behavior_logprobs, advantages=advantages
+    )
+    check_cap(threshold, name="threshold")
+    behavior = wide(select(behavior_logprobs.detach(), mask))
+    moved = wide(select(logprobs.detach(), mask)) - behavior
+    trigger = (moved > math.log(threshold)) & mask
+    ids, count = sequences_or_rows(mask, sequences)
+    places = torch.arange(mask.numel(), device=mask.device).reshape(mask.shape)
+    # The place of the first trigger of each sequence; without one, behind the last token.
+    first = segment_reduce(torch.where(trigger, places, mask.numel()), ids, count, reduce="min")
+    behind = places > first[ids]
+    return ~(behind & (select(advantages.detach(), mask) < 0)) & mask
 
 
 def _divergence(divergence: Divergence, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-r"""Corrections that look at whole sequences: products, geometric means, outliers.
+r"""Corrections of whole sequences: products, geometric means, outliers.
 
 $$ \rho_i = \prod_{t \in i} \rho_t, \qquad
 \bar\rho_i = \Big(\prod_{t \in i} \rho_t\Big)^{1/|y_i|} $$
@@ -95,7 +95,7 @@ def sequence_geometric_mean(weight: BehaviorWeight) -> BehaviorWeight:
 
 
 def mask_sequences_outside(low: float, high: float) -> Correction:
-    r"""Drop sequences whose geometric mean weight is out of a band; the rest keep their weights.
+    r"""Drop sequences whose geometric mean weight is outside of a band.
 
     $$ \rho_t\,[low \le \bar\rho_i \le high] $$
 
@@ -118,15 +118,15 @@ def mask_sequences_outside(low: float, high: float) -> Correction:
 
 
 def mask_outlier_sequences(low: float, high: float) -> Correction:
-    r"""Drop sequences of which any token's weight is out of a band.
+    r"""Drop sequences in which the weight of any token is outside of a band.
 
     $$ \rho_t \prod_{s \in i} [low \le \rho_s \le high] $$
 
-    It looks at $\rho$ as it was at the start of the chain. One NaN drops its sequence.
+    The bounds apply to $\rho$ at the start of the chain. One NaN drops its sequence.
 
     Args:
-        low: smallest weight that is no outlier; 0 for no lower bound.
-        high: largest weight that is no outlier; infinity for no upper bound.
+        low: smallest weight that is kept; 0 for no lower bound.
+        high: largest weight that is kept; infinity for no upper bound.
 
     Source: the outlier mask of SkyRL; no paper defines it.
 

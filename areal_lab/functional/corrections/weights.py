@@ -34,13 +34,16 @@ class BehaviorWeight(NamedTuple):
     """The weights that a chain of corrections passes on; nothing has a gradient."""
 
     weight: Float[Tensor, "*shape"]
-    """What the surrogate is multiplied with; 0 drops the token from the sum; 1 where masked."""
+    """Factor of the surrogate; 0 drops the token from the sum; 1 where masked."""
     log_ratio: Float[Tensor, "*shape"]
     """log pi_prox - log pi_behav, as it was at the start of the chain; 0 where masked."""
     mask: Bool[Tensor, "*shape"]
     """True where the policy chose the token."""
     sequences: Segments
     """Sequence of each token, for corrections of whole sequences."""
+    behavior_logprobs: Float[Tensor, "*shape"]
+    """log pi_behav, for corrections by probabilities: those of pi_prox are these plus `log_ratio`;
+    0 where masked."""
 
 
 Correction: TypeAlias = Callable[[BehaviorWeight], BehaviorWeight]
@@ -58,8 +61,8 @@ def behavior_weight(
     $$ \rho_t = \pi_{prox}(y_t) / \pi_{behav}(y_t) $$
 
     Beyond the positive finite numbers of its dtype a weight is the nearest of them: `inf * 0` would
-    be NaN, and 0 is kept for what is dropped. That is also a token which the proximal policy cannot
-    draw (minus infinity, as outside of its top-p) and the sampler can: its weight is exactly 0.
+    be NaN, and 0 marks a dropped token. A token is also dropped if the proximal policy cannot
+    sample it (minus infinity, as outside of its top-p) and the sampler can: its weight is 0.
 
     Args:
         proximal_logprobs: log pi_prox of the sampled tokens.
@@ -76,11 +79,11 @@ def behavior_weight(
     behavior = wide(select(behavior_logprobs.detach(), mask))
     log_ratio = log_difference(proximal, behavior)
     weight = select(positive_exp(log_ratio), log_ratio != -torch.inf)
-    return BehaviorWeight(weight, log_ratio, mask, sequences_or_rows(mask, sequences))
+    return BehaviorWeight(weight, log_ratio, mask, sequences_or_rows(mask, sequences), behavior)
 
 
 def unbounded(weight: BehaviorWeight) -> BehaviorWeight:
-    """Leave the weight as it is: unbiased, and of unbounded variance.
+    """Do not change the weight: unbiased, with unbounded variance.
 
     Source: AReaL (arXiv:2505.24298), eq. 5, which bounds nothing.
     """
@@ -110,7 +113,7 @@ def truncate(cap: float, *, floor: float = 0.0) -> Correction:
 
 
 def mask_outside(low: float, high: float, *, inclusive: bool = True) -> Correction:
-    r"""Drop tokens whose weight is out of a band: $\rho\,[low \le \rho \le high]$.
+    r"""Drop tokens whose weight is outside of a band: $\rho\,[low \le \rho \le high]$.
 
     The count that a mean divides by does not change: a dropped token adds 0.
 

@@ -28,7 +28,8 @@ from areal_lab.functional.masked import log_difference, select
 from areal_lab.functional.segments import Segments
 
 KLEstimator: TypeAlias = Callable[[Tensor], Tensor]
-"""`x -> estimate`, with x = log pi_theta - log pi_ref of each token, which carries the gradient."""
+"""Function `x -> estimate`, with x = log pi_theta - log pi_ref of each token, which carries the
+gradient."""
 
 
 class KLLoss(NamedTuple):
@@ -78,7 +79,7 @@ def absolute(log_ratio: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 
 
 def straight_through(value: KLEstimator = k3, gradient: KLEstimator = k2) -> KLEstimator:
-    """The value of one estimator with the gradient of another.
+    """Value of one estimator with the gradient of another.
 
     By default value and gradient are both those of KL(theta || ref) on average.
 
@@ -96,12 +97,12 @@ def straight_through(value: KLEstimator = k3, gradient: KLEstimator = k2) -> KLE
 def clamped(
     estimator: KLEstimator, *, log_ratio_bound: float = math.inf, value_bound: float = math.inf
 ) -> KLEstimator:
-    """Clamp what goes into an estimator, what comes out of it, or both, to plus and minus a bound.
+    """Clamp the input of an estimator, its output, or both, to plus and minus a bound.
 
     Beyond a bound the gradient is 0: the tokens that are furthest away are no longer pulled back.
 
     Args:
-        estimator: what is clamped.
+        estimator: the function to clamp.
         log_ratio_bound: largest |x|.
         value_bound: largest absolute value of the estimate.
 
@@ -183,8 +184,8 @@ def kl_loss(
             `straight_through()` has the gradient of the divergence that is estimated.
         sampling_logprobs: see `kl_penalty`.
         aggregate: `(values, mask, sequences) -> scalar`: that of the policy loss, with the counts
-            of the policy loss bound by `partial`. Without them each micro-batch adds a mean of its
-            own, and the sum is the penalty times the number of micro-batches.
+            of the policy loss bound by `partial`. Without them each micro-batch adds a separate
+            mean, and the sum is the penalty times the number of micro-batches.
 
     Source: DeepSeekMath (arXiv:2402.03300), eq. 3.
 
@@ -205,7 +206,7 @@ def kl_loss(
 def _weighted(
     estimator: KLEstimator, logprobs: Tensor, reference: Tensor, sampling: Tensor
 ) -> Tensor:
-    """pi_theta / pi_s times the estimate, where the weight vanishes and the estimate explodes too.
+    """Estimate times pi_theta / pi_s, also where the weight vanishes and the estimate explodes.
 
     In float64, since a weight of e^-120 times a k3 of e^120 is 0 * inf in float32. Where pi_theta
     is smaller than e^-600 of one of the others, value and gradient have reached their limits; it

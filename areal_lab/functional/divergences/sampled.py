@@ -138,7 +138,7 @@ def log_ratio_histogram(
         log_ratio: log of a ratio of each token, in nats; gets no gradient.
         low: lower edge of the first bin.
         high: upper edge of the last bin.
-        bins: how many.
+        bins: number of bins.
 
     Source: definition.
 
@@ -172,3 +172,32 @@ def _weight(logs: Tensor) -> Tensor:
 def _minus_one(logs: Tensor) -> Tensor:
     """rho - 1, exact near rho = 1; finite, because infinity minus infinity would be NaN."""
     return torch.expm1(logs).clamp(max=torch.finfo(logs.dtype).max)
+
+
+def binary_kl(
+    policy_logprobs: Float[Tensor, "*shape"], other_logprobs: Float[Tensor, "*shape"]
+) -> Float[Tensor, "*shape"]:
+    r"""KL divergence of two policies by token, with all other tokens taken as one.
+
+    $$ \mathrm{KL}(p, q) = p \log \frac{p}{q} + (1 - p) \log \frac{1 - p}{1 - q}, \qquad
+    p = \pi(y_t),\ q = \pi_{other}(y_t) $$
+
+    At most the divergence over the whole vocabulary (merging outcomes only loses some), and known
+    from the sampled token alone, unlike that one. Infinite where only `policy` leaves something
+    to other tokens, or only `policy` can sample the token; 0 where both are sure of it.
+
+    Args:
+        policy_logprobs: log p of the sampled tokens, of the policy that the mean is over.
+        other_logprobs: log q of the same tokens.
+
+    Source: DPPO (arXiv:2602.04879), its binary divergences.
+    """
+    policy, other = policy_logprobs.detach(), other_logprobs.detach()
+    # 1 - exp(log p), exact near p = 1; rounding may have left a log-prob just above 0.
+    policy_rest = (-torch.expm1(policy)).clamp(min=0)
+    other_rest = (-torch.expm1(other)).clamp(min=0)
+    # 0 log 0 is 0: both policies sure of the token. Only the first unsure: infinite, rightly.
+    others = torch.xlogy(policy_rest, policy_rest) - torch.xlogy(policy_rest, other_rest)
+    # A policy that cannot sample the token: 0 log 0 again.
+    moved = select(policy - other, policy != -math.inf)
+    return torch.exp(policy) * moved + others

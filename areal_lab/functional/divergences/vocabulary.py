@@ -1,7 +1,7 @@
 r"""Divergences of two distributions over the vocabulary: exact, one number per position.
 
 A divergence maps `(student, teacher)`, log-probabilities `[*shape, V]`, to `[*shape]`. A token that
-cannot be sampled has -infinity. Gradients go to both; detach those that should have none.
+cannot be sampled has -infinity. Both get gradients; detach those that should have none.
 
     forward_kl       KL(teacher || student)   covers all that the teacher does
     reverse_kl       KL(student || teacher)   avoids what the teacher does not do
@@ -24,7 +24,7 @@ VocabularyDivergence: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """`(student, teacher)` log-probabilities to one number per position."""
 
 _NEVER = -1e4
-"""A log-probability whose exp is 0 in every floating type, but which can be computed with."""
+"""Finite log-probability whose exp is 0 in every floating type."""
 
 
 def forward_kl(

@@ -1,4 +1,4 @@
-r"""Autograd for log-probs from hidden states: compute, reduce and discard tiles of logits.
+"""Autograd for log-probs from hidden states: compute, reduce and discard tiles of logits.
 
     forward    hidden, weight --> tiles --> logprobs, entropy, log-normalizer [T]
     backward   the same tiles again, or kept ones --> gradient of the logits --> hidden, weight
@@ -12,31 +12,58 @@ vocabulary `[T]`, and in the gradient of hidden.
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
+from functools import cache
+from importlib.util import find_spec
+from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from areal_lab.functional.checks import wide, wide_dtype
-from areal_lab.functional.logprobs.curvature import second_order
+from areal_lab.functional.logprobs import tiles
 from areal_lab.functional.logprobs.cutoff import NOT_KEPT, Cutoff, clear_cutoff
-from areal_lab.functional.logprobs.parts import VocabularyPart
 from areal_lab.functional.logprobs.tiles import (
     Restriction,
     Scratch,
     TileSums,
+    VocabularyPart,
     add_product,
     join,
-    logits_gradient,
     moved,
     put_targets,
+    second_order,
     slices,
-    sums,
     target_index,
     tile_shape,
     token_gradients,
 )
-from areal_lab.functional.logprobs.vmap_rules import flatten_members, map_by_loop, unflatten_members
+
+_FUSED: Final = (torch.float32, torch.bfloat16, torch.float16)
+"""Types of logits that the kernels read."""
+_ALIGNED_COLUMNS: Final = 128
+"""Logits per row of a tile on a GPU are a multiple of it, where they are more: its products and
+kernels read 16 bytes at a time."""
+
+
+def passes(like: Tensor) -> Any:
+    """The module with `sums` and `logits_gradient` for these logits: `fused` on a GPU with Triton,
+    else `tiles`.
+    """
+    if like.device.type != "cuda" or like.dtype not in _FUSED or not _has_triton():
+        return tiles
+    # A kernel has no fake form, and a compiler fuses the operations itself.
+    if torch.compiler.is_compiling() or isinstance(like, FakeTensor):
+        return tiles
+    from areal_lab.functional.logprobs import fused
+
+    return fused
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
 
 
 class ChunkedLogprobs(torch.autograd.Function):
@@ -61,14 +88,15 @@ class ChunkedLogprobs(torch.autograd.Function):
         restriction = Restriction(mask, None if rule is None else cutoff)
         # A rule has to see all logits of a token at once.
         rows_step, columns_step = (
-            tile_shape(tokens, vocab, entries)
+            _tile_shape(hidden, vocab, entries)
             if rule is None
             else (max(1, entries // vocab), vocab)
         )
         buffer = hidden.new_empty(min(rows_step, max(0, tokens - cached_tokens)) * columns_step)
         scratch = Scratch(hidden, rows_step * columns_step, columns_step)
+        sums = passes(hidden).sums
         columns_slices = list(slices(vocab, columns_step))
-        tiles = TileSums(*cutoff.new_empty(3, len(columns_slices), tokens))
+        of_tiles = TileSums(*cutoff.new_empty(3, len(columns_slices), tokens))
         # A gather, since it refuses a target outside the vocabulary on every device and when
         # compiled; no tile would have it, and its log-prob would be a wrong, finite number.
         chosen = cutoff.new_zeros(part.vocabulary if part else vocab).gather(0, targets)
@@ -84,13 +112,13 @@ class ChunkedLogprobs(torch.autograd.Function):
                     for block in scratch.blocks(logits):
                         cutoff[moved(block, rows.start)] = clear_cutoff(rule, wide(logits[block]))
                 for all_tiles, tile in zip(
-                    tiles, sums(logits, restriction, rows, columns, scratch), strict=True
+                    of_tiles, sums(logits, restriction, rows, columns, scratch), strict=True
                 ):
                     all_tiles[number, rows] = tile
                 index, inside = target_index(targets[rows], columns)
                 found = torch.where(inside, wide(logits.gather(1, index)), chosen[rows, None])
                 chosen[rows] = found[:, 0]
-        whole = join(tiles)
+        whole = join(of_tiles)
         if part:
             whole, chosen = _join_parts(whole, chosen, part)
         peak, log_mass, entropy = whole
@@ -200,9 +228,10 @@ class ChunkedGradients(torch.autograd.Function):
         of_tokens = token_gradients(
             grad_logprobs, grad_entropy, logprobs=logprobs, entropy=entropy, normalizer=normalizer
         )
-        rows_step, columns_step = tile_shape(tokens, vocab, entries)
+        rows_step, columns_step = _tile_shape(hidden, vocab, entries)
         buffer = hidden.new_empty(rows_step * columns_step)
         scratch = Scratch(hidden, rows_step * columns_step, columns_step)
+        logits_gradient = passes(hidden).logits_gradient
         rows_slices = list(slices(tokens, rows_step))
         columns_slices = list(slices(vocab, columns_step))
         # What is added up over several tiles is so in the wide type: bfloat16 would lose small
@@ -312,6 +341,11 @@ class ChunkedGradients(torch.autograd.Function):
         return (unflatten_members(info.batch_size, grad_hidden), None), (0, None)
 
 
+def _tile_shape(hidden: Tensor, vocab: int, entries: int) -> tuple[int, int]:
+    multiple = 1 if hidden.device.type == "cpu" else _ALIGNED_COLUMNS
+    return tile_shape(hidden.shape[0], vocab, entries, multiple)
+
+
 def _join_parts(
     sums_here: TileSums, chosen: Tensor, part: VocabularyPart
 ) -> tuple[TileSums, Tensor]:
@@ -324,19 +358,57 @@ def _join_parts(
 
 
 def _logits(out: Tensor, hidden: Tensor, weight: Tensor, temperature: float) -> None:
-    """Logits divided by the temperature, as part of the product."""
     out.addmm_(hidden, weight.T, beta=0.0, alpha=1 / temperature)
 
 
 def _shaped(flat: Tensor, rows: slice, columns: slice) -> Tensor:
-    """The buffer, shaped as the tile at these rows and columns."""
     shape = (rows.stop - rows.start, columns.stop - columns.start)
     return flat[: shape[0] * shape[1]].view(shape)
 
 
 def _sum_of(like: Tensor, parts: int, *, out: Tensor | None = None) -> Tensor:
-    """A buffer to add up this many parts in; `out` itself where its type is exact enough."""
+    """Buffer to add up this many parts in; `out` itself if its type is exact enough."""
     kind = like.dtype if parts <= 1 else wide_dtype(like.dtype)
     if out is not None and kind == out.dtype:
         return out
     return torch.empty_like(like, dtype=kind)
+
+
+def flatten_members(
+    batch_size: int, in_dims: tuple[Any, ...], args: tuple[Any, ...], per_token: tuple[int, ...]
+) -> list[Any]:
+    """Flatten per-token arguments from `[batch, T, ...]` to `[batch * T, ...]`."""
+    flat = list(args)
+    for index in per_token:
+        if args[index] is not None:
+            dim = in_dims[index]
+            mapped = args[index][None].expand(batch_size, *args[index].shape)
+            flat[index] = (mapped if dim is None else args[index].movedim(dim, 0)).flatten(0, 1)
+    return flat
+
+
+def unflatten_members(batch_size: int, flat: Tensor) -> Tensor:
+    """`[batch * T, ...]` as `[batch, T, ...]`."""
+    return flat.view(batch_size, flat.shape[0] // batch_size, *flat.shape[1:])
+
+
+def map_by_loop(
+    function: Callable[..., tuple[Tensor | None, ...]],
+    batch_size: int,
+    in_dims: tuple[Any, ...],
+    args: tuple[Any, ...],
+) -> tuple[tuple[Tensor | None, ...], tuple[int | None, ...]]:
+    """vmap by calling once per member, each with separate weights or gradients of weights."""
+
+    def member(index: int) -> list[Any]:
+        return [
+            arg.select(dim, index) if isinstance(dim, int) else arg
+            for arg, dim in zip(args, in_dims, strict=True)
+        ]
+
+    results = [function(*member(index)) for index in range(batch_size)]
+    outputs = tuple(
+        None if column[0] is None else torch.stack([x for x in column if x is not None])
+        for column in zip(*results, strict=True)
+    )
+    return outputs, tuple(None if output is None else 0 for output in outputs)

@@ -1,4 +1,4 @@
-r"""Which tokens a truncating sampler could sample: top-k, top-p, min-p, one after the other.
+r"""Tokens that a truncating sampler can sample: top-k, top-p, min-p, applied in order.
 
 Each rule is a threshold on the logits of a token: `logits [..., V] --> smallest logit kept [...]`.
 
@@ -21,7 +21,7 @@ Cutoff: TypeAlias = Callable[[Tensor], Tensor]
 be sampled `[*shape]`; what equals it could be sampled too."""
 
 NOT_KEPT = -1e30
-"""Stands for a logit of -infinity: its probability is exactly 0, but 0 times it is not NaN."""
+"""Replacement of a logit of -infinity: its probability is exactly 0, but 0 times it is not NaN."""
 
 
 def top_k(k: int) -> Cutoff:
@@ -117,10 +117,10 @@ def clear_cutoff(rule: Cutoff, logits: Tensor) -> Tensor:
 
 
 def smallest_kept(rule: Cutoff, logits: Tensor) -> Tensor:
-    """The rule's cutoff, of a rule that the caller passed as `keep`.
+    """Cutoff by the rule that the caller passed as `keep`.
 
     Raises:
-        TypeError: it is no rule.
+        TypeError: it is not a rule.
     """
     return applied("keep", rule, logits, gives=Tensor, example="top_p(0.95)")
 

@@ -19,14 +19,14 @@ from torch import Tensor
 from areal_lab.functional.checks import check_integer, check_range, check_same_shape, wide
 from areal_lab.functional.logprobs.chunked import ChunkedLogprobs
 from areal_lab.functional.logprobs.cutoff import NOT_KEPT, Cutoff, smallest_kept
-from areal_lab.functional.logprobs.parts import VocabularyPart
+from areal_lab.functional.logprobs.tiles import VocabularyPart
 from areal_lab.logit_tiles import largest_tile, logit_tiles
 
 _PADDING = "give padding any token of the vocabulary, such as 0, and mask it in the loss"
 
 
 class LogprobsAndEntropy(NamedTuple):
-    """Of each token; float32 or wider."""
+    """Log-prob and entropy of each token; float32 or wider."""
 
     logprobs: Tensor
     """log pi of the target token, in nats; -infinity for a token that could not be sampled."""

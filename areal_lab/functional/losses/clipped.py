@@ -13,7 +13,7 @@ describes the arguments that losses share. Their papers have one old policy, whi
 from. Here there are two, and `correct` bounds the weight pi_prox / pi_behav, as in `decoupled_ppo`:
 with equal proximal and behavior log-probs the loss is the paper's.
 
-KL to a reference policy is a term of its own (`kl_loss`), added to the loss, as only some need it.
+KL to a reference policy is a separate term (`kl_loss`), added to the loss, as only some need it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def grpo(
     sequences: Segments | None = None,
     sequence_count: Count | None = None,
 ) -> PolicyLossResult:
-    r"""GRPO: the clipped objective, every sequence counting the same.
+    r"""GRPO: the clipped objective, with equal weight for every sequence.
 
     $$ L = -\frac{1}{B} \sum_i \frac{1}{|y_i|} \sum_{t \in i}
     \min(r_t A_t, \mathrm{clip}(r_t, 1 \pm \epsilon) A_t) $$
@@ -82,7 +82,7 @@ def dr_grpo(
     sequences: Segments | None = None,
     sequence_count: Count | None = None,
 ) -> PolicyLossResult:
-    r"""Dr. GRPO: the clipped objective summed over tokens, divided by one length for all.
+    r"""Dr. GRPO: the clipped objective summed over tokens, divided by one fixed length.
 
     $$ L = -\frac{1}{B\,L} \sum_i \sum_{t \in i}
     \min(r_t A_t, \mathrm{clip}(r_t, 1 \pm \epsilon) A_t) $$
@@ -122,7 +122,7 @@ def dapo(
     token_count: Count | None = None,
     sequences: Segments | None = None,
 ) -> PolicyLossResult:
-    r"""DAPO: a clip range that is wider above ("clip-higher"), every token counting the same.
+    r"""DAPO: a clip range that is wider above ("clip-higher"), with equal weight for every token.
 
     $$ L = -\frac{1}{N} \sum_t
     \min(r_t A_t, \mathrm{clip}(r_t, 1 - \epsilon_{low}, 1 + \epsilon_{high}) A_t) $$
@@ -162,7 +162,7 @@ def dual_clip_ppo(
     token_count: Count | None = None,
     sequences: Segments | None = None,
 ) -> PolicyLossResult:
-    r"""PPO with a second clip: a negative advantage is multiplied by c at most.
+    r"""PPO with a second clip: a negative advantage is multiplied by at most c.
 
     $$ \max(\min(r A, \mathrm{clip}(r, 1 \pm \epsilon) A), c A) \text{ where } A < 0 $$
 
@@ -201,7 +201,7 @@ def clip_cov(
     token_count: Count | None = None,
     sequences: Segments | None = None,
 ) -> PolicyLossResult:
-    """Clip-Cov: the clipped objective, with a random few high-covariance tokens left out.
+    """Clip-Cov: the clipped objective without a few random tokens of high covariance.
 
     Keeps entropy up by sparing tokens whose log-prob and advantage are both high, see
     `clip_cov_surrogate`. The covariance is that of the tokens of this call.
@@ -209,7 +209,7 @@ def clip_cov(
     Source: arXiv:2505.22617, section 4.
 
     Args:
-        fraction: share of the tokens that is left out.
+        fraction: share of the tokens to leave out.
         band: covariances that can be left out.
         noise: uniform numbers that choose the tokens. None draws them from torch's generator, which
             makes the function random; under `vmap` they must be given.

@@ -6,17 +6,20 @@ r"""Named ways to bound the weight of decoupled PPO: truncated or masked importa
     icepop           rho_t where it is within a band, else 0
     sequence_mis     product of rho where it is within a band, else 0
     geometric_mis    rho_t where the sequence's geometric mean is within a band, else 0
+    kpop             rho_t where the binary KL of proximal and behavior is small, else 0
+    trm              rho_t where no token of the sequence has a large KL, else 0
     m2po             rho_t except the largest; no clip
     a3po             rho_t, pi_prox by interpolation
 
 `..._tis` truncates importance weights and `..._mis` masks them, by token or by sequence. The first
-five are `decoupled_ppo` with one `correct`, which is how to get others. All are a `PolicyLoss`,
+seven are `decoupled_ppo` with one `correct`, which is how to get others. All are a `PolicyLoss`,
 which describes the arguments that losses share. A dropped token adds 0 and stays in the count that
 the mean divides by.
 """
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 from jaxtyping import Bool, Float, Int
@@ -24,8 +27,13 @@ from torch import Tensor
 
 from areal_lab.functional.aggregate import Count, token_mean
 from areal_lab.functional.corrections.proximal import a3po_proximal_logprobs
+from areal_lab.functional.corrections.rejection import mask_binary_kl, reject
 from areal_lab.functional.corrections.second_moment import mask_second_moment
-from areal_lab.functional.corrections.sequence import mask_sequences_outside, sequence_product
+from areal_lab.functional.corrections.sequence import (
+    mask_sequences_outside,
+    max_of_sequence,
+    sequence_product,
+)
 from areal_lab.functional.corrections.weights import (
     Correction,
     chain,
@@ -33,6 +41,7 @@ from areal_lab.functional.corrections.weights import (
     truncate,
     unbounded,
 )
+from areal_lab.functional.divergences.kl import k3
 from areal_lab.functional.losses.policy import PolicyLossResult, decoupled_ppo, policy_loss
 from areal_lab.functional.segments import Segments
 from areal_lab.functional.surrogates.clip import ClipEpsilon
@@ -125,7 +134,7 @@ def icepop(
     token_count: Count | None = None,
     sequences: Segments | None = None,
 ) -> PolicyLossResult:
-    r"""IcePop: decoupled PPO without the tokens whose weight is out of a band.
+    r"""IcePop: decoupled PPO without the tokens whose weight is outside of a band.
 
     $$ \rho_t\,[low \le \rho_t \le high]\, \min(u_t A_t, \mathrm{clip}(u_t, 1 \pm \epsilon) A_t) $$
 
@@ -165,7 +174,7 @@ def sequence_mis(
     token_count: Count | None = None,
     sequences: Segments | None = None,
 ) -> PolicyLossResult:
-    r"""Decoupled PPO without the sequences whose weight is out of a band.
+    r"""Decoupled PPO without the sequences whose weight is outside of a band.
 
     $$ \rho_i\,[low \le \rho_i \le high]\, \min(u_t A_t, \mathrm{clip}(u_t, 1 \pm \epsilon) A_t),
     \quad \rho_i = \prod_{s \in i} \rho_s $$
@@ -204,7 +213,7 @@ def geometric_mis(
     token_count: Count | None = None,
     sequences: Segments | None = None,
 ) -> PolicyLossResult:
-    r"""Decoupled PPO without the sequences whose mean log weight is out of a band.
+    r"""Decoupled PPO without the sequences whose mean log weight is outside of a band.
 
     $$ \rho_t\,[low \le \bar\rho_i \le high]\,
     \min(u_t A_t, \mathrm{clip}(u_t, 1 \pm \epsilon) A_t),
@@ -226,6 +235,89 @@ def geometric_mis(
         mask,
         clip_epsilon=clip_epsilon,
         correct=mask_sequences_outside(low, high),
+        token_count=token_count,
+        sequences=sequences,
+    )
+
+
+def kpop(
+    logprobs: Float[Tensor, "*shape"],
+    proximal_logprobs: Float[Tensor, "*shape"],
+    behavior_logprobs: Float[Tensor, "*shape"],
+    advantages: Float[Tensor, "*shape"],
+    mask: Bool[Tensor, "*shape"],
+    *,
+    delta: float,
+    clip_epsilon: ClipEpsilon = 0.2,
+    cap: float = math.inf,
+    token_count: Count | None = None,
+    sequences: Segments | None = None,
+) -> PolicyLossResult:
+    r"""KPop: decoupled PPO without the tokens on which sampler and trainer differ, by binary KL.
+
+    $$ \min(\rho_t, C)\,[\max(\mathrm{KL}(p_t, q_t), \mathrm{KL}(q_t, p_t)) \le \delta]\,
+    \min(u_t A_t, \mathrm{clip}(u_t, 1 \pm \epsilon) A_t), \quad
+    p = \pi_{prox},\ q = \pi_{behav} $$
+
+    Source: AReaL 2.0, as retold; see `mask_binary_kl`, which is the correction alone.
+
+    Args:
+        delta: largest divergence of "this token or another one" that is kept, in nats.
+        cap: C.
+
+    The other arguments are those of `PolicyLoss`.
+    """
+    return decoupled_ppo(
+        logprobs,
+        proximal_logprobs,
+        behavior_logprobs,
+        advantages,
+        mask,
+        clip_epsilon=clip_epsilon,
+        correct=chain(mask_binary_kl(delta), truncate(cap)),
+        token_count=token_count,
+        sequences=sequences,
+    )
+
+
+def trm(
+    logprobs: Float[Tensor, "*shape"],
+    proximal_logprobs: Float[Tensor, "*shape"],
+    behavior_logprobs: Float[Tensor, "*shape"],
+    advantages: Float[Tensor, "*shape"],
+    mask: Bool[Tensor, "*shape"],
+    *,
+    delta: float,
+    clip_epsilon: ClipEpsilon = 0.2,
+    cap: float = math.inf,
+    token_count: Count | None = None,
+    sequences: Segments | None = None,
+) -> PolicyLossResult:
+    r"""Trust region masking: decoupled PPO without the sequences that hold a token of large KL.
+
+    $$ \min(\rho_t, C)\,[\max_{s \in i} k_3(-\log \rho_s) \le \delta]\,
+    \min(u_t A_t, \mathrm{clip}(u_t, 1 \pm \epsilon) A_t) $$
+
+    The mask of the paper is by $\max_t D_{KL}$ over the whole vocabulary of each context, which no
+    log-prob of a sampled token gives; $k_3 = \rho - 1 - \log \rho$ estimates it without a bias and
+    is never negative. Long sequences are dropped more often: theirs is the largest of more tokens.
+
+    Source: Trust Region Masking (arXiv:2512.23075), as retold; the paper was not at hand.
+
+    Args:
+        delta: largest estimate that any token of a sequence may have, in nats.
+        cap: C.
+
+    The other arguments are those of `PolicyLoss`.
+    """
+    return decoupled_ppo(
+        logprobs,
+        proximal_logprobs,
+        behavior_logprobs,
+        advantages,
+        mask,
+        clip_epsilon=clip_epsilon,
+        correct=chain(reject(k3, high=delta, statistic=max_of_sequence), truncate(cap)),
         token_count=token_count,
         sequences=sequences,
     )

@@ -70,7 +70,7 @@ def distillation_advantages(
 
     $$ A_t - \kappa\,(d_t - b), \quad d_t = \log \pi_{old}(y_t) - \log \pi_T(y_t) $$
 
-    A policy loss then descends the reverse KL from the teacher, token by token, beside its own
+    A policy loss then descends the reverse KL from the teacher, token by token, in addition to its
     objective. The result has no gradient and is 0 where masked.
 
     Args:
@@ -126,7 +126,7 @@ def on_policy_distillation_loss(
         teacher_logprobs: log pi_T of the same tokens.
         coefficient: kappa.
 
-    Source: MiniLLM (arXiv:2306.08543), section 2, with single tokens in place of returns.
+    Source: MiniLLM (arXiv:2306.08543), section 2, with single tokens instead of returns.
 
     Raises:
         ValueError: shapes differ, or the coefficient is not finite.
@@ -221,7 +221,7 @@ def drop_tail(
 ) -> tuple[Float[Tensor, "*shape K"], Float[Tensor, "*shape K"]]:
     """Sum over the teacher's k tokens and leave out the rest.
 
-    These are no distributions: the sum can be negative, and with `forward_kl` it is least at a
+    These are not distributions: the sum can be negative, and with `forward_kl` it is least at a
     student that puts nothing on the rest, whatever the teacher puts there.
 
     Source: verl's top-k forward KL.
@@ -250,7 +250,7 @@ def topk_distillation_loss(
         teacher_tokens: the teacher's k tokens at each position, all different.
         teacher_logprobs: their log-probs over the whole vocabulary, as the teacher reported them.
         divergence: see `distillation_loss`.
-        tail: what becomes of the other tokens: `lump_tail`, `renormalize_tail` or `drop_tail`.
+        tail: treatment of the other tokens: `lump_tail`, `renormalize_tail` or `drop_tail`.
         temperature: tau of the student; the teacher's log-probs must be at the same.
 
     Source: the k largest of a teacher: Tan et al. (arXiv:1902.10461) for translation; what becomes
@@ -280,7 +280,7 @@ def topk_distillation_loss(
 def _divergence(
     divergence: VocabularyDivergence, student: Tensor, teacher: Tensor, mask: Tensor
 ) -> Tensor:
-    """At each position; 0 where masked."""
+    """Divergence at each position; 0 where masked."""
     values = applied("divergence", divergence, student, teacher, gives=Tensor, example="forward_kl")
     return select(values, mask)
 

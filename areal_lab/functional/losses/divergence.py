@@ -45,7 +45,7 @@ def dppo_tv(
     cap: float = math.inf,
     token_count: Count | None = None,
 ) -> PolicyLossResult:
-    r"""DPPO with total variation: drop tokens whose probability would move further than it has.
+    r"""DPPO with total variation: drop tokens whose probability would move further away.
 
     $$ L = -\frac{1}{N} \sum_t r_t A_t\,[A_t > 0: p - q \le \delta,\ A_t < 0: q - p \le \delta],
     \quad p = \pi_\theta(y_t),\ q = \pi_\mu(y_t) $$
@@ -85,7 +85,7 @@ def dppo_kl(
     cap: float = math.inf,
     token_count: Count | None = None,
 ) -> PolicyLossResult:
-    """DPPO with the KL divergence of "this token or another one" in place of total variation.
+    """DPPO with the KL divergence of "this token or another one" instead of total variation.
 
     Source: DPPO (arXiv:2602.04879); the formula is that of `dppo_kl_surrogate`.
 

@@ -1,9 +1,9 @@
-"""Which inputs of a policy loss get a gradient, and which must not.
+"""Check which inputs of a policy loss get a gradient, and which must not.
 
     logprobs             must: the policy that is trained
     proximal_logprobs    must not: where the trust region is centered
-    behavior_logprobs    must not: what the sampler did is a fact
-    advantages           must not: a loss that moves them moves its own target
+    behavior_logprobs    must not: the samples are given
+    advantages           must not: the loss would move its own target
     masked tokens        must not, of any input, nor may their NaN reach the loss
 
 `check_loss` of the trainer looks at the signature of a custom loss; this calls it.
@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from areal_lab.functional.checks import check_token_inputs
-from areal_lab.functional.losses.keywords import keywords_of_batch, loss_of
-from areal_lab.functional.losses.policy import HasLoss
+from areal_lab.functional.losses.policy import HasLoss, keywords_of_batch, loss_of
 
 _INPUTS = ("logprobs", "proximal_logprobs", "behavior_logprobs", "advantages")
 _TRAINED = _INPUTS[0]
@@ -33,20 +32,20 @@ class InputGradient(NamedTuple):
     largest: float
     """Largest absolute entry at an unmasked token; 0 where no gradient arrives."""
     largest_masked: float
-    """The same at masked tokens; must be 0 for every input."""
+    """Largest gradient at masked tokens; must be 0 for every input."""
 
 
 class GradientCheck(NamedTuple):
-    """What `gradient_check` found."""
+    """Result of `gradient_check`."""
 
     inputs: dict[str, InputGradient]
-    """By the name of the input, in the order of `PolicyLoss`."""
+    """Gradients by the name of the input, in the order of `PolicyLoss`."""
     sees_masked_nan: bool
-    """Whether NaN at masked tokens changes the loss or the gradient of others."""
+    """True if NaN at masked tokens changes the loss or the gradient of others."""
 
     @property
     def problems(self) -> list[str]:
-        """What is wrong, one sentence each with its fix; none for a sound loss."""
+        """Problems of the loss, one sentence each with a fix; empty for a sound loss."""
         found = []
         for name, gradient in self.inputs.items():
             trained = name == _TRAINED
@@ -73,7 +72,7 @@ class GradientCheck(NamedTuple):
 def gradient_check(
     loss: Callable[..., HasLoss], batch: Sequence[Tensor] | None = None, **keywords: Any
 ) -> GradientCheck:
-    """Call a policy loss and its backward pass once, and say which inputs got a gradient.
+    """Call a policy loss and its backward pass once, and report which inputs got a gradient.
 
     Args:
         loss: a `PolicyLoss`, custom ones included.
@@ -86,7 +85,7 @@ def gradient_check(
 
     Raises:
         ValueError: the batch is not of five tensors of one shape.
-        TypeError: the loss is no function of the five tensors, or returns no `loss`.
+        TypeError: the loss is not a function of the five tensors, or returns no `loss`.
     """
     if batch is None:
         *floats, mask, ids = _example()

@@ -6,12 +6,18 @@
 Padded `[N, T]` or packed `[T]` tensors alike. Masks are boolean, True = the policy chose the token.
 Only `logprobs` gets a gradient, and masked values (NaN too) reach neither value nor gradient. A
 token that a correction dropped adds 0; its ratio still counts in that of its sequence.
+
+Call a policy loss with the keywords that its signature asks for; see `PolicyLoss`.
+
+trainer, loss_surface, gradient_check ---has---> token_count, sequences, ..., versions
+loss(*tensors, *, token_count=None) ---asks for---> token_count
 """
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -28,13 +34,8 @@ from areal_lab.functional.corrections.weights import (
     unbounded,
 )
 from areal_lab.functional.masked import select
-from areal_lab.functional.ratios import (
-    AnchoredPolicy,
-    AnchorRatio,
-    detached_ratio,
-    token_ratio,
-)
-from areal_lab.functional.segments import Segments
+from areal_lab.functional.ratios import AnchoredPolicy, AnchorRatio, detached_ratio, token_ratio
+from areal_lab.functional.segments import Segments, segment_reduce
 from areal_lab.functional.surrogates.clip import (
     ClipEpsilon,
     Surrogate,
@@ -54,6 +55,22 @@ class PolicyLossResult(NamedTuple):
     """Corrected pi_prox / pi_behav of each token; 1 in losses without one, and where masked."""
     clipped: Bool[Tensor, "*shape"]
     """True where the surrogate removed the gradient of a token that no correction dropped."""
+
+
+class ConstrainedLossResult(NamedTuple):
+    """A loss with a constraint, and what happened to the tokens; only `loss` has a gradient."""
+
+    loss: Float[Tensor, ""]
+    """Scalar, to be minimized."""
+    ratio: Float[Tensor, "*shape"]
+    """pi_theta / pi_anchor of each token; 1 where masked."""
+    behavior_weight: Float[Tensor, "*shape"]
+    """Corrected pi_prox / pi_behav of each token; 1 in losses without one, and where masked."""
+    clipped: Bool[Tensor, "*shape"]
+    """True where the surrogate removed the gradient of a token that no correction dropped."""
+    dual_step: Float[Tensor, ""]
+    """Change of the dual variable after the optimizer step, before it is kept at 0 or above; adds
+    up over micro-batches under one `token_count`."""
 
 
 class PlainLoss(NamedTuple):
@@ -96,6 +113,8 @@ class PolicyLoss(Protocol):
         group_tokens      tokens of each group over the whole batch, by its number in `groups`
         versions          version of the weights that sampled each token
         trainer_version   version of the weights before this batch
+        dual_variable     multiplier of a constraint; a trainer adds `dual_step` of the result to it
+                          after each optimizer step, and keeps it at 0 or above
 
     Bind other numbers beforehand, as in `partial(decoupled_ppo, clip_epsilon=0.1)`:
 
@@ -269,7 +288,8 @@ def policy_loss(
 
 
 def anchored_at_behavior(loss: Callable[..., HasLoss], **numbers: Any) -> PolicyLoss:
-    """A loss with one old policy, such as `ppo`, as a `PolicyLoss` centered at the behavior policy.
+    """Turn a loss with one old policy, such as `ppo`, into a `PolicyLoss` centered at the behavior
+    policy.
 
     `anchored_at_behavior(ppo, clip_epsilon=0.1)` is standard PPO on the log-probs that the sampler
     reported; the proximal ones are ignored. A trainer still passes the keywords that `loss` has.
@@ -291,3 +311,54 @@ def anchored_at_behavior(loss: Callable[..., HasLoss], **numbers: Any) -> Policy
     # Where `inspect.signature` looks for the keywords.
     anchored.__wrapped__ = bound  # type: ignore[attr-defined]  # functions take any attribute
     return anchored
+
+
+def requested_keywords(function: Callable[..., Any], names: Iterable[str]) -> list[str]:
+    """Return the names that are unbound parameters of a function, in their order."""
+    # The signature of a partial still has the parameters that it binds.
+    inner = inspect.unwrap(function)
+    bound: Mapping[str, Any] = inner.keywords if isinstance(inner, partial) else {}
+    parameters = inspect.signature(function).parameters
+    return [name for name in names if name in parameters and name not in bound]
+
+
+def keywords_of_batch(function: Callable[..., Any], ids: Tensor, mask: Tensor) -> dict[str, Any]:
+    """Keywords that a loss requests, for a packed batch that is complete.
+
+    Each sequence is one turn and a separate group, and all tokens are of the trainer's version.
+
+    Args:
+        ids: sequence of each token, numbered from 0.
+        mask: True = the policy chose the token.
+    """
+    count = int(ids.max()) + 1
+    sequences = Segments(ids, count)
+    tokens = segment_reduce(mask.long(), ids, count)
+    facts = {
+        "token_count": int(mask.sum()),
+        "sequences": sequences,
+        "sequence_count": count,
+        "turns": sequences,
+        "groups": sequences,
+        "group_count": count,
+        "group_tokens": tokens,
+        "versions": torch.zeros_like(ids),
+        "trainer_version": 0,
+        "dual_variable": 0.0,
+    }
+    return {name: facts[name] for name in requested_keywords(function, facts)}
+
+
+def loss_of(call: Callable[..., HasLoss], *tokens: Tensor) -> HasLoss:
+    """Call a loss that a caller passed with its five tensors.
+
+    Raises:
+        TypeError: it is not a function of them, or returns no `loss`.
+    """
+    return applied(
+        "loss",
+        call,
+        *tokens,
+        gives=HasLoss,  # type: ignore[type-abstract]  # a protocol: only looked at
+        example="decoupled_ppo",
+    )

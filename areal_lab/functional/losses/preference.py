@@ -3,7 +3,7 @@ r"""Losses of pairs: a response that was chosen and one that was rejected for th
     token log-probs --sequence_logprob_sums--> l_c, l_r --+
     reference's     --sequence_logprob_sums--> f_c, f_r --+--> h --objective--> mean over pairs
 
-$h = (l_c - f_c) - (l_r - f_r)$ is what the policy has learned to prefer beyond its reference. Pairs
+$h = (l_c - f_c) - (l_r - f_r)$ is the preference of the policy beyond its reference's. Pairs
 are tensors of one shape; masked pairs (NaN too) reach neither value nor gradient.
 """
 
@@ -38,7 +38,7 @@ class PreferenceLoss(NamedTuple):
     chosen_log_ratio: Tensor
     """log pi_theta - log pi_ref of the chosen response; times beta, DPO's implicit reward."""
     rejected_log_ratio: Tensor
-    """The same of the rejected response."""
+    """Log ratio of the rejected response."""
 
 
 class BradleyTerryLoss(NamedTuple):
@@ -175,7 +175,7 @@ def preference_loss(
     mask: Bool[Tensor, "*pairs"] | None = None,
     pair_count: Count | None = None,
 ) -> PreferenceLoss:
-    r"""A loss of the preference h; named losses are calls of this.
+    r"""Loss of the preference h; named losses are calls of this.
 
     $$ \mathrm{mean}(\mathrm{objective}(h)), \quad h = (l_c - f_c) - (l_r - f_r) $$
 
@@ -265,15 +265,15 @@ def bradley_terry_loss(
     mask: Bool[Tensor, "*pairs"] | None = None,
     pair_count: Count | None = None,
 ) -> BradleyTerryLoss:
-    r"""A reward model's loss: the chosen response is to score higher.
+    r"""Loss of a reward model: the chosen response should score higher.
 
     $$ -\log \sigma(s_c - s_r - m) + c (s_c + s_r)^2 $$
 
     Args:
         chosen_scores: s_c, the model's score of the chosen response.
         rejected_scores: s_r. Both get a gradient.
-        margin: m, by how much it is to score higher; gets no gradient. None is 0.
-        center: c, which holds the mean score of a pair at 0; the other term leaves it free.
+        margin: m, difference of the scores to reach; gets no gradient. None is 0.
+        center: c, which keeps the mean score of a pair at 0; the other term leaves it free.
 
     The other arguments are those of `preference_loss`.
 

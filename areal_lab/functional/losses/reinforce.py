@@ -11,7 +11,7 @@ r"""Named losses of the REINFORCE family: a weight without a gradient times $A \
 All are a `PolicyLoss`, which describes the arguments that losses share.
 With the behavior policy as anchor there is no further weight. With the proximal one, or none, the
 weight pi_prox / pi_behav is applied, and bounded by `correct`. Except for `importance_sampling` the
-value of such a loss says nothing; its gradient does.
+value of such a loss has no meaning; its gradient has.
 """
 
 from __future__ import annotations
@@ -82,13 +82,13 @@ def cispo(
     token_count: Count | None = None,
     sequences: Segments | None = None,
 ) -> PolicyLossResult:
-    r"""CISPO: the clipped ratio is a weight, so that every token keeps its gradient.
+    r"""CISPO: the clipped ratio is a weight, so every token keeps its gradient.
 
     $$ L = -\frac{1}{N} \sum_t \rho_t\,
     \mathrm{sg}(\mathrm{clip}(r_t, 1 - \epsilon_{low}, 1 + \epsilon_{high})) A_t
     \log \pi_\theta(y_t) $$
 
-    Source: MiniMax-M1 (arXiv:2506.13585), section 3.1, which has no lower bound and does not tell
+    Source: MiniMax-M1 (arXiv:2506.13585), section 3.1, which has no lower bound and does not give
     the upper one; 5 as in SkyRL and TRL.
 
     Args:
@@ -121,7 +121,7 @@ def truncated_reinforce(
     token_count: Count | None = None,
     sequences: Segments | None = None,
 ) -> PolicyLossResult:
-    r"""REINFORCE with a weight of at most C: no token counts more than on policy.
+    r"""REINFORCE with a weight of at most C.
 
     $$ L = -\frac{1}{N} \sum_t \rho_t\, \mathrm{sg}(\min(r_t, C)) A_t \log \pi_\theta(y_t) $$
 

@@ -1,4 +1,4 @@
-r"""Losses as they are often retold, wrong on purpose; to compare with the real ones.
+r"""Common wrong versions of losses, to compare with the right ones.
 
     retold                  as                                    the real one
     both_sides_clipped      $-\mathrm{clip}(r) A$                 ppo, cispo

@@ -1,4 +1,4 @@
-r"""A policy that drifts through versions, its samples of every lag, and their gradients one by one.
+r"""Policy that drifts through versions, its samples of every lag, and their gradients.
 
     version 0 -> 1 -> ... -> V - 1      a stationary walk of the logits, [state, action]
        |         |           |
@@ -6,7 +6,7 @@ r"""A policy that drifts through versions, its samples of every lag, and their g
                                                         |
                         per_sample_gradients(loss) [N P] --gradient_spread_by_lag--> by lag
 
-The smallest policy on which a loss can be looked at sample by sample: it has a row of logits for
+The smallest policy on which a loss can be studied sample by sample: it has a row of logits for
 each state and nothing else.
 """
 
@@ -22,25 +22,24 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.func import grad, vmap
 
-from areal_lab.functional.losses.keywords import keywords_of_batch, loss_of
-from areal_lab.functional.losses.policy import HasLoss
+from areal_lab.functional.losses.policy import HasLoss, keywords_of_batch, loss_of
 from areal_lab.functional.losses.reinforce import importance_sampling
 
 _AT_ONCE: Final = 4_000
-"""Samples that are mapped together: fewer take longer, more take 0.1 GB and are no faster."""
+"""Samples that are mapped together: fewer take longer, more take 0.1 GB and are not faster."""
 
 
 class DriftingPolicy(NamedTuple):
     """The last version of a policy, and samples of this and the versions before it."""
 
     logits: Float[Tensor, "S A"]
-    """Of the last version, by state and action: what is trained."""
+    """Trained logits of the last version, by state and action."""
     log_policies: Float[Tensor, "V S A"]
     """Log-probs of every action, by version; the last is that of `logits`."""
     states: Int[Tensor, "N T"]
     actions: Int[Tensor, "N T"]
     behavior_logprobs: Float[Tensor, "N T"]
-    """Of the chosen actions, under the version that chose them."""
+    """Log-probs of the chosen actions under the version that chose them."""
     advantages: Float[Tensor, "N T"]
     """Share of right actions of the sample, minus the mean over samples; one action of each state
     is right."""
@@ -72,7 +71,7 @@ def drifting_policy(
     Args:
         generator: draws everything; None takes a new one with seed 0.
         samples: N, spread evenly over the versions.
-        tokens: T, tokens of a sample, each in a state of its own.
+        tokens: T, tokens of a sample, each in a separate state.
         states: S.
         actions: A.
         versions: V; lags go from 0 to V - 1.
@@ -135,7 +134,7 @@ def per_sample_gradients(
     Source: `torch.func.vmap(torch.func.grad(...))`, as in torch's tutorial "Per-sample-gradients".
 
     Raises:
-        TypeError: the loss is no function of the five tensors, or returns no `loss`.
+        TypeError: the loss is not a function of the five tensors, or returns no `loss`.
     """
     ids = torch.zeros(policy.states.shape[1], dtype=torch.long)
     keywords = keywords_of_batch(loss, ids, policy.mask[0])

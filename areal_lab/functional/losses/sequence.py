@@ -1,4 +1,4 @@
-"""Named losses that look at whole responses: GSPO, GSPO-token, LUSPO, GMPO, SAPO, VESPO.
+"""Named losses of whole responses: GSPO, GSPO-token, LUSPO, GMPO, SAPO, VESPO.
 
                  ratio                       surrogate             aggregate
     gspo         sequence, geometric mean    clip                  sequence_mean
@@ -197,7 +197,7 @@ def sapo(
     sequences: Segments | None = None,
     sequence_count: Count | None = None,
 ) -> PolicyLossResult:
-    r"""SAPO: a sigmoid of the ratio in place of its clip, every response counting the same.
+    r"""SAPO: a sigmoid of the ratio instead of a clip, with equal weight for every response.
 
     $$ L = -\frac{1}{B} \sum_i \frac{1}{|y_i|} \sum_{t \in i}
     \frac{4}{\tau} \sigma(\tau (r_t - 1)) A_t $$

@@ -40,7 +40,7 @@ class ValueLoss(NamedTuple):
     clipped: Tensor
     """True where the clip removed the gradient of an unmasked token."""
     errors: Tensor
-    """What is aggregated, of each token; 0 where masked."""
+    """Aggregated error of each token; 0 where masked."""
 
 
 def sft_loss(
@@ -61,7 +61,7 @@ def sft_loss(
         weights: w of each token; None weighs all the same. The aggregate's count does not change.
         aggregate: `(values, mask, sequences) -> scalar`: `token_mean`, or `sequence_mean` to count
             each demonstration the same. In micro-batches bind the count of the whole batch by
-            `partial`, as for a policy loss: each would else be a mean of its own.
+            `partial`, as for a policy loss: each would else be a separate mean.
 
     Source: InstructGPT (arXiv:2203.02155), section 3.5.
     """
@@ -95,7 +95,7 @@ def value_loss(
 
     Args:
         values: v of each token; the only input that gets a gradient.
-        returns: R, what v is to predict.
+        returns: R, the target of v.
         old_values: v of the critic that made the advantages, the center of the range. None only
             without a clip.
         clip_epsilon: half-width of the range, in the unit of the returns; infinity never clips.

@@ -1,4 +1,4 @@
-r"""A policy loss as a surface: what it does to one token, wherever the three policies stand.
+r"""Policy loss as a surface: its effect on one token for any position of the three policies.
 
     behavior ---weight w---> proximal ---ratio r---> theta
                                                        |  gradient on log pi_theta,
@@ -19,8 +19,7 @@ from torch import Tensor
 from torch.func import grad_and_value, vmap
 
 from areal_lab.functional.checks import check_finite, check_floating
-from areal_lab.functional.losses.keywords import keywords_of_batch, loss_of
-from areal_lab.functional.losses.policy import HasLoss
+from areal_lab.functional.losses.policy import HasLoss, keywords_of_batch, loss_of
 
 
 class LossSurface(NamedTuple):
@@ -47,18 +46,19 @@ def loss_surface(
 ) -> LossSurface:
     r"""Value and gradient of a policy loss over a grid of ratio, weight and advantage.
 
-    Each point of the grid is a batch of its own: one response whose first token is the one that
-    is looked at, so that no point changes another.
+    Each point of the grid is a separate batch: one response whose first token is the one that
+    is studied, so that no point changes another.
 
     $$ r = \pi_\theta / \pi_{prox}, \quad w = \pi_{prox} / \pi_{behav}, \quad
     \mathrm{gradient} = T\, \frac{\partial L(r, w, A)}{\partial \log \pi_\theta(y_1)} $$
 
-    - One token is the whole response by default. Losses that look at a whole response (GSPO,
+    - One token is the whole response by default. Losses of a whole response (GSPO,
       GMPO, TOPR, `sequence_product`) then are those of a token: give `response_tokens` and the
       ratio of the others, `rest_ratio`, to see what couples them.
     - What is taken over a batch is taken over this response: `self_normalize` gives a single token
-      weight 1 everywhere, the covariances of `clip_cov` and `kl_cov` are 0, and `m2po` keeps its
-      only token. Versions are all the trainer's, lag 0; bind others to a loss that wants them.
+      weight 1 everywhere, the covariances of `clip_cov` and `kl_cov` are 0, `m2po` keeps its only
+      token, and `sat` is PPO at the behavior policy. Versions are all the trainer's, lag 0; bind
+      others to a loss that wants them.
     - Losses that ignore $\pi_{prox}$ (`importance_sampling`, AIPO, DPPO) depend on the product
       $r w$ alone.
 
@@ -71,10 +71,10 @@ def loss_surface(
         ratios: r of the token.
         weights: w of the token.
         advantages: A, the same for all tokens of the response.
-        response_tokens: T, tokens of the response, the one that is looked at included.
+        response_tokens: T, tokens of the response, including the one that is studied.
         rest_ratio: r of each other token.
         rest_weight: w of each other token.
-        proximal_probability: $\pi_{prox}$ of every token; only losses that look at probabilities
+        proximal_probability: $\pi_{prox}$ of every token; only losses that use probabilities
             themselves (DPPO), and the value of $A \log \pi$, depend on it.
 
     Source: definition; PPO (arXiv:1707.06347), figure 1, draws the value for w = 1.
@@ -82,7 +82,7 @@ def loss_surface(
     Raises:
         ValueError: a ratio or weight is not positive and finite, an advantage is not finite,
             `response_tokens` is below 1, or a policy would have a probability above 1.
-        TypeError: the loss is no function of the five tensors, or returns no `loss`.
+        TypeError: the loss is not a function of the five tensors, or returns no `loss`.
     """
     _check_grid(ratios=ratios, weights=weights, advantages=advantages)
     ratios, weights, advantages = ratios.detach(), weights.detach(), advantages.detach()
@@ -146,7 +146,7 @@ def ratio_path(
 
     $$ \log r_{k+1} = \log r_k - \alpha\, \partial L / \partial \log \pi_\theta $$
 
-    The first entry is the ratio to start from, so that there are `steps + 1`. A token of a model
+    The first entry is the initial ratio, so the result has `steps + 1` entries. A token of a model
     moves with all the others, too; this is the least that can happen to it.
 
     Args:

@@ -1,4 +1,4 @@
-"""How far the trainer's policy is from the one that sampled, in one call, and by age.
+"""Distance between the trainer's policy and the sampler's, in one call, and by age.
 
     proximal, behavior --> log rho --> weights, divergences, effective sample sizes --> log
 
@@ -56,7 +56,7 @@ class OffPolicyDiagnostics(NamedTuple):
     effective_sample_share: Tensor
     """Effective sample size of the token weights over the tokens."""
     sequence_effective_sample_share: Tensor
-    """The same of sequences, each weighted with its product of rho."""
+    """Effective sample share of sequences, each weighted with its product of rho."""
     kl_behavior_proximal: KLEstimates
     """KL(behavior || proximal), plain means."""
     kl_proximal_behavior: KLEstimates
@@ -64,7 +64,7 @@ class OffPolicyDiagnostics(NamedTuple):
     chi_square: Tensor
     """Chi-square divergence of proximal from behavior, per token."""
     sequence_chi_square: Tensor
-    """The same of sequences; infinite when it overflows."""
+    """Chi-square of sequences; infinite when it overflows."""
     total_variation: Tensor
     """Total variation distance, estimated from the weights."""
     jensen_shannon: Tensor
@@ -80,7 +80,9 @@ class OffPolicyDiagnostics(NamedTuple):
 
 
 class DivergenceByLag(NamedTuple):
-    """Of the tokens of each lag; the bins are those of `lag_histogram`, 0 without a token."""
+    """Divergences of the tokens of each lag, in the bins of `lag_histogram`; 0 for a lag without
+    tokens.
+    """
 
     tokens: Tensor
     """Number of unmasked tokens."""
@@ -125,7 +127,7 @@ def off_policy_diagnostics(
     check_band(*bounds)
     if not all(0 <= q <= 1 for q in quantiles):
         raise ValueError(f"quantiles are {quantiles}, but must be in 0 .. 1, as 0.99")
-    weight, logs, mask, rows = behavior_weight(
+    weight, logs, mask, rows, _ = behavior_weight(
         proximal_logprobs.double(), behavior_logprobs.double(), mask, sequences
     )
     proximal = select(proximal_logprobs.detach(), mask).double()
@@ -168,7 +170,7 @@ def divergence_by_lag(
     *,
     bins: int,
 ) -> DivergenceByLag:
-    r"""How far the tokens of each age are from the trainer's policy.
+    r"""Distance between sampler and trainer for the tokens of each lag.
 
     $$ D_l = \mathrm{mean}\{ d(\rho_t) : v - v_t = l \} $$
 
@@ -182,7 +184,7 @@ def divergence_by_lag(
     Raises:
         ValueError: shapes differ, lag is not integer-valued, or `bins` is not positive.
     """
-    weight, logs, mask, _ = behavior_weight(
+    weight, logs, mask, *_ = behavior_weight(
         proximal_logprobs.double(), behavior_logprobs.double(), mask
     )
     tokens = lag_histogram(lag, mask, bins=bins)

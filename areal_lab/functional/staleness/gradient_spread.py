@@ -15,7 +15,7 @@ from areal_lab.functional.checks import check_integer
 
 
 class GradientSpread(NamedTuple):
-    """Of the samples of each lag; detached."""
+    """Mean and variance of the gradients of the samples of each lag; detached."""
 
     samples: Tensor
     """Number of samples, [bins]."""

@@ -40,7 +40,7 @@ def token_lag(
     Args:
         versions: version that sampled the token.
         mask: True where the policy chose the token; prompts and observations (-1) are masked.
-        trainer_version: version of the weights that the training step begins with.
+        trainer_version: version of the weights at the start of the training step.
 
     Source: definition.
 
@@ -120,7 +120,8 @@ def mean_by_lag(
 def effective_sample_size(
     weights: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]
 ) -> Float[Tensor, ""]:
-    r"""How many equally weighted tokens the weighted ones are worth; at most their number.
+    r"""Number of equally weighted tokens that the weighted tokens are worth; at most their
+    number.
 
     $$ \mathrm{ESS} = \frac{(\sum_t w_t)^2}{\sum_t w_t^2} $$
 

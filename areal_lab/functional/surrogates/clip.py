@@ -1,7 +1,8 @@
 r"""Surrogates: the objective of each token, from its ratio to the anchor and its advantage.
 
 A surrogate is a function `(policy, advantages) -> Surrogate`; bind its numbers with
-`functools.partial` to pass it on. PPO's clip is in this file; the others are in:
+`functools.partial` to pass it on. PPO's clip and its forms for stale tokens are in this file; the
+others are in:
 
     reinforce_surrogates     w A log pi, the weight w without a gradient: CISPO, AIPO, IcePop, TOPR
     smooth_surrogates        SAPO's gate, GMPO's geometric mean, VESPO's kernel
@@ -24,7 +25,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from areal_lab.functional.checks import check_token_inputs
-from areal_lab.functional.masked import select
+from areal_lab.functional.masked import masked_quantiles, select
 from areal_lab.functional.ratios import AnchoredPolicy
 
 ClipEpsilon: TypeAlias = float | Sequence[float]
@@ -42,7 +43,7 @@ class Surrogate(NamedTuple):
     clipped: Bool[Tensor, "*shape"]
     """True where the surrogate removed the gradient that the advantage of an unmasked token gives.
 
-    Not where the advantage is 0, as there is none to remove; a penalty may still have a gradient.
+    Tokens with an advantage of 0 have no gradient to remove; a penalty may still have one.
     """
 
 
@@ -107,16 +108,79 @@ def dual_clip_surrogate(
     return _clipped(policy, advantages, clip_epsilon, dual_clip)
 
 
+def sat_surrogate(
+    policy: AnchoredPolicy,
+    advantages: Float[Tensor, "*shape"],
+    *,
+    clip_epsilon: ClipEpsilon = 0.2,
+    quantile: float = 0.9,
+    exponent: float = 2.0,
+) -> Surrogate:
+    r"""PPO's clipped surrogate, whose outward end is nearer to 1 for tokens that moved far.
+
+    $$ \min(r A,\ \mathrm{clip}(r, 1 - \epsilon_{low} c^-, 1 + \epsilon_{high} c^+) A), \qquad
+    d = \mathrm{sg}(\log r),\quad q = Q_{0.9}(|d|) $$
+
+    $$ h = \frac{1}{1 + (|d| / q)^n}, \qquad (c^-, c^+) = \begin{cases} (1, h) & d > q \\
+    (h, 1) & d < -q \\ (1, 1) & \text{otherwise} \end{cases} $$
+
+    q is over the unmasked tokens of this call, so micro-batches have their own. Inside of q, and
+    for the pull back to ratio 1, it is PPO. With q = 0 (every ratio is 1) it is PPO, too.
+
+    Args:
+        policy: ratio to the anchor, the behavior policy; with the proximal one, d is only the
+            distance that this batch went.
+        clip_epsilon: one number, or (low, high). A low bound of 1 or more never clips.
+        quantile: share of tokens, by |d|, that keep PPO's bounds, in [0, 1]; 1 is PPO.
+        exponent: n of the Hill kernel; 0 halves both bounds beyond q.
+
+    Source: SAT, "Stale but Stable" (arXiv:2607.18722), as retold: the gate, the quantile of 0.9,
+    the chosen end and a "Hill kernel with exponent 2". The paper was not at hand; the kernel here
+    is the plain Hill function, which is 1/2 at q.
+
+    Raises:
+        ValueError: shapes differ, a bound is negative or NaN, `quantile` is not in [0, 1], or
+            `exponent` is negative.
+    """
+    if not 0 <= quantile <= 1:
+        raise ValueError(f"quantile is {quantile}, but must be in [0, 1]; 1 is PPO's clip")
+    if not exponent >= 0:
+        raise ValueError(f"exponent is {exponent}, but must be >= 0, as 2")
+    advantages = surrogate_advantages(policy, advantages)
+    low, high = clip_bounds(clip_epsilon)
+    moved = policy.log_ratio.detach()
+    far = moved.abs()
+    levels = torch.tensor([quantile], dtype=far.dtype, device=far.device)
+    edge = masked_quantiles(far, policy.mask, levels)[0]
+    # NaN without an unmasked token, 0 where nothing moved: neither gates anything.
+    gated = far > torch.where(edge > 0, edge, torch.inf)
+    relative = far / torch.where(edge > 0, edge, torch.ones_like(edge))
+    kernel = torch.where(gated, 1 / (1 + relative.pow(exponent)), torch.ones_like(far))
+    highest = torch.log1p(high * torch.where(moved > 0, kernel, torch.ones_like(kernel)))
+    # log 0, of a bound of 1 or more, is the minus infinity that never clips.
+    lowest = (1 - low * torch.where(moved < 0, kernel, torch.ones_like(kernel))).clamp(min=0).log()
+    return _bounded(policy, advantages, lowest, highest, math.inf)
+
+
 def _clipped(
     policy: AnchoredPolicy, advantages: Tensor, clip_epsilon: ClipEpsilon, dual_clip: float
 ) -> Surrogate:
     advantages = surrogate_advantages(policy, advantages)
     log_low, log_high = log_clip_bounds(clip_epsilon)
-    bounded = torch.where(
-        advantages >= 0,
-        policy.log_ratio.clamp(max=log_high),
-        policy.log_ratio.clamp(min=log_low, max=math.log(dual_clip)),
-    )
+    return _bounded(policy, advantages, log_low, log_high, dual_clip)
+
+
+def _bounded(
+    policy: AnchoredPolicy,
+    advantages: Tensor,
+    log_low: float | Tensor,
+    log_high: float | Tensor,
+    dual_clip: float,
+) -> Surrogate:
+    """The minimum of r A and of clip(r) A, with the log ratio bounded by numbers or by token."""
+    above = torch.clamp(policy.log_ratio, max=log_high)
+    below = torch.clamp(policy.log_ratio, min=log_low).clamp(max=math.log(dual_clip))
+    bounded = torch.where(advantages >= 0, above, below)
     clipped = (bounded != policy.log_ratio).detach() & (advantages != 0) & policy.mask
     return Surrogate(torch.exp(bounded) * advantages, clipped)
 

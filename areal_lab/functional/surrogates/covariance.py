@@ -46,7 +46,7 @@ def clip_cov_surrogate(
         fraction: f of the unmasked tokens; at least one is chosen if there is one in the band, as
             in verl. 0 chooses none.
         band: covariances that can be chosen; both ends are inside.
-        surrogate: what is applied to the others. `clip_surrogate` as in verl and SkyRL; tokens it
+        surrogate: applied to the others. `clip_surrogate` as in verl and SkyRL; tokens it
             has clipped are not chosen again. The paper's is `importance_surrogate`.
 
     Source: Clip-Cov (arXiv:2505.22617), section 4.

@@ -1,8 +1,8 @@
 r"""Trust regions in probabilities rather than ratios.
 
 A ratio of 1.3 is nothing for a token of probability 1e-5 and much for one of 0.7. These surrogates
-ask how far the *probability* has moved, and drop a token that would move further; what they keep is
-the plain r A, with the ratio as it is. The anchor is the policy that sampled.
+measure how far the *probability* has moved, and drop a token that would move further; they keep
+the plain r A, with the ratio unchanged. The anchor is the policy that sampled.
 
     dppo_tv       p - q > delta and A > 0, or p - q < -delta and A < 0      p = pi_theta
     dppo_kl       KL(q, p) of "this token or another" > delta, moving away  q = pi_anchor
@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from areal_lab.functional.divergences.sampled import binary_kl
 from areal_lab.functional.masked import select
 from areal_lab.functional.ratios import AnchoredPolicy, check_cap
 from areal_lab.functional.surrogates.clip import (
@@ -85,7 +86,8 @@ def dppo_kl_surrogate(
     """
     low, high = clip_bounds(divergence, name="divergence")
     advantages = surrogate_advantages(policy, advantages)
-    shift, distance = _probability_shift(policy), _binary_kl(policy)
+    shift = _probability_shift(policy)
+    distance = binary_kl(policy.anchor_logprobs, policy.logprobs)
     outside = torch.where(
         advantages > 0, (shift > 0) & (distance > high), (shift < 0) & (distance > low)
     )
@@ -127,7 +129,7 @@ def prime_rl_ipo_surrogate(
     divergence: ClipEpsilon = 0.1,
     penalty: float = 1e-3,
 ) -> Surrogate:
-    r"""prime-rl's `ipo`: tokens whose probability moved far are dropped, wherever A points.
+    r"""prime-rl's `ipo`: drop tokens whose probability moved far, for either sign of A.
 
     $$ r A\ [-\delta_{low} \le p - q \le \delta_{high}] - \kappa (\log r)^2 $$
 
@@ -154,7 +156,9 @@ def prime_rl_ipo_surrogate(
 def _kept(
     policy: AnchoredPolicy, advantages: Tensor, keep: Bool[Tensor, "*shape"], cap: float
 ) -> Surrogate:
-    """r A where kept; above the cap its value is cap A and its gradient cap A grad log pi."""
+    """Surrogate r A where kept; above the cap its value is cap A and its gradient cap A grad log
+    pi.
+    """
     check_cap(cap)
     log_ratio = select(policy.log_ratio, keep & (advantages != 0))
     value = log_ratio.detach().clamp(max=math.log(cap))
@@ -175,18 +179,4 @@ def _penalized(policy: AnchoredPolicy, kept: Surrogate, penalty: float) -> Surro
 
 
 def _probability_shift(policy: AnchoredPolicy) -> Tensor:
-    """pi_theta - pi_anchor of the sampled token."""
     return torch.exp(policy.logprobs.detach()) - torch.exp(policy.anchor_logprobs)
-
-
-def _binary_kl(policy: AnchoredPolicy) -> Tensor:
-    """KL divergence of the anchor from the policy, with all other tokens taken as one."""
-    logprobs, anchor_logprobs = policy.logprobs.detach(), policy.anchor_logprobs
-    # 1 - exp(log p), exact near p = 1; rounding may have left a log-prob just above 0.
-    rest = (-torch.expm1(logprobs)).clamp(min=0)
-    anchor_rest = (-torch.expm1(anchor_logprobs)).clamp(min=0)
-    # 0 log 0 is 0: both policies sure of the token. Only the anchor unsure: infinite, rightly.
-    others = torch.xlogy(anchor_rest, anchor_rest) - torch.xlogy(anchor_rest, rest)
-    # An anchor that cannot sample the token: 0 log 0 again.
-    moved = select(anchor_logprobs - logprobs, anchor_logprobs != -math.inf)
-    return torch.exp(anchor_logprobs) * moved + others

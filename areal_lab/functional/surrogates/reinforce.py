@@ -63,14 +63,14 @@ def cispo_surrogate(
     *,
     clip_epsilon: ClipEpsilon = (1.0, 4.0),
 ) -> Surrogate:
-    r"""CISPO: the ratio is clipped as a weight, so that no token loses its gradient.
+    r"""CISPO: the clipped ratio is a weight, so every token keeps its gradient.
 
     $$ \mathrm{sg}(\mathrm{clip}(r, 1 - \epsilon_{low}, 1 + \epsilon_{high})) A \log \pi_\theta $$
 
     Args:
         policy: ratio to the anchor, in the paper the proximal policy.
-        clip_epsilon: (low, high); a low bound of 1 or more is none. The paper has none, and does
-            not tell its high bound; the default is a largest weight of 5, as in SkyRL and TRL
+        clip_epsilon: (low, high); a low bound of 1 or more is no bound. The paper has none, and
+            does not give its high bound; the default is a largest weight of 5, as in SkyRL and TRL
             (whose `epsilon_high` is that weight itself: pass `epsilon_high - 1`).
 
     Source: MiniMax-M1 (arXiv:2506.13585).
@@ -188,13 +188,13 @@ def weighted_logprobs(
     advantages: Float[Tensor, "*shape"],
     weight: Float[Tensor, "*shape"],
 ) -> Surrogate:
-    r"""The form of the family, $\mathrm{sg}(w) A \log \pi_\theta$, for a weight of your own.
+    r"""General form of the family, $\mathrm{sg}(w) A \log \pi_\theta$, for a custom weight.
 
     Args:
         policy: log-probs, which carry the gradient.
         weight: w of each token, finite where unmasked; gets no gradient.
 
-    Source: definition; the weight is what the papers of the family differ in.
+    Source: definition; the papers of the family differ in the weight.
     """
     advantages = surrogate_advantages(policy, advantages)
     check_token_inputs(policy.mask, weight=weight)

@@ -4,7 +4,7 @@ r"""Trust regions without a hard clip per token: a gate, a geometric mean, a ker
     GMPO     log ratios are clipped, then averaged                   per sequence
     VESPO    gradient weight W^k exp(-lambda W) of a product   per sequence, not normalized
 
-Those per sequence take the ratio of each token and look at `policy.sequences` themselves.
+Those per sequence take the ratio of each token and use `policy.sequences`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def sapo_surrogate(
     tau_positive: float = 1.0,
     tau_negative: float = 1.05,
 ) -> Surrogate:
-    r"""SAPO: a sigmoid in place of the clip.
+    r"""SAPO: a sigmoid instead of the clip.
 
     $$ \frac{4}{\tau}\, \sigma(\tau (r - 1))\, A, \qquad
     \tau = \tau_+ \text{ where } A > 0, \text{ else } \tau_- $$
@@ -125,13 +125,13 @@ def vespo_surrogate(
     positive: tuple[float, float] = (2.0, 3.0),
     negative: tuple[float, float] = (3.0, 2.0),
 ) -> Surrogate:
-    r"""VESPO: the ratio of the whole sequence, reshaped to a weight that is bounded by itself.
+    r"""VESPO: the ratio of the whole sequence, mapped to a bounded weight.
 
     $$ \mathrm{sg}(\phi(W)) A \log \pi_\theta, \qquad \phi(W) = W^k e^{\lambda (1 - W)}, \qquad
     W = \prod_t r_t $$
 
     phi(1) = 1, phi is largest at W = k / lambda and vanishes on both sides. It is computed in logs:
-    what over- or underflows has a weight of 0, and is `clipped`, an infinite W too.
+    a weight that over- or underflows is 0 and `clipped`, also that of an infinite W.
 
     Args:
         policy: ratio of each token (`token_ratio`) to the anchor, which must be the policy that

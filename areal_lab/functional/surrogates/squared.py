@@ -1,4 +1,4 @@
-r"""REINFORCE with a squared log ratio: a pull to the anchor in place of a trust region.
+r"""A squared ratio as a pull to the anchor, instead of a trust region with an edge.
 
 These do not vanish where A = 0: the pull is there on every unmasked token, also in groups of equal
 rewards, and also when it is the only term left. As log pi_theta goes to -infinity the square
@@ -11,16 +11,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from areal_lab.functional.masked import select
 from areal_lab.functional.ratios import AnchoredPolicy
 from areal_lab.functional.segments import segment_reduce, value_of_segment
 from areal_lab.functional.surrogates.clip import Surrogate
-from areal_lab.functional.surrogates.reinforce import reinforce_surrogate
+from areal_lab.functional.surrogates.reinforce import importance_surrogate, reinforce_surrogate
 
 
 def kimi_surrogate(
     policy: AnchoredPolicy, advantages: Float[Tensor, "*shape"], *, tau: float = 0.1
 ) -> Surrogate:
-    r"""Kimi k1.5's mirror descent, each token by itself.
+    r"""Kimi k1.5's mirror descent, separately for each token.
 
     $$ A \log \pi_\theta - \frac{\tau}{2} (\log r)^2 $$
 
@@ -75,7 +76,7 @@ def kimi_sequence_surrogate(
 def dro_surrogate(
     policy: AnchoredPolicy, advantages: Float[Tensor, "*shape"], *, beta: float
 ) -> Surrogate:
-    r"""DRO's policy objective, each token by itself.
+    r"""DRO's policy objective, separately for each token.
 
     $$ A \log \pi_\theta - \frac{\beta}{2} (\log r)^2 $$
 
@@ -94,6 +95,39 @@ def dro_surrogate(
     """
     _check_strength("beta", beta)
     return _pulled(policy, advantages, policy.log_ratio.square(), beta)
+
+
+def ratio_variance_surrogate(
+    policy: AnchoredPolicy, advantages: Float[Tensor, "*shape"], *, penalty: float | Tensor
+) -> Surrogate:
+    r"""The ratio times the advantage, minus a multiple of the ratio's squared distance from 1.
+
+    $$ r A - \lambda (r - 1)^2 $$
+
+    Over tokens that the anchor sampled, E[r] = 1, so the mean square is the variance of the ratio.
+    The largest value is at $r = 1 + A / (2 \lambda)$: a soft edge, which lies further out for a
+    larger advantage. Does not vanish where A = 0.
+
+    Args:
+        policy: ratio to the anchor, which carries the gradient.
+        penalty: lambda, one number; 0 is `importance_surrogate`. Gets no gradient.
+
+    Source: R2VPO (arXiv:2605.26784), as retold: a penalty on the variance of the ratio in place of
+    clipping. The paper was not at hand; the variance is read as the second moment about 1.
+
+    Raises:
+        ValueError: shapes differ, or `penalty` is a negative number.
+    """
+    if not isinstance(penalty, Tensor):
+        _check_strength("penalty", penalty)
+        if penalty == 0:  # 0 * inf would be NaN
+            return importance_surrogate(policy, advantages)
+    strength = penalty.detach() if isinstance(penalty, Tensor) else penalty
+    pull = strength * torch.expm1(policy.log_ratio).square()
+    # The square outgrows r A, which would be infinity minus infinity in value and gradient.
+    finite = policy._replace(log_ratio=select(policy.log_ratio, ~pull.detach().isposinf()))
+    plain = importance_surrogate(finite, advantages)
+    return plain._replace(value=plain.value - pull)
 
 
 def _pulled(

@@ -1,4 +1,4 @@
-"""A gateway of its own: engines, sessions, and what they sampled, written to a file; no trainer.
+"""Standalone gateway without a trainer: engines, sessions, and a file of the sampled sessions.
 
 May import the other rooms of `pipeline`; imported by the command line.
 """

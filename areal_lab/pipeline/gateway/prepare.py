@@ -1,120 +1,113 @@
-"""Check a gateway of its own before any of its processes starts: every problem at once."""
+"""Check the settings of a standalone gateway before any process starts, and report all problems."""
 
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from inspect import signature
 from pathlib import Path
-from typing import Final
+from typing import Any, TypeVar
 
 from areal_lab.agents.gateway.server import bind
+from areal_lab.agents.gateway.sessions import Limits
 from areal_lab.agents.hosting.admin_key import check_admin_key_file
 from areal_lab.agents.hosting.conversations import Serving
-from areal_lab.config.problem import ConfigError, Kind, Problem, problems_of
+from areal_lab.config.problem import Kind, Problem, attempt
 from areal_lab.config.schema import TrainConfig
+from areal_lab.config.serving import GatewayConfig
 from areal_lab.host.owned_folders import nearest_existing
-from areal_lab.models.folder import read_model_facts
 from areal_lab.pipeline.gateway.session_lines import FILE
-from areal_lab.preflight import check as preflight
+from areal_lab.resolve import check as checks
+from areal_lab.resolve.resolved import Served, read_model, serve
 
-_CHECKS: Final = (
-    preflight.check_sampling,
-    preflight.check_arguments,
-    preflight.check_servers,
-    preflight.check_ports,
-)
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayPlan:
-    """What is served, checked by `prepare_gateway`."""
+    """Checked settings of a gateway, made by `prepare_gateway`."""
 
-    config: TrainConfig
-    """Of which `actor.path`, `gconfig` and `rollout` count."""
-    model: Path
+    served: Served
+    """Model and engines; only `actor.path`, `gconfig` and `rollout` of the config are used."""
+    options: GatewayConfig
     serving: Serving
+    """Rules of sessions, taken from `options`."""
     seed: int
-    """Of sampling."""
-    host: str
-    port: int
-    admin_key_file: str
-    """Empty for a new key."""
+    """Seed of sampling."""
     folder: Path
-    """For sessions that nothing has exported when the gateway ends, or for all."""
-    writes_all: bool
-    """Whether each session is written when it ends."""
+    """Folder of the file of sessions: those that were not exported, or all of them."""
+
+    @property
+    def writes_all(self) -> bool:
+        """True if each session is written when it ends."""
+        return bool(self.options.export)
 
 
 def prepare_gateway(
-    config: TrainConfig,
-    serving: Serving,
-    *,
-    seed: int,
-    host: str,
-    port: int,
-    admin_key_file: str,
-    folder: Path,
-    writes_all: bool,
-    fits_length: bool,
+    config: TrainConfig, options: GatewayConfig, *, folder: Path, fits_length: bool
 ) -> GatewayPlan:
     """Check a gateway.
 
     Args:
-        config: its `actor.path` is a model folder or name, or a run, whose last checkpoint counts.
-        serving: how sessions are served.
-        seed: of sampling.
-        host: address to listen on.
-        port: to listen on; 0 takes a free one.
-        admin_key_file: file with the key, or to be made; empty is a new one.
-        folder: for the file of sessions.
-        writes_all: whether each session is written when it ends.
-        fits_length: whether a `gconfig.max_new_tokens` that the model's context has no room for is
-            lowered.
+        config: `actor.path` is a model folder or name, or a run, whose last checkpoint is served.
+        options: options of the gateway; without a seed it gets a random one.
+        folder: folder for the file of sessions, unless `export` names one.
+        fits_length: lower `gconfig.max_new_tokens` to fit the model's context, instead of refusing
+            it.
 
     Raises:
         ConfigError: one line per problem.
     """
+    folder = Path(options.export or folder)
+    serving = _part(Serving, options, limits=_part(Limits, options))
     if (Path(config.actor.path) / "model").is_dir():
-        # A run folder, whose link is its last checkpoint; of `best`, RUN/best is given.
+        # A run folder: its link `model` is the last checkpoint. RUN/best selects the best one.
         config = config.with_settings({"actor.path": str(Path(config.actor.path, "model"))})
-    found = [*_workflow(config), *_fault("host", lambda: bind(port, host).close())]
-    found += _fault("admin_key_file", lambda: check_admin_key_file(admin_key_file))
+    found = [*_workflow(config), *_fault("host", lambda: bind(options.port, options.host).close())]
+    found += _fault("admin_key_file", lambda: check_admin_key_file(options.admin_key_file))
     found += _fault("export", lambda: _check_folder(folder))
-    engines = list(preflight.check_engines(config))
-    found += engines
-    if not engines:
-        for one in _CHECKS:
-            found += one(config)
-    if found:
-        raise ConfigError(*found)
-    model = preflight.check_model(config)
-    try:
-        facts = read_model_facts(model)
-    except ValueError as error:
-        raise ConfigError(*problems_of(error, "actor.path")) from error
+    placed = checks.check_engines(
+        config,
+        found,
+        checks.check_sampling,
+        checks.check_arguments,
+        checks.check_servers,
+        checks.check_ports,
+    )
+    checks.refuse(found)
+    assert placed is not None, "refused above"
+    model, facts = read_model(config, ())
     if fits_length and facts.context_tokens is not None:
         most = min(config.gconfig.max_new_tokens, max(1, facts.context_tokens - 1))
-        config = config.with_settings({"gconfig.max_new_tokens": most})
-    found += preflight.check_tokens(config, (), model, facts)
+        placed = replace(placed, config=config.with_settings({"gconfig.max_new_tokens": most}))
+    codec = attempt(
+        found,
+        lambda: checks.check_tokens(placed.config, placed.engines, (), model, facts),
+        "actor.path",
+    )
     found += _fault("actor.path", lambda: serving.check_model(model))
-    if found:
-        raise ConfigError(*found)
+    checks.refuse(found)
+    assert codec is not None, "refused above"
     return GatewayPlan(
-        config=config,
-        model=model,
+        served=serve(placed, model, facts, codec, None),
+        options=options,
         serving=serving,
-        seed=seed,
-        host=host,
-        port=port,
-        admin_key_file=admin_key_file,
+        seed=secrets.randbits(31) if options.seed is None else options.seed,
         folder=folder,
-        writes_all=writes_all,
     )
 
 
+def _part(kind: Callable[..., _T], options: GatewayConfig, **others: Any) -> _T:
+    """Make a record from the options that have the names of its fields."""
+    known = {name: getattr(options, name) for name in type(options).model_fields}
+    named = signature(kind).parameters.keys() & known
+    return kind(**{name: known[name] for name in named}, **others)
+
+
 def _workflow(config: TrainConfig) -> list[Problem]:
-    """A workflow makes the samples of a run; sessions are made by clients."""
+    """Refuse a workflow: in a gateway, clients make the sessions."""
     if not config.rollout.workflow:
         return []
     name = config.rollout.workflow.get("name")
@@ -137,10 +130,8 @@ def _check_folder(folder: Path) -> None:
         )
 
 
-def _fault(setting: str, check: Callable[[], None]) -> tuple[Problem, ...]:
-    """The problem that a check raises, if it does."""
-    try:
-        check()
-    except ValueError as error:
-        return problems_of(error, setting)
-    return ()
+def _fault(setting: str, check: Callable[[], None]) -> list[Problem]:
+    """Return the problem that a check raises, if any."""
+    found: list[Problem] = []
+    attempt(found, check, setting)
+    return found

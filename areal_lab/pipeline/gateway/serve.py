@@ -1,14 +1,14 @@
-"""Serve a gateway of its own until it is asked to stop or the last engine is lost.
+"""Serve a standalone gateway until a stop is requested or the last engine is lost.
 
-No token that an engine has returned is lost, unless serving itself fails or `run` is canceled.
+All tokens that engines have returned are kept, unless serving itself fails or `run` is canceled.
 
-    engines up --> clients: sessions, calls, rewards --> stop: nothing new, calls end --> sessions
-                                                                                   that are left
+    engines up --> clients: sessions, calls, rewards --> stop: no new calls, calls end
+                                                         --> write the remaining sessions
     task             waits for                       unblocked by
     sessions (each)  its end, its reward             the client, or time; only if all are written
     state            a few seconds                   time
 
-A session is left if nothing has exported it when the gateway ends, or when it is forgotten.
+A session remains if it was not exported before the gateway ends or removes the session.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-import shutil
 import tempfile
 from collections.abc import Callable, Coroutine, Hashable, Mapping
 from contextlib import AsyncExitStack, suppress
@@ -33,56 +32,62 @@ from areal_lab.agents.hosting.admin_key import admin_key
 from areal_lab.agents.hosting.conversations import Conversations
 from areal_lab.control.events import EngineId
 from areal_lab.control.routing import routing_named
-from areal_lab.host.collector import collected_in_pauses
+from areal_lab.engines.launch.backends import BACKENDS
+from areal_lab.host.asgi import collected_in_pauses
+from areal_lab.host.owned_folders import remove_tree
 from areal_lab.pipeline.fleet import Fleet, first_error
 from areal_lab.pipeline.gateway.prepare import GatewayPlan
 from areal_lab.pipeline.gateway.session_lines import SessionLines
-from areal_lab.pipeline.progress import Display
-from areal_lab.pipeline.rollout.groups import Rollout, context_tokens, sampling_params
+from areal_lab.pipeline.rollout.groups import Rollout, sampling_params
 from areal_lab.pipeline.rollout.turns import SampleEngine, TurnEngines, TurnRouter
+from areal_lab.pipeline.servers.fixed_model import start_servers
 from areal_lab.pipeline.servers.pool import ServerPool
-from areal_lab.pipeline.servers.standing import start_standing
 from areal_lab.rewards.service import RewardService
 from areal_lab.runlog.folder import RunFolder
+from areal_lab.shell.display import Display
+from areal_lab.shell.stop import StopSignal
 
 GRACE_S: Final = 10.0
-"""How long calls that sample have to end once the gateway is asked to stop."""
+"""Seconds in which sampling calls may end after a stop was requested."""
 _CUT_S: Final = 5.0
-"""How long engines have to return what there is of calls that are cut off."""
+"""Seconds in which engines may return the tokens of aborted calls."""
 _ABORT_S: Final = 0.2
-"""Between two requests to an engine to abort what it has."""
+"""Seconds between two abort requests to an engine."""
 _LOOK_S: Final = 0.01
-"""Between two looks at whether calls have left an engine that is lost."""
+"""Seconds between two checks for calls on a lost engine."""
+_SEED_NOTE: Final = (
+    "with this engine, samples with the same seed may differ: they depend on the batch"
+)
 _STATE_S: Final = 5.0
-"""Between two looks at whether the state has changed."""
+"""Seconds between two checks for a changed state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """Address and engines of a gateway that serves."""
+    """Address and engines of a gateway that accepts requests."""
 
     url: str
     key_file: Path
     engines: str
-    """What samples, in a few words."""
+    """Number and type of the engines, or their addresses."""
     open_to_others: bool
-    """Whether other machines can reach it."""
+    """True if other machines can connect to the gateway."""
 
 
 @dataclass(slots=True, kw_only=True)
 class StandaloneGateway:
-    """One gateway with its engines."""
+    """A gateway with its engines."""
 
     plan: GatewayPlan
     display: Display
     ready: Callable[[Ready], None]
-    """Called once it serves."""
-    stop: asyncio.Event
-    """Set to end it, once calls that sample have ended."""
-    hurry: asyncio.Event
-    """Set to cut them off then, with the tokens so far. Canceling `run` loses these tokens."""
+    """Called once the gateway accepts requests."""
+    stop: StopSignal
+    """Requests the end of the gateway, after running calls have ended."""
+    end_now: StopSignal
+    """Requests to abort the running calls, which keep their tokens; canceling `run` loses these."""
     written: SessionLines | None = None
-    """What was written; None before it serves."""
+    """Writer of the file of sessions; None before the gateway serves."""
     _lines: SessionLines = field(init=False)
     _logs: RunFolder | None = None
     _service: Service = field(init=False)
@@ -91,14 +96,14 @@ class StandaloneGateway:
     )
     _following: set[asyncio.Task[None]] = field(default_factory=set)
     _unwritten: dict[Session, None] = field(default_factory=dict)
-    """Sessions that are to be written whether they are exported or not, in order."""
+    """Sessions to write even if they are exported, in order."""
 
     async def run(self) -> None:
-        """Start engines, serve, and end all.
+        """Start engines, serve, and stop everything.
 
         Raises:
-            Exception: the first error of any part, or why the last engine was lost; sessions are
-                written before.
+            Exception: the first error of any part, or the reason of the last engine's loss; the
+                sessions have been written.
         """
         try:
             async with Fleet() as fleet:
@@ -113,27 +118,27 @@ class StandaloneGateway:
 
     def _remove_logs(self) -> None:
         if self._logs is not None:
-            shutil.rmtree(self._logs.path, ignore_errors=True)
+            remove_tree(self._logs.path)
 
     async def _run(self, fleet: Fleet) -> None:
-        plan = self.plan
-        listener = bind(plan.port, plan.host)  # before engines start, which takes a while
+        plan, options = self.plan, self.plan.options
+        listener = bind(options.port, options.host)  # before the slow start of engines
         fleet.stack.callback(listener.close)
-        conversations = Conversations(plan.model, plan.serving)
+        conversations = Conversations(plan.served.model, plan.serving)
         self._lines = self.written = SessionLines(
             plan.folder, conversations.codec, discount=plan.serving.turn_discount
         )
-        key = fleet.stack.enter_context(admin_key(listener.getsockname()[1], plan.admin_key_file))
+        port = listener.getsockname()[1]
+        key = fleet.stack.enter_context(admin_key(port, options.admin_key_file))
         logs = self._logs = RunFolder(Path(tempfile.mkdtemp(prefix="areal_lab-gateway-")))
         (logs.path / "logs").mkdir()
-        self.display.note(f"logs of engines are in {logs.path / 'logs'}, if they fail")
-        pool = await start_standing(
-            plan.config,
+        self.display.note(f"logs of the engines: {logs.path / 'logs'} (removed at the end)")
+        pool = await start_servers(
+            plan.served,
             logs,
-            plan.model,
             fleet=fleet,
             display=self.display,
-            restarts=plan.config.rollout.max_engine_restarts,
+            restarts=plan.served.config.rollout.max_engine_restarts,
             conversations=True,
         )
         rollout = _rollout(plan, conversations, pool)
@@ -142,15 +147,16 @@ class StandaloneGateway:
         def open_conversation(task_id: str) -> TreeConversation:
             del task_id
             engine = rollout.sample_engine(stream="gateway", group=next(numbers), sample=0)
-            conversation = conversations.open(engine, secrets.token_hex(8))
+            conversation = conversations.open(engine, secrets.token_hex(8), seeds=True)
             self._sampling[conversation] = engine
             return conversation
 
         self._service = service = Service(
             open_conversation,
             admin_key=key.key,
-            model=plan.model.name,
+            model=plan.served.model.name,
             limits=plan.serving.limits,
+            seed_note="" if BACKENDS[pool.backend].own_seeds else _SEED_NOTE,
             began=self._began,
             lost=self._lost,
         )
@@ -159,7 +165,7 @@ class StandaloneGateway:
             await stack.enter_async_context(collected_in_pauses(lambda: not service.in_flight))
             serving = await stack.enter_async_context(served(service, listener))
             stack.push_async_callback(self._end_tasks)
-            self._spawn(self._tell_state())
+            self._spawn(self._show_state())
             self.ready(
                 Ready(
                     url=base_url(listener),
@@ -176,7 +182,7 @@ class StandaloneGateway:
             await self._end_calls(pool)
 
     async def _until_over(self, serving: asyncio.Task[None], pool: ServerPool) -> None:
-        """Wait until it is asked to stop, or the last engine is lost.
+        """Wait until a stop is requested or the last engine is lost.
 
         Raises:
             Exception: serving failed.
@@ -192,45 +198,45 @@ class StandaloneGateway:
             serving.result()
 
     async def _end_calls(self, pool: ServerPool) -> None:
-        """Let what samples end, or cut it off."""
+        """Wait for sampling calls, and abort them after `GRACE_S`."""
         service = self._service
         if service.in_flight:
             self.display.note(
-                f"stopping: calls that sample ({service.in_flight}) have {GRACE_S:g} s to end; "
-                "press Ctrl-C again to cut them off now"
+                f"stopping: {service.in_flight} sampling calls have {GRACE_S:g} s to end; press "
+                "Ctrl-C again to abort them now"
             )
         draining = asyncio.create_task(service.drain(GRACE_S))
-        hurrying = asyncio.create_task(self.hurry.wait())
+        ending_now = asyncio.create_task(self.end_now.wait())
         try:
-            await asyncio.wait((draining, hurrying), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((draining, ending_now), return_when=asyncio.FIRST_COMPLETED)
         finally:
             draining.cancel()
-            hurrying.cancel()
+            ending_now.cancel()
         if service.in_flight:
-            # Engines first: a reply that is given up has only what has arrived of it.
+            # Abort on engines first, since a call that is given up has only the received tokens.
             with suppress(TimeoutError):
                 async with asyncio.timeout(_CUT_S):
-                    while service.in_flight:  # an engine cannot abort what is on its way to it
+                    while service.in_flight:  # an engine cannot abort a request in transit to it
                         await pool.abort(self._on_engines())
                         await service.drain(_ABORT_S)
             await self._give_up()
 
     async def _end_without_engines(self) -> None:
-        """Let calls end with the tokens that lost engines have returned."""
+        """End calls with the tokens that lost engines have returned."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_CUT_S):
-                while self._on_engines():  # they notice the loss themselves, with their tokens
+                while self._on_engines():  # calls notice the loss themselves, and keep their tokens
                     await asyncio.sleep(_LOOK_S)
         await self._give_up()
 
     async def _give_up(self) -> None:
-        """End the calls that are left with the tokens so far, also those without an engine."""
+        """End the remaining calls with their tokens so far, including those without an engine."""
         for engine in list(self._sampling.values()):
             engine.give_up()
         await self._service.drain(_CUT_S)
 
     def _on_engines(self) -> list[str]:
-        """The names of the requests that engines have now."""
+        """Return the names of the requests that engines are running."""
         return [
             name
             for engine in self._sampling.values()
@@ -249,14 +255,14 @@ class StandaloneGateway:
     async def _write_at_end(self, session: Session) -> None:
         await self._service.settled(session)
         if self._save(session):
-            # For a while it can be exported over HTTP, too.
+            # Clients can still export it over HTTP for a while.
             self._service.export(session, style="concat", discount=self.plan.serving.turn_discount)
 
     def _lost(self, session: Session) -> None:
         self._save(session)
 
     def _save(self, session: Session) -> bool:
-        """Write a session; False if it cannot be written, which the end tries again."""
+        """Write a session; returns False if that fails, and `_save_rest` tries again."""
         if self.plan.writes_all and session not in self._unwritten:
             return True
         try:
@@ -272,12 +278,12 @@ class StandaloneGateway:
         return True
 
     def _save_rest(self) -> None:
-        """Write what is not written yet.
+        """Write the remaining sessions.
 
         Raises:
-            Exception: the first session that cannot be written; the others are.
+            Exception: the first write error, after all other sessions are written.
         """
-        # Whether one was exported does not tell whether it was written.
+        # With `writes_all`, a session may be exported and not written.
         left = [] if self.plan.writes_all else self._service.sessions.unexported()
         errors: list[Exception] = []
         for session in dict.fromkeys([*left, *self._unwritten]):
@@ -306,21 +312,21 @@ class StandaloneGateway:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _tell_state(self) -> None:
-        told = state_text(self._service.statistics())
+    async def _show_state(self) -> None:
+        shown = state_text(self._service.statistics())
         while True:
             await asyncio.sleep(_STATE_S)
             text = state_text(self._service.statistics())
-            if text != told:
+            if text != shown:
                 self.display.note(text)
-            told = text
+            shown = text
 
 
 def state_text(statistics: Mapping[str, Any]) -> str:
-    """What a gateway does now and has done so far, in one line.
+    """Describe the running and finished work of a gateway in one line.
 
     Args:
-        statistics: of its service.
+        statistics: statistics of its service.
     """
     counts: Mapping[str, int] = statistics["counts"]
 
@@ -336,7 +342,7 @@ def state_text(statistics: Mapping[str, Any]) -> str:
     return "; ".join(
         [
             f"sessions: {statistics['open_sessions']} open, {count('sessions'):,} started",
-            f"calls: {statistics['requests_in_flight']} sampling, {count('calls'):,} begun"
+            f"calls: {statistics['requests_in_flight']} sampling, {count('calls'):,} started"
             + "".join(f", {problem}" for problem in problems),
             f"{count('generated_tokens'):,} tokens",
         ]
@@ -344,7 +350,7 @@ def state_text(statistics: Mapping[str, Any]) -> str:
 
 
 class _WaitingRouter(TurnRouter):
-    """If no engine is left, turns wait to be given up: an error would drop their tokens."""
+    """Router whose turns wait if no engine is left: an error would drop their tokens."""
 
     async def acquire(self, engines: TurnEngines, key: Hashable) -> EngineId:
         """See `TurnRouter.acquire`."""
@@ -356,16 +362,16 @@ class _WaitingRouter(TurnRouter):
 
 
 def _rollout(plan: GatewayPlan, conversations: Conversations, pool: ServerPool) -> Rollout:
-    config = plan.config
+    config = plan.served.config
     return Rollout(
         engines=pool,
         codec=conversations.codec,
-        # Its workers are never started: clients set the rewards of their sessions.
+        # Without workers: clients set the rewards of their sessions.
         rewards=RewardService(config.reward.fn),
-        sampling=sampling_params(config.gconfig, conversations.codec, plan.model),
+        sampling=sampling_params(config.gconfig, conversations.codec, plan.served.model),
         run_seed=plan.seed,
         running_samples=config.rollout.max_running_requests,
-        context_tokens=context_tokens(config, plan.model),
+        context_tokens=plan.served.context_tokens,
         router=_WaitingRouter(routing_named(config.rollout.routing).make_router()),
     )
 

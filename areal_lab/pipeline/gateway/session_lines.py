@@ -1,4 +1,4 @@
-"""Sessions in a file, in the form of a run's `trajectories/`: a line for each session.
+"""File of sessions in the format of a run's `trajectories/`, with one line per session.
 
 {"step": 0, "group": 3, "prompt": ..., "samples": [a row each], "session": {"session_id": ...}}
 """
@@ -6,67 +6,42 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from areal_lab.agents.conversation import TreeConversation
 from areal_lab.agents.gateway.sessions import Session
-from areal_lab.data.images import PlacedImage
 from areal_lab.data.tokenize import TextCodec
-from areal_lab.data.trajectory import Observation, Segment
+from areal_lab.data.trajectory import Trajectory
 from areal_lab.engines.protocol import SamplingParams
+from areal_lab.host.durable import append_lines
 from areal_lab.runlog.folder import SampleText, group_line
 
 FILE: Final = "sessions.jsonl"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionRow:
-    """A row of a session; its reward may be missing, which is no reward of 0."""
-
-    group: int
-    row: int
-    prompt_tokens: tuple[int, ...]
-    parts: tuple[Segment | Observation, ...]
-    finish_reason: str
-    reward: float | None
-    rewards: Mapping[str, float]
-    turn_returns: tuple[float | None, ...]
-    sample: int = 0
-    images: tuple[PlacedImage, ...] = ()
-
-    @property
-    def response_tokens(self) -> tuple[int, ...]:
-        """Tokens of all parts."""
-        return tuple(token for part in self.parts for token in part.tokens)
-
-
 class SessionLines:
-    """Appends sessions to `sessions.jsonl` of a folder, which the first one makes."""
+    """Writer of `sessions.jsonl`; the first session creates the folder and the file."""
 
     def __init__(self, folder: Path, codec: TextCodec, *, discount: float) -> None:
-        """Write nothing yet.
+        """Make the writer without writing.
 
         Args:
-            folder: for the file.
-            codec: of the model.
-            discount: of rewards, from a turn to the one before it.
+            folder: folder of the file.
+            codec: tokenizer of the model.
+            discount: discount of rewards from a turn to the one before it.
         """
         self.file = folder / FILE
         self.written = 0
-        """Sessions in the file."""
+        """Number of sessions in the file."""
         self._codec = codec
         self._discount = discount
 
     def write(self, session: Session) -> None:
-        """Append a session that samples nothing any more; one without a token is left out.
+        """Append a session whose calls have ended; a session without tokens is left out.
 
         Raises:
-            OSError: the file cannot be written; it is as before, so that this can be repeated.
+            OSError: the file cannot be written; it is unchanged, so the call can be repeated.
             ValueError: the session has a number that is not finite.
         """
         try:
@@ -77,16 +52,7 @@ class SessionLines:
         if line is None:
             return
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        size = None
-        try:
-            with self.file.open("a", encoding="utf-8") as file:
-                size = file.tell()
-                file.write(text)
-        except OSError:
-            if size is not None:  # a part of the line may be there, such as on a full disk
-                with suppress(OSError):
-                    os.truncate(self.file, size)
-            raise
+        append_lines(self.file, text)
         self.written += 1
 
     def _line(self, session: Session) -> dict[str, object] | None:
@@ -96,8 +62,9 @@ class SessionLines:
         returns = conversation.returns(scores)
         of_turns = bool(scores.rewards) or self._discount < 1
         rows = [
-            SessionRow(
+            Trajectory(
                 group=self.written,
+                sample=0,
                 row=number,
                 prompt_tokens=row.prompt_tokens,
                 parts=row.parts,
@@ -134,5 +101,5 @@ class SessionLines:
 
 
 def _sampling(params: SamplingParams) -> dict[str, float]:
-    """How a turn was sampled: its log-probs are of this distribution."""
+    """Return the sampling of a turn, which defines the distribution of its log-probs."""
     return {"temperature": params.temperature, "top_p": params.top_p, "top_k": params.top_k}

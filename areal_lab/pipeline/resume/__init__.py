@@ -1,5 +1,5 @@
-"""What a run saves of itself beside the model, and how it continues after its end or a kill.
+"""State that a run saves with its model, and continuation of a run after its end or a kill.
 
-May import what the pipeline may, of the pipeline itself `rollout` and `evaluate`; imported by the
+May import what the pipeline may, and `rollout` and `evaluate` of the pipeline; imported by the
 pipeline and the command line.
 """

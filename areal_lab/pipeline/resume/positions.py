@@ -1,28 +1,41 @@
-"""Where the growing files of a run are at a checkpoint, and the way back to it.
+"""File positions at a checkpoint, and truncation of the run folder back to them.
 
     events.jsonl   |---- before the checkpoint ----|---- after it ----|
                                                 positions     cut_back removes this
 
-So a run that continues from the checkpoint has no step twice.
+So a run that continues from the checkpoint logs each step once.
 """
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from areal_lab.control.events import Version
-from areal_lab.host.durable import flush_file, replace_flushed
+from areal_lab.host.durable import flush_file, replacing
+from areal_lab.host.owned_folders import remove_tree
+from areal_lab.models.checkpoint_files import (
+    FIELDS,
+    SAMPLES,
+    TRAJECTORIES,
+    step_files,
+    step_of,
+    temporary_entries,
+)
+from areal_lab.runlog.appended import read_appended
 
 GROWING: Final = ("events.jsonl", "metrics.jsonl", "held_out.jsonl", "alarms.jsonl")
 """The files that a run appends to."""
+_TRAINED: Final = b'"type":"TrainStepDone"'
+_PART_BYTES: Final = 1 << 20
 
 
 def positions(folder: Path) -> dict[str, int]:
-    """Bytes of each growing file now; those that do not exist are left out."""
+    """Return the size in bytes of each growing file that exists."""
     return {name: (folder / name).stat().st_size for name in GROWING if (folder / name).is_file()}
 
 
@@ -35,15 +48,16 @@ def flush_growing(folder: Path) -> None:
 def cut_back(folder: Path, to: Mapping[str, int], version: Version) -> None:
     """Remove what a run wrote after a checkpoint.
 
-    Each file is replaced by its beginning, so that a reader that has it open sees the old content.
+    Each file is replaced by a shorter one, so a reader that has it open sees the old content.
 
     Args:
-        folder: of the run.
-        to: `positions` at the checkpoint; files that are not in it are removed.
-        version: of the checkpoint; samples and checkpoints of later steps are removed.
+        folder: run folder.
+        to: `positions` at the checkpoint; growing files without a position are removed.
+        version: version of the checkpoint; samples of later steps are removed. There are no later
+            checkpoints (`newest_checkpoint`).
 
     Raises:
-        ValueError: if a file is shorter than at the checkpoint: it was damaged. Nothing is cut.
+        ValueError: a file is shorter than at the checkpoint, or not lines of JSON. Nothing is cut.
     """
     now = positions(folder)
     for name, size in to.items():
@@ -52,41 +66,99 @@ def cut_back(folder: Path, to: Mapping[str, int], version: Version) -> None:
                 f"{folder / name} has {now.get(name, 0)} bytes, but had {size} at the checkpoint "
                 f"of version {version}: its end was lost, so the run cannot continue from there"
             )
-        if size and not _ends_a_line(folder / name, size):
-            raise ValueError(
-                f"{folder / name} has no end of a line at byte {size}, as it had at the checkpoint "
-                f"of version {version}: it was replaced, so the run cannot continue from there"
-            )
+        if size:
+            _check_lines(folder / name, size, version)
     for name in now:
         if name not in to:
             (folder / name).unlink()
         elif now[name] > to[name]:
             _shorten(folder / name, to[name])
-    for path in [*(folder / "trajectories").glob("step-*"), *folder.glob("checkpoints/step-*")]:
-        if step_of(path) > version:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-    for path in [*folder.glob("trajectories/.step-*"), *folder.glob("checkpoints/.step-*")]:
-        # Half written at the kill.
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for endings in (SAMPLES, (FIELDS,)):
+        for step, path in step_files(folder, *endings).items():
+            if step > version:
+                path.unlink()
+    for path in temporary_entries(folder):  # half-written when the run was killed
+        remove_entry(path)
 
 
-def step_of(path: Path) -> Version:
-    """The step of `step-00012`, `step-00012.jsonl` and the like."""
-    return int(path.name.removeprefix("step-").split(".", 1)[0])
+def set_aside(folder: Path) -> Path:
+    """Move the files of a run into a new subfolder, such as `attempt-1`; returns its path."""
+    aside = next(path for n in itertools.count(1) if not (path := folder / f"attempt-{n}").exists())
+    aside.mkdir()
+    for name in (*GROWING, "summary.json", TRAJECTORIES, "model", "best"):
+        if os.path.lexists(folder / name):
+            (folder / name).rename(aside / name)
+    (folder / TRAJECTORIES).mkdir()
+    return aside
 
 
-def _ends_a_line(path: Path, size: int) -> bool:
+def trained_steps(run: Path) -> int:
+    """Return the largest training step that any file of a run mentions; 0 without any."""
+    lines = [_last_of(run / "metrics.jsonl", "step"), _last_of(run / "held_out.jsonl", "version")]
+    # The samples of a step are written when it starts.
+    samples = max(step_files(run, *SAMPLES), default=1) - 1
+    return max(*lines, samples, _steps_in_log(run / "events.jsonl"), _linked_step(run / "model"))
+
+
+def _linked_step(link: Path) -> int:
+    """Return the step of the checkpoint that a link names, even if the checkpoint is missing."""
+    return (step_of(link.readlink().name) or 0) if link.is_symlink() else 0
+
+
+def _last_of(path: Path, name: str) -> int:
+    """Return the largest value of a field in a JSONL file; unreadable lines are skipped."""
+    found = 0
+    if path.is_file():
+        for line in read_appended(path).lines:
+            try:
+                found = max(found, int(json.loads(line)[name]))
+            except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+                continue
+    return found
+
+
+def _steps_in_log(path: Path) -> int:
+    if not path.is_file():
+        return 0
+    found, before = 0, b""
     with path.open("rb") as file:
-        file.seek(size - 1)
-        return file.read(1) == b"\n"
+        while part := file.read(_PART_BYTES):
+            found += (before + part).count(_TRAINED)
+            before = (before + part)[1 - len(_TRAINED) :]
+    return found
+
+
+def remove_entry(path: Path) -> None:
+    """Remove a folder, a file, or a link without its target."""
+    remove_tree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+
+def _check_lines(path: Path, size: int, version: Version) -> None:
+    """Refuse a file whose first `size` bytes are not lines of JSON."""
+    left, line = size, b"\n"
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            left -= len(line)
+            try:
+                json.loads(line)
+            except (ValueError, RecursionError) as error:
+                if left < 0:
+                    break
+                raise ValueError(
+                    f"line {number} of {path} is not JSON, so the run cannot continue: "
+                    f"{str(error) or 'it is nested too deeply'}; nothing was changed"
+                ) from error
+            if left <= 0:
+                break
+    if left or not line.endswith(b"\n"):
+        raise ValueError(
+            f"{path} has no line break at byte {size}, but had one at the checkpoint of version "
+            f"{version}: it was replaced, so the run cannot continue from there"
+        )
 
 
 def _shorten(path: Path, size: int) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    with path.open("rb") as source, temporary.open("wb") as target:
+    with path.open("rb") as source, replacing(path, flush=True) as target:
         left = size
         while left:
             left -= target.write(source.read(min(left, 1 << 20)))
-        target.flush()
-        os.fsync(target.fileno())
-    replace_flushed(temporary, path)

@@ -1,22 +1,22 @@
-"""Find the checkpoint that a run continues from, and bring its folder back to it.
+"""Find the checkpoint from which a run continues, and reset the run folder to it.
 
-    find_recovery: RUN, changed settings --> Recovery, or every reason against it
-    check_data: the problems are those of the checkpoint
-    cut_back: lines, samples and checkpoints after it are removed
+    find_recovery: RUN, changed settings --> Recovery, or all reasons of a refusal
+    check_data: refuses other problems than those of the checkpoint
+    cut_back: removes lines and samples that were written after the checkpoint
 
-Nothing is written before `cut_back`. A run that was killed before its first checkpoint starts over.
+Nothing is written before `cut_back`. A run that has not trained a step yet starts over.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from omegaconf import OmegaConf
-
+from areal_lab.config.given import Overrides
 from areal_lab.config.load import load_config
 from areal_lab.config.problem import ConfigError, Kind, Problem, problems_of, refusal
 from areal_lab.config.schema import TrainConfig
@@ -24,48 +24,60 @@ from areal_lab.control.events import EngineId, GroupId, RunStarted, Version
 from areal_lab.control.frontier import recovered_start
 from areal_lab.control.limits import Limits
 from areal_lab.data.problems import ProblemSet, PromptSource
+from areal_lab.host.durable import append_lines
 from areal_lab.live.presence import read_presence
-from areal_lab.pipeline.evaluate import HeldOutReward
-from areal_lab.pipeline.resume.changes import check_settings, notes_of_changes
+from areal_lab.models.checkpoint_files import checkpoint_fault
+from areal_lab.pipeline.resume.changes import (
+    check_complete,
+    check_kind,
+    check_settings,
+    check_whole,
+    damaged_settings,
+    notes_of_changes,
+)
+from areal_lab.pipeline.resume.checkpoints import apply_retention, newest_checkpoint, newest_file
 from areal_lab.pipeline.resume.positions import cut_back
-from areal_lab.pipeline.resume.retention import apply_retention
 from areal_lab.pipeline.resume.saved_run import (
+    RUN_FILE,
     OpenTokens,
     SavedRun,
-    is_resumable,
     read_open_tokens,
     read_saved_run,
+    saved_version,
 )
-from areal_lab.preflight.limits import limits_of
+from areal_lab.resolve.limits import limits_of
+from areal_lab.resolve.resolved import Resolved, given_names, resolve
+from areal_lab.rewards.service import RewardFunction
 from areal_lab.runlog.appended import read_appended
 from areal_lab.runlog.folder import RunFolder
 from areal_lab.runlog.held_out import FILE as HELD_OUT
+from areal_lab.runlog.held_out import HeldOutReward
 from areal_lab.runlog.read_run import METRICS
 from areal_lab.training.protocol import STATE_FOLDER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    """How a run continues."""
+    """Checkpoint, settings and notes of a run that continues."""
 
     folder: RunFolder
     config: TrainConfig
-    """Of the run from here on."""
+    """Settings from the checkpoint on."""
     checkpoint: Path | None
-    """None: the run was killed before its first one, and starts over."""
+    """None if the run has not trained: it starts over."""
     saved: SavedRun | None
-    """What the checkpoint says; None without one."""
+    """State of the pipeline in the checkpoint; None without a checkpoint."""
     notes: tuple[str, ...] = ()
-    """A process that may still run it; settings that are other ones than before. A line each."""
+    """A line for each changed setting, and for a process that may still run the training."""
 
     @property
     def version(self) -> Version:
-        """Of the checkpoint; 0 without one."""
+        """Version of the checkpoint; 0 without one."""
         return 0 if self.saved is None else self.saved.frontier.version
 
     @property
     def state_folder(self) -> str:
-        """The trainer's state; empty without a checkpoint."""
+        """Folder with the trainer's state; empty without a checkpoint."""
         return "" if self.checkpoint is None else str(self.checkpoint / STATE_FOLDER)
 
     @property
@@ -76,19 +88,24 @@ class Recovery:
         return HeldOutReward(self.saved.held_out_before, self.saved.unscored_before)
 
     @property
+    def saved_settings(self) -> TrainConfig:
+        """Settings until the checkpoint."""
+        return self.config if self.saved is None else TrainConfig(**self.saved.config)
+
+    @property
     def limits(self) -> Limits:
-        """Of the coordinator, with the eta that was in force."""
-        before = self.config if self.saved is None else TrainConfig(**self.saved.config)
-        limits = limits_of(before)
+        """Limits of the coordinator at the checkpoint, including a changed eta."""
+        limits = limits_of(self.saved_settings)
         if self.saved is None:
             return limits
         return replace(limits, schedule=replace(limits.schedule, eta=self.saved.frontier.eta))
 
     def started(self, engines: tuple[EngineId, ...]) -> RunStarted:
-        """The event with which the coordinator continues."""
+        """Return the event with which the coordinator continues."""
         if self.saved is None:
             return RunStarted(engines)
-        steps, before = self.config.total_train_steps, self.saved.config["total_train_steps"]
+        steps = self.config.total_train_steps
+        before = self.saved_settings.total_train_steps
         return recovered_start(
             self.saved.frontier,
             engines,
@@ -102,10 +119,10 @@ class Recovery:
         return frozenset(() if saved is None else (*saved.finished_groups, *saved.running_groups))
 
     def open_tokens(self, source: PromptSource) -> OpenTokens:
-        """The tokens of open groups that were saved.
+        """Read the saved tokens of open groups.
 
         Raises:
-            ValueError: if they cannot be read, or are not those of the checkpoint.
+            ValueError: the tokens cannot be read, or belong to other groups than run.json names.
         """
         if self.checkpoint is None:
             return OpenTokens()
@@ -118,24 +135,29 @@ class Recovery:
         return tokens
 
     def metrics(self) -> list[dict[str, float]]:
-        """The lines of metrics.jsonl until the checkpoint."""
+        """Return the lines of metrics.jsonl, which ends at the checkpoint after `cut_back`."""
         file = self.folder.path / METRICS
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
     def _measured_at_the_checkpoint(self) -> list[str]:
-        """Lines of held-out rewards that were written after the checkpoint, of versions up to it.
+        """Return later lines of held_out.jsonl about versions up to the checkpoint.
 
-        The weights of the checkpoint itself are measured again if no step is left.
+        The version of the checkpoint is left out if no step is left, because it is measured again.
         """
         file = self.folder.path / HELD_OUT
         if self.saved is None or not file.is_file():
             return []
         newest = self.version - (self.version == self.config.total_train_steps)
         lines = read_appended(file, self.saved.positions.get(HELD_OUT, 0)).lines
-        return [f"{line}\n" for line in lines if json.loads(line)["version"] <= newest]
+        try:
+            return [f"{line}\n" for line in lines if int(json.loads(line)["version"]) <= newest]
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(
+                f"{file} cannot be read after the checkpoint: {error}; nothing was changed"
+            ) from error
 
     def in_words(self) -> str:
-        """What the run continues with, in a line."""
+        """Describe the recovered state in a line."""
         if self.saved is None:
             return "the run has no checkpoint and starts over"
         finished, running = len(self.saved.finished_groups), len(self.saved.running_groups)
@@ -147,75 +169,80 @@ class Recovery:
         )
 
     def cut_back(self) -> None:
-        """Remove what the run wrote after the checkpoint, and its summary.
+        """Remove everything that the run wrote after the checkpoint, and its summary.
 
         Raises:
-            ValueError: if a file lost lines from before the checkpoint.
+            ValueError: a file lost lines from before the checkpoint, or the checkpoint has changed
+                since `find_recovery`; nothing is removed.
         """
         path = self.folder.path
+        if self.checkpoint is not None and (fault := checkpoint_fault(self.checkpoint)):
+            raise ValueError(fault)
         measured = self._measured_at_the_checkpoint()
         cut_back(path, {} if self.saved is None else self.saved.positions, self.version)
         if measured:
-            with (path / HELD_OUT).open("a", encoding="utf-8") as file:
-                file.writelines(measured)
+            append_lines(path / HELD_OUT, "".join(measured))
         (path / "summary.json").unlink(missing_ok=True)
-        (path / "config.yaml").write_text(OmegaConf.to_yaml(self.config.model_dump()))
+        self.folder.write_config(self.config)
         if self.checkpoint is not None:
             self.folder.point("model", self.checkpoint)
-        apply_retention(self.folder, keep=0)  # the best may have been a later one
+        apply_retention(self.folder, keep=0)  # the best one may have come after the checkpoint
 
 
-def find_recovery(folder: Path | str, overrides: Sequence[str] = ()) -> Recovery:
-    """Read how a run can continue.
+def find_recovery(folder: Path | str, overrides: Overrides | None = ()) -> Recovery:
+    """Find the checkpoint from which a run can continue, and check changed settings.
 
     Args:
-        folder: of the run.
-        overrides: changed settings, as `total_train_steps=60`.
+        folder: run folder.
+        overrides: changed settings, such as `total_train_steps=60`.
 
     Raises:
-        ConfigError: a line per reason why it cannot.
+        ConfigError: the run cannot continue; one line per reason.
     """
     path = Path(folder).expanduser()
     if not (path / "config.yaml").is_file():
         raise refusal("resume", f"{path} is not a run folder: it has no config.yaml")
     path = path.resolve()
     unseen = _check_ended(path)
-    before = load_config(path / "config.yaml", [])
-    config = load_config(path / "config.yaml", list(overrides))
-    checkpoints = sorted(path.glob("checkpoints/step-*"))
-    usable = [checkpoint for checkpoint in checkpoints if is_resumable(checkpoint)]
-    if checkpoints and not usable:
-        raise refusal(
-            "checkpoint.resumable",
-            f"{path} has no checkpoint to continue from, only models: it was trained with "
-            "checkpoint.resumable=false, or by an older version; start a run with "
-            f"actor.path={checkpoints[-1]}",
-        )
-    run_folder = RunFolder(path)
-    if not usable:
-        return Recovery(folder=run_folder, config=config, checkpoint=None, saved=None, notes=unseen)
+    file, saved_in = path / "config.yaml", newest_file(path, RUN_FILE)
+    check_whole(file, saved_in)
+    check_kind("train", file)
     try:
-        saved = read_saved_run(usable[-1])
+        before = load_config(file, [])
+    except ValueError as error:
+        reason = str(error).split("\n", 1)[0]
+        raise damaged_settings(file, reason, saved_in) from error
+    config = load_config(file, overrides, files_are_given=False)
+    newest = newest_checkpoint(path, RUN_FILE, saved_version)
+    run_folder = RunFolder(path)
+    notes = (*unseen, *(f"note: {one}" for one in newest.notes))
+    if newest.checkpoint is None:
+        return Recovery(folder=run_folder, config=config, checkpoint=None, saved=None, notes=notes)
+    try:
+        saved = read_saved_run(newest.checkpoint)
+        check_complete(file, saved.config, before, newest.checkpoint / RUN_FILE)
         before = TrainConfig(**saved.config)
     except ValueError as error:
         raise ConfigError(*problems_of(error, "resume", named=True)) from error
-    found = [*check_settings(before, config, path), *_check_steps(saved, config, path)]
+    steps = before.total_train_steps
+    found = [*check_settings(before, config, path), *_check_steps(saved, steps, config, path)]
     if found:
         raise ConfigError(*found)
     return Recovery(
         folder=run_folder,
         config=config,
-        checkpoint=usable[-1],
+        checkpoint=newest.checkpoint,
         saved=saved,
-        notes=(*unseen, *notes_of_changes(before, config, saved.frontier.version)),
+        notes=(*notes, *notes_of_changes(before, config, saved.frontier.version)),
     )
 
 
 def check_given(recovery: Recovery, given: Sequence[str]) -> None:
-    """Refuse to continue without the functions that a program gave to the run.
+    """Refuse to continue without the functions that a program passed to the run.
 
     Args:
-        given: those that it gives now: `reward_fn`, `loss`.
+        recovery: the run.
+        given: names of the functions passed now: `reward_fn`, `loss`, `advantage`.
 
     Raises:
         ConfigError: one line per function.
@@ -225,7 +252,7 @@ def check_given(recovery: Recovery, given: Sequence[str]) -> None:
         Problem(
             Kind.SETTINGS,
             name,
-            f"the run was given a {name} by a program; give it again: "
+            f"a program passed {name} to the run; pass it again: "
             f"resume_run({str(recovery.folder.path)!r}, {name}=...)",
         )
         for name in before
@@ -235,11 +262,29 @@ def check_given(recovery: Recovery, given: Sequence[str]) -> None:
         raise ConfigError(*missing)
 
 
-def check_data(recovery: Recovery, problems: ProblemSet) -> None:
-    """Refuse other problems than those of the checkpoint: group n would be another prompt.
+def resolve_recovery(
+    recovery: Recovery,
+    problems: object = None,
+    reward_fn: RewardFunction | None = None,
+    loss: Callable[..., Any] | None = None,
+    advantage: Callable[..., Any] | None = None,
+) -> Resolved:
+    """Check a run that continues, as `resolve` checks a new one.
 
     Raises:
-        ConfigError: in one line.
+        ConfigError: one line per problem.
+    """
+    check_given(recovery, given_names(reward_fn=reward_fn, loss=loss, advantage=advantage))
+    resolved = resolve(recovery.config, problems, loss, reward_fn, advantage)
+    check_data(recovery, resolved.problems)
+    return resolved
+
+
+def check_data(recovery: Recovery, problems: ProblemSet) -> None:
+    """Refuse problems that differ from the checkpoint's: group n would get another prompt.
+
+    Raises:
+        ConfigError: the problems differ.
     """
     if recovery.saved is not None and problems.digest() != recovery.saved.data:
         raise refusal(
@@ -250,7 +295,7 @@ def check_data(recovery: Recovery, problems: ProblemSet) -> None:
 
 
 def _check_ended(path: Path) -> tuple[str, ...]:
-    """A line of a process that may run, but cannot be seen from here; none without one."""
+    """Refuse a run that is still running; return a note if its process is on another host."""
     try:
         found = read_presence(path)
     except ValueError as error:
@@ -265,12 +310,14 @@ def _check_ended(path: Path) -> tuple[str, ...]:
         return ()
     who = f"process {found.process.pid} on host {found.process.host}"
     return (
-        f"note: {who} had the run before, and cannot be seen from here; if it still runs, it ends "
-        "before it writes anything more",
+        f"note: {who} had the run before and cannot be seen from here; if it is still alive, it "
+        "exits before its next write",
     )
 
 
-def _check_steps(saved: SavedRun, config: TrainConfig, path: Path) -> Iterator[Problem]:
+def _check_steps(
+    saved: SavedRun, before: int, config: TrainConfig, path: Path
+) -> Iterator[Problem]:
     version, steps = saved.frontier.version, config.total_train_steps
     if steps < version or (steps == version and _is_complete(path)):
         yield Problem(
@@ -279,18 +326,18 @@ def _check_steps(saved: SavedRun, config: TrainConfig, path: Path) -> Iterator[P
             f"{path} has trained {version} of {steps} steps; raise total_train_steps to continue: "
             f"areal-lab train --resume {path} total_train_steps={2 * version}",
         )
-    elif steps < saved.config["total_train_steps"]:
+    elif steps < before:
         yield Problem(
             Kind.SETTINGS,
             "total_train_steps",
-            f"total_train_steps is {steps}, but the run was started with "
-            f"{saved.config['total_train_steps']} and may have begun groups for all of them; stop "
-            f"it earlier instead: areal-lab control {path} stop",
+            f"total_train_steps is {steps}, but the run was started with {before} and may have "
+            "started groups for all of them; continue it without this setting and stop it earlier: "
+            f"areal-lab control {path} stop",
         )
 
 
 def _is_complete(path: Path) -> bool:
-    """Whether the run has ended with its summary; it may have been killed before."""
+    """Return whether the run has ended with its summary; it may have been killed before."""
     try:
         return bool(json.loads((path / "summary.json").read_text())["status"] == "complete")
     except (OSError, ValueError, KeyError):

@@ -1,9 +1,10 @@
-"""Run a training in a process of its own, and continue it after a crash: `train --restart N`.
+"""Run a training in a separate process, and restart it after a crash: `train --restart N`.
 
     this process --starts--> areal-lab train --resume RUN --crash--> again, at most N times
                                                           --exit 0, 2, 130--> the end
 
-So the run also survives the end of its own process, such as a kill for lack of memory.
+So a training also continues after its process is killed, such as for lack of memory. If it has no
+checkpoint yet, its files are moved to `attempt-1` and it starts over.
 """
 
 from __future__ import annotations
@@ -16,9 +17,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
+from areal_lab.models.checkpoint_files import checkpoints_of
+from areal_lab.pipeline.resume.positions import set_aside, trained_steps
+
 FINAL_CODES: Final = frozenset({0, 2, 130})
-"""Exit codes after which a run is not continued: complete; wrong settings, or continued by another
-process; stopped by a person."""
+"""Exit codes that end the restarts: 0 complete, 2 wrong settings or continued by another process,
+130 stopped by the user."""
 
 
 def run_with_restarts(
@@ -31,14 +35,14 @@ def run_with_restarts(
 ) -> int:
     """Run to the end, with restarts after a crash; returns the last exit code.
 
-    Ctrl-C reaches the run as without this process; SIGTERM is passed on to it, and ends the
+    The terminal sends Ctrl-C to the run directly. SIGTERM is passed on to the run and ends the
     restarts.
 
     Args:
-        folder: of the run; a fresh one has only its configuration.
+        folder: run folder; a new one has only its configuration.
         overrides: changed settings.
-        restarts: largest number of restarts.
-        note: tells the user of a restart.
+        restarts: maximum number of restarts.
+        note: shows a message to the user.
         start: starts a process; tests replace it.
     """
     command = [sys.executable, "-m", "areal_lab.cli.app", "train", "--resume", str(folder)]
@@ -56,11 +60,15 @@ def run_with_restarts(
     try:
         for restarted in range(restarts + 1):
             process = start([*command, *overrides])
-            if terminated:  # while it was started
+            if terminated:  # during the start
                 process.terminate()
             code = process.wait()
             if code in FINAL_CODES or terminated or restarted == restarts:
                 break
+            if trained_steps(folder) and not checkpoints_of(folder):
+                note(
+                    f"no checkpoint yet: the run starts over; its files are in {set_aside(folder)}"
+                )
             note(
                 f"the run ended with {_cause(code)}; continuing it "
                 f"({restarted + 1} of {restarts} restarts)"

@@ -1,47 +1,52 @@
-"""The pipeline's files in a checkpoint: run.json, and tokens of open groups in groups.json.gz.
+"""Files of the pipeline in a checkpoint: run.json, and tokens of open groups in groups.json.gz.
 
 checkpoints/step-00012/   model.safetensors, config.json, tokenizer   the model (Hugging Face)
                           trainer/                                    `training.checkpoint`
                           run.json, groups.json.gz                    this module
 
-The folder appears by one rename, so that all of it is of one version or nothing is there.
+The folder is renamed into place once it is complete, so all of its files have one version.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
-from dataclasses import asdict, dataclass, field
+import zlib
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from annotated_types import Ge
+from pydantic import AllowInfNan, TypeAdapter, ValidationError
 
-from areal_lab.agents.workflow import Episode
-from areal_lab.control.events import GroupId
+from areal_lab.control.events import GroupId, Version
 from areal_lab.control.frontier import Frontier
 from areal_lab.data.images import PlacedImage
 from areal_lab.data.problems import Problem, PromptSource
-from areal_lab.engines.client.resubmit import PartialSamples, token_count
+from areal_lab.engines.client.resubmit import PartialSamples
 from areal_lab.engines.protocol import Generated
-from areal_lab.pipeline.rollout.scored import SampledTurn, ScoredGroup
-from areal_lab.training.protocol import STATE_FOLDER
+from areal_lab.models.checkpoint_files import step_of
+from areal_lab.pipeline.resume.positions import GROWING
+from areal_lab.pipeline.rollout.scored import ScoredGroup
+
+Saved = TypeVar("Saved")
 
 RUN_FILE: Final = "run.json"
 GROUPS_FILE: Final = "groups.json.gz"
 SCHEMA: Final = 2
-"""Incremented when older programs would misread run.json."""
+"""Version of the format, incremented when older programs would misread run.json."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedRun:
-    """What the pipeline knows at a checkpoint."""
+    """State of the pipeline at a checkpoint."""
 
     frontier: Frontier
-    positions: dict[str, int]
-    """Bytes of the growing files of the run folder."""
-    training_s: float
-    """Since training began; without the time in which the run did not run."""
+    positions: dict[str, Annotated[int, Ge(0)]]
+    """Sizes of the growing files of the run folder, in bytes."""
+    training_s: Annotated[float, Ge(0), AllowInfNan(False)]
+    """Seconds of training so far, without the time between an end and a restart."""
     counts: dict[str, int]
     """Tokens, interruptions and incidents so far."""
     data: str
@@ -49,9 +54,9 @@ class SavedRun:
     config: dict[str, Any]
     """Settings of the run."""
     finished_groups: tuple[GroupId, ...] = ()
-    """Groups that wait for training, whole in `GROUPS_FILE`."""
+    """Groups that wait for training, complete in `GROUPS_FILE`."""
     running_groups: tuple[GroupId, ...] = ()
-    """Groups that ran, with their tokens so far in `GROUPS_FILE`."""
+    """Groups in generation, with their tokens so far in `GROUPS_FILE`."""
     running_tokens: int = 0
     """Tokens of the running groups."""
     held_out_before: tuple[float, ...] = ()
@@ -59,37 +64,83 @@ class SavedRun:
     unscored_before: int = 0
     """Held-out samples without a reward."""
     given: tuple[str, ...] = ()
-    """Functions that a program gave instead of naming them in the settings: `reward_fn`, `loss`."""
+    """Names of functions that a program passed instead of naming them in the settings."""
     schema: int = field(default=SCHEMA)
 
     def to_json(self) -> bytes:
-        """The content of run.json; infinity is written as `Infinity`."""
+        """Return the content of run.json; infinity is written as `Infinity`."""
         return json.dumps(asdict(self), indent=1).encode() + b"\n"
 
 
 def read_saved_run(checkpoint: Path) -> SavedRun:
-    """What was saved in a checkpoint.
+    """Read run.json of a checkpoint.
 
     Raises:
-        ValueError: in one line: it cannot be read.
+        ValueError: the file cannot be read; in one line.
     """
-    file = checkpoint / RUN_FILE
+    return read_saved(checkpoint / RUN_FILE, TypeAdapter(SavedRun), _checked)
+
+
+def saved_version(checkpoint: Path) -> Version:
+    """Read the version in run.json of a checkpoint; raises as `read_saved_run`."""
+    return read_saved_run(checkpoint).frontier.version
+
+
+def read_saved(file: Path, adapter: TypeAdapter[Saved], check: Callable[[Any], None]) -> Saved:
+    """Read a JSON file of a checkpoint into its record.
+
+    Args:
+        file: path of the file.
+        adapter: type of the record.
+        check: raises ValueError for an invalid object.
+
+    Raises:
+        ValueError: the file cannot be read; in one line.
+    """
     try:
-        value = json.loads(file.read_text())
-        if value.get("schema") != SCHEMA:
-            raise ValueError(f"it has schema {value.get('schema')!r}, but {SCHEMA} was expected")
-        return TypeAdapter(SavedRun).validate_python(value)
-    except ValidationError as error:
+        value = json.loads(file.read_bytes())
+        check(value)
+        return adapter.validate_python(value)
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{file} cannot be read: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """Return the reason of a read error on one line."""
+    reason = str(error) or "it is nested too deeply"
+    if isinstance(error, ValidationError):
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ValueError(f"{file} cannot be read: {where}: {first['msg']}") from error
-    except (OSError, AttributeError, ValueError) as error:
-        raise ValueError(f"{file} cannot be read: {error}") from error
+        reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return " ".join(reason.split())[:500]
 
 
-def is_resumable(checkpoint: Path) -> bool:
-    """Whether a run can continue from it: others have the model alone."""
-    return (checkpoint / RUN_FILE).is_file() and (checkpoint / STATE_FOLDER).is_dir()
+def check_step(file_step: int, checkpoint: Path) -> None:
+    """Compare the step in a file of a checkpoint with the name of its folder.
+
+    Raises:
+        ValueError: they differ.
+    """
+    named = step_of(checkpoint.name)
+    if named is not None and file_step != named:
+        raise ValueError(f"{checkpoint} is damaged: its file names step {file_step}")
+
+
+def _checked(value: Any) -> None:
+    if not isinstance(value, dict):
+        raise ValueError("it is not an object")
+    if value.get("schema") != SCHEMA:
+        raise ValueError(f"it has schema {value.get('schema')!r}, but {SCHEMA} was expected")
+    check_positions(value.get("positions"))
+
+
+def check_positions(value: Any) -> None:
+    """Refuse positions of files that a run does not append to.
+
+    Raises:
+        ValueError: there is such a file.
+    """
+    if isinstance(value, dict) and (unknown := sorted(value.keys() - set(GROWING))):
+        raise ValueError(f"positions names {unknown[0][:40]!r}, which a run does not append to")
 
 
 # --- tokens of open groups -----------------------------------------------------------------------
@@ -97,7 +148,7 @@ def is_resumable(checkpoint: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class OpenTokens:
-    """What was generated for groups that are not trained on yet."""
+    """Generated tokens of groups that are not trained on yet."""
 
     finished: dict[GroupId, ScoredGroup] = field(default_factory=dict)
     running: dict[GroupId, PartialSamples] = field(default_factory=dict)
@@ -107,13 +158,13 @@ class OpenTokens:
 
     @property
     def running_tokens(self) -> int:
-        """Tokens of the groups that run."""
-        return sum(token_count(one) for group in self.running.values() for one in group.values())
+        """Number of tokens of the running groups."""
+        return sum(len(one.tokens) for group in self.running.values() for one in group.values())
 
 
 @dataclass(frozen=True, slots=True)
 class _SavedImage:
-    """A placed image by its hash: the problem has it."""
+    """Hash and place of an image, whose content is in the problem."""
 
     digest: str
     start: int
@@ -122,17 +173,10 @@ class _SavedImage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Finished:
-    """A scored group without its problem, which its number gives."""
+class _FromProblem:
+    """Fields of a finished group that refer to its problem, which is not saved."""
 
     group: GroupId
-    samples: tuple[Episode, ...]
-    completions: tuple[tuple[str, ...], ...]
-    prompt_tokens: tuple[int, ...]
-    started_s: float
-    generated_s: float
-    scored_s: float
-    turns: tuple[SampledTurn, ...]
     images: tuple[_SavedImage, ...] = ()
 
 
@@ -140,40 +184,35 @@ class _Finished:
 class _Content:
     """Content of groups.json.gz."""
 
-    finished: tuple[_Finished, ...]
+    finished: tuple[dict[str, Any], ...]
+    """Fields of `ScoredGroup`, with those of `_FromProblem` instead of its problem."""
     running: dict[GroupId, tuple[Generated, ...]]
 
 
 def open_tokens_to_bytes(tokens: OpenTokens) -> bytes:
-    """The content of groups.json.gz. Log-probs keep all their digits."""
+    """Return the content of groups.json.gz; log-probs keep all digits."""
     content = _Content(
-        finished=tuple(
-            _Finished(
-                group=group,
-                samples=scored.samples,
-                completions=scored.completions,
-                prompt_tokens=scored.prompt_tokens,
-                started_s=scored.started_s,
-                generated_s=scored.generated_s,
-                scored_s=scored.scored_s,
-                turns=scored.turns,
-                images=tuple(
-                    _SavedImage(one.image.digest, one.start, one.rows, one.columns)
-                    for one in scored.images
-                ),
-            )
-            for group, scored in sorted(tokens.finished.items())
-        ),
+        finished=tuple(_saved(group, scored) for group, scored in sorted(tokens.finished.items())),
         running={group: tuple(samples.values()) for group, samples in tokens.running.items()},
     )
     return gzip.compress(json.dumps(asdict(content)).encode(), compresslevel=1)
 
 
+def _saved(group: GroupId, scored: ScoredGroup) -> dict[str, Any]:
+    """Return the fields of a finished group to save."""
+    known = {one.name: getattr(scored, one.name) for one in fields(scored) if one.name != "problem"}
+    images = [
+        _SavedImage(one.image.digest, one.start, one.rows, one.columns) for one in scored.images
+    ]
+    turns = [one._asdict() for one in scored.turns]
+    return {"group": group, **known, "turns": turns, "images": images}
+
+
 def read_open_tokens(checkpoint: Path, source: PromptSource) -> OpenTokens:
-    """The tokens of open groups in a checkpoint; none if it has no such file.
+    """Read the tokens of open groups in a checkpoint; none if it has no groups.json.gz.
 
     Raises:
-        ValueError: in one line: they cannot be read.
+        ValueError: the file cannot be read; in one line.
     """
     file = checkpoint / GROUPS_FILE
     if not file.is_file():
@@ -181,25 +220,11 @@ def read_open_tokens(checkpoint: Path, source: PromptSource) -> OpenTokens:
     try:
         value = json.loads(gzip.decompress(file.read_bytes()))
         content = TypeAdapter(_Content).validate_python(value)
-        images = {one.group: _placed(one.images, source[one.group]) for one in content.finished}
-    except (OSError, EOFError, ValueError) as error:
-        reason = str(error).split("\n", 1)[0]
-        raise ValueError(f"{file} cannot be read: {reason}") from error
+        finished = dict(_finished(saved, source) for saved in content.finished)
+    except (OSError, EOFError, ValueError, RecursionError, zlib.error) as error:
+        raise ValueError(f"{file} cannot be read: {_reason(error)}") from error
     return OpenTokens(
-        finished={
-            one.group: ScoredGroup(
-                problem=source[one.group],
-                samples=one.samples,
-                completions=one.completions,
-                prompt_tokens=one.prompt_tokens,
-                started_s=one.started_s,
-                generated_s=one.generated_s,
-                scored_s=one.scored_s,
-                turns=one.turns,
-                images=images[one.group],
-            )
-            for one in content.finished
-        },
+        finished=finished,
         running={
             group: {one.request_id: one for one in samples}
             for group, samples in content.running.items()
@@ -207,11 +232,18 @@ def read_open_tokens(checkpoint: Path, source: PromptSource) -> OpenTokens:
     )
 
 
+def _finished(saved: dict[str, Any], source: PromptSource) -> tuple[GroupId, ScoredGroup]:
+    known = TypeAdapter(_FromProblem).validate_python(saved)
+    problem = source[known.group]
+    given = {"problem": problem, "images": _placed(known.images, problem)}
+    return known.group, TypeAdapter(ScoredGroup).validate_python({**saved, **given})
+
+
 def _placed(saved: tuple[_SavedImage, ...], problem: Problem) -> tuple[PlacedImage, ...]:
-    """The images of a group, from those of its problem.
+    """Take the images of a group from its problem.
 
     Raises:
-        ValueError: in one line: the problem does not have them.
+        ValueError: the problem does not have an image.
     """
     there = {image.digest: image for image in problem.images}
     for one in saved:

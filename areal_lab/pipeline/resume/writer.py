@@ -1,22 +1,21 @@
-"""Write the checkpoints of a run: collect the pipeline's part, have the trainer write all of it.
+"""Write the checkpoints of a run: collect the pipeline's state, and have the trainer write all.
 
-Save --prepare: at that moment--> SavedRun --write--> trainer --> checkpoints/step-00012/
-                                                              --> model, best: links
-                          |--start--> trainer: a copy ... --finish--> the same, steps meanwhile
+Save --prepare: copy of the state--> SavedRun --write--> trainer --> checkpoints/step-00012/
+                                                                 --> links model, best
+                             |--start--> trainer: copy ... --finish--> the same, during training
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from areal_lab.config.schema import TrainConfig
 from areal_lab.control.events import Version
 from areal_lab.control.frontier import Frontier
-from areal_lab.pipeline.evaluate import HeldOutReward
+from areal_lab.pipeline.resume.checkpoints import Retention, apply_retention, ignored_in
 from areal_lab.pipeline.resume.positions import flush_growing, positions
-from areal_lab.pipeline.resume.retention import Retention, apply_retention
 from areal_lab.pipeline.resume.saved_run import (
     GROUPS_FILE,
     RUN_FILE,
@@ -25,12 +24,13 @@ from areal_lab.pipeline.resume.saved_run import (
     open_tokens_to_bytes,
 )
 from areal_lab.runlog.folder import RunFolder
+from areal_lab.runlog.held_out import HeldOutReward
 from areal_lab.training.protocol import Saved, SaveRequest, Span, Trainer
 
 
 @dataclass(slots=True, kw_only=True)
 class CheckpointWriter:
-    """Writes the checkpoints of one run."""
+    """Writer of the checkpoints of one run."""
 
     folder: RunFolder
     config: TrainConfig
@@ -45,6 +45,10 @@ class CheckpointWriter:
     """Version of the newest checkpoint."""
     measuring: set[Version] = field(default_factory=set)
     """Versions whose held-out measurement runs: their checkpoints stay."""
+    note: Callable[[str], None] = lambda _: None
+    """Shows a message to the user."""
+    noted: set[str] = field(default_factory=set)
+    """Messages that were shown; none is shown twice."""
     _retaining: asyncio.Lock = field(default_factory=asyncio.Lock)
     _prepared: tuple[SavedRun, OpenTokens] | None = None
 
@@ -56,10 +60,13 @@ class CheckpointWriter:
         counts: Mapping[str, int],
         training_s: float,
     ) -> None:
-        """Note what the next checkpoint says of the run; called when it is decided.
+        """Copy the state of the run for the next checkpoint, at the time of its decision.
 
         Args:
-            tokens: to save, of groups that are open; some may have ended after the frontier.
+            frontier: state of the coordinator.
+            tokens: tokens of open groups; some groups may have ended after the frontier.
+            counts: counts of the run so far.
+            training_s: seconds of training so far.
         """
         if not self.config.checkpoint.resumable:
             return
@@ -81,31 +88,35 @@ class CheckpointWriter:
         self._prepared = saved, kept
 
     async def write(self, version: Version) -> Span:
-        """Write the checkpoint that was prepared; returns the time that the trainer took."""
+        """Write the prepared checkpoint; returns the trainer's time span of the write."""
         request = await asyncio.to_thread(self._request, version)
         return await self._appeared(await self.trainer.save(request))
 
     async def start(self, version: Version) -> Span:
-        """Have the trainer copy what was prepared; returns the time that it took. `finish` follows,
-        before the next one."""
+        """Have the trainer copy the state to write; returns the time span of the copy.
+
+        `finish` has to follow before the next checkpoint.
+        """
         request = await asyncio.to_thread(self._request, version)
         return (await self.trainer.start_save(request)).span
 
     async def finish(self) -> Span:
-        """Wait until the checkpoint that was started is complete; returns the time of writing."""
+        """Wait until the started checkpoint is complete; returns the time span of the write."""
         return await self._appeared(await self.trainer.saved())
 
     async def _appeared(self, saved: Saved) -> Span:
         self.folder.point("model", saved.path)
         self.last = saved.version
+        if ignored := await asyncio.to_thread(ignored_in, self.folder.path):
+            self._note_once(f"note: {ignored}")
         await self.retain()
         return saved.span
 
     async def retain(self, *, exact: bool = False) -> Retention:
-        """Decide again which checkpoints stay: one was written, or a version was measured.
+        """Update the retained checkpoints, after a checkpoint was written or measured.
 
         Args:
-            exact: the best is the one with the highest exact score.
+            exact: select the best by exact scores only.
         """
         async with self._retaining:
             return await asyncio.to_thread(
@@ -114,7 +125,13 @@ class CheckpointWriter:
                 keep=self.config.checkpoint.keep,
                 measuring=frozenset(self.measuring),
                 exact=exact,
+                note=lambda text: self._note_once(f"note: {text}"),
             )
+
+    def _note_once(self, text: str) -> None:
+        if text not in self.noted:
+            self.noted.add(text)
+            self.note(text)
 
     def _request(self, version: Version) -> SaveRequest:
         path = self.folder.checkpoint(version)
@@ -131,7 +148,7 @@ class CheckpointWriter:
 
 
 def _of_open_groups(frontier: Frontier, tokens: OpenTokens) -> OpenTokens:
-    """The tokens of the groups that the frontier has open."""
+    """Return the tokens of the groups that are open in the frontier."""
     finished = {
         one.group: tokens.finished[one.group]
         for one in frontier.open
@@ -142,7 +159,7 @@ def _of_open_groups(frontier: Frontier, tokens: OpenTokens) -> OpenTokens:
         for one in frontier.open
         if not one.finished
         and (samples := tokens.running.get(one.group))
-        # Of a group that started over, tokens of an earlier attempt do not count.
+        # Tokens of an earlier attempt do not count if the group started over.
         and all(s.version >= one.version for sample in samples.values() for s in sample.segments)
     }
     return OpenTokens(finished, running)

@@ -1,5 +1,5 @@
-"""From a prompt to scored samples: which engine takes what, and what is kept when one is lost.
+"""Rollouts from prompts to scored samples: engine assignment, and continuation after a loss.
 
-May import agents, engines, rewards, preflight, data and control; imported by `pipeline` and
+May import agents, engines, rewards, resolve, data and control; imported by `pipeline` and
 `pipeline.resume`.
 """

@@ -1,11 +1,11 @@
-"""One group from its prompt to its rewards: generate, decode, score.
+"""Rollout of one group: generate, decode and score its samples.
 
     prompt --(engine)--> samples --(tokenizer)--> completions --(reward function)--> Episodes
     prompt --(workflow of each sample: turns, tools, reward function)-------------->
 
-Without a workflow the samples of a group are requests of one call to one engine. A group without a
-reward for all its samples is filtered; no reward is invented for it. A group whose engine is lost
-keeps its tokens and continues on another one (`engines.client.resubmit`).
+Without a workflow, one call to one engine generates all samples of a group. A group is filtered
+unless all its samples have a reward. A group whose engine is lost keeps its tokens and continues on
+another one (`engines.client.resubmit`).
 """
 
 from __future__ import annotations
@@ -16,19 +16,18 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from areal_lab.agents.workflow import Episode, Row, Workflow
-from areal_lab.config.schema import GenerationConfig, TrainConfig
-from areal_lab.control.events import EngineId, GroupId, StartGroup
+from areal_lab.config.schema import GenerationConfig
+from areal_lab.control.events import EngineId, GroupId, SamplesEnded, StartGroup
 from areal_lab.control.routing import LeastLoaded
 from areal_lab.data.images import EncodedPrompt, encode_prompt
-from areal_lab.data.problems import Problem, PromptSource
-from areal_lab.data.seeds import sample_seed
+from areal_lab.data.problems import Problem, PromptSource, sample_seed
 from areal_lab.data.tokenize import TextCodec
 from areal_lab.data.trajectory import Observation, Segment
 from areal_lab.engines.client.engine_client import EngineError, EngineUnreachable
@@ -39,14 +38,12 @@ from areal_lab.engines.client.resubmit import (
     recomputed_tokens,
     remaining_requests,
     samples_so_far,
-    token_count,
 )
 from areal_lab.engines.protocol import Generated, GenerateRequest, SamplingParams
 from areal_lab.host.processes import ChildDied
-from areal_lab.models.folder import read_model_facts
 from areal_lab.models.vision import VisionFacts, read_placeholder_tokens
 from areal_lab.pipeline.fleet import first_error
-from areal_lab.pipeline.rollout.scored import SampledTurn, ScoredGroup
+from areal_lab.pipeline.rollout.scored import ScoredGroup
 from areal_lab.pipeline.rollout.turns import (
     OpenTurn,
     Question,
@@ -54,32 +51,34 @@ from areal_lab.pipeline.rollout.turns import (
     TurnRouter,
     Unfinished,
 )
-from areal_lab.preflight.limits import usable_context
-from areal_lab.rewards.failure_rate import FailureRate, RewardError
-from areal_lab.rewards.service import RewardOutcome, RewardService
+from areal_lab.rewards.service import FailureRate, RewardError, RewardOutcome, RewardService
+from areal_lab.runlog.records import TurnTimes
+
+TRAIN: Final = "train"
+"""Stream of the training groups (`request_id`)."""
 
 
 class GeneratingEngine(Protocol):
-    """The part of an engine that a group needs."""
+    """Interface of an engine for groups."""
 
     async def generate(self, requests: Sequence[GenerateRequest]) -> list[Generated]:
         """Generate one sample per request."""
         ...
 
     def received(self, request_ids: Sequence[str]) -> dict[str, Generated]:
-        """What arrived of running requests."""
+        """Return the tokens received so far of running requests."""
         ...
 
 
 class EnginePool(Protocol):
-    """The engines that are alive."""
+    """Interface of the live engines."""
 
     def engine(self, number: EngineId) -> GeneratingEngine:
-        """The engine with this number; raises `EngineUnreachable` if it is lost."""
+        """Return the engine with this number; raises `EngineUnreachable` if it is lost."""
         ...
 
     async def round_robin(self, turn: int) -> EngineId:
-        """The number of the next engine, in turn."""
+        """Return the number of the next engine in turn."""
         ...
 
     async def for_rollouts(self) -> Sequence[EngineId]:
@@ -89,27 +88,27 @@ class EnginePool(Protocol):
 
 @dataclass(slots=True)
 class RecomputeCounts:
-    """What interruptions and lost engines cost, in tokens and samples."""
+    """Cost of interruptions and lost engines, in tokens and samples."""
 
     tokens: int = 0
-    """Tokens of prompts and responses whose keys and values were computed again; a prompt that
-    several samples share is counted for each."""
+    """Tokens of prompts and responses whose keys and values were computed again; a prompt shared by
+    several samples counts for each."""
     resubmitted_samples: int = 0
-    """Samples that had not ended when their engine was lost."""
+    """Samples in generation when their engine was lost."""
     kept_tokens: int = 0
-    """Tokens of these samples that were kept and not generated again."""
+    """Tokens of resubmitted samples that were not generated again."""
     discarded_tokens: int = 0
-    """Tokens generated and used for nothing: the weights behind them are unknown, the workflow that
-    asked for them raised, or asks for others after a checkpoint."""
+    """Generated tokens that were not used: their weights are unknown, their workflow raised, or it
+    made other requests after a checkpoint."""
 
 
 def sampling_params(generation: GenerationConfig, codec: TextCodec, model: Path) -> SamplingParams:
-    """How responses are sampled, by the settings; each sample gets its own seed later.
+    """Return the sampling parameters of the settings; each sample gets a separate seed later.
 
     Args:
-        generation: the settings.
-        codec: the model's tokenizer.
-        model: its folder.
+        generation: settings of `gconfig`.
+        codec: tokenizer of the model.
+        model: folder of the model.
     """
     stops = codec.stops(generation.stop)
     return SamplingParams(
@@ -124,25 +123,27 @@ def sampling_params(generation: GenerationConfig, codec: TextCodec, model: Path)
 
 
 @dataclass(slots=True)
-class WhatIsCompared:
-    """Whether the workflow of a run gives one reward a sample, or returns of turns.
+class RewardUnit:
+    """Unit of the rewards of a run: samples, or turns of samples.
 
-    Advantages of a batch compare samples or turns, so all samples of a run must give the same.
+    Advantages compare either the samples or the turns of a batch, so all samples of a run must have
+    rewards of the same unit.
     """
 
     first: str = ""
-    """The sample that decided."""
+    """Name of the first sample, which sets the unit."""
     of_turns: bool = False
+    """True if samples have returns of their turns."""
 
     def add(self, episode: Episode, name: str) -> None:
-        """Check a sample that can be trained on.
+        """Check the unit of a sample; samples that cannot be trained on pass.
 
         Args:
             episode: the sample.
-            name: of the sample.
+            name: name of the sample, for errors.
 
         Raises:
-            RewardError: it is not as the first one.
+            RewardError: the unit differs from that of the first sample.
         """
         if episode.outcome.status != "ok" or not episode.rows:
             return
@@ -150,7 +151,7 @@ class WhatIsCompared:
         if len(set(of_turns)) > 1:
             raise RewardError(
                 f"sample {name} has turn_returns in {sum(of_turns)} of its {len(of_turns)} rows, "
-                "but must have them in all or in none"
+                "but must have them in all rows or in none"
             )
         if not self.first:
             self.first, self.of_turns = name, of_turns[0]
@@ -159,9 +160,47 @@ class WhatIsCompared:
             raise RewardError(
                 f"sample {name} has {kinds[of_turns[0]]}, but sample {self.first} has "
                 f"{kinds[self.of_turns]}, and a batch compares either samples or turns; an agent "
-                "must return a number each time, or {id of a reply: number} each time, and "
-                "sessions from outside must be rewarded alike"
+                "must always return a number, or always {id of a reply: number}, and sessions from "
+                "outside must all set the same kind of reward"
             )
+
+
+@dataclass(slots=True)
+class EndedSamples:
+    """Ends of the samples of running training groups, each sent once (`rollout.slots=samples`).
+
+    A sample whose tokens are lost with its engine after its end runs again without a slot.
+    """
+
+    send: Callable[[SamplesEnded], None]
+    """Receives the event for the coordinator."""
+    _known: dict[GroupId, set[int]] = field(default_factory=dict)
+
+    def begin(self, group: GroupId) -> None:
+        """Follow a group that starts."""
+        self._known[group] = set()
+
+    def end(self, group: GroupId) -> None:
+        """Forget a group that ended or was dropped."""
+        del self._known[group]
+
+    def add(self, group: GroupId, samples: Iterable[int]) -> None:
+        """Send the end of those samples that were not known to have ended; ignores groups that do
+        not run.
+        """
+        known = self._known.get(group)
+        if known is None or not (new := set(samples) - known):
+            return
+        known |= new
+        self.send(SamplesEnded(group, len(new)))
+
+    def add_request(self, name: str) -> None:
+        """Add the sample of a request (`request_id`); ignores turns and held-out samples."""
+        match name.split("-"):
+            case ["train", group, sample]:  # `TRAIN`, which would match anything here
+                self.add(int(group), [int(sample)])
+            case _:
+                pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,29 +213,31 @@ class Rollout:
     sampling: SamplingParams
     run_seed: int
     running_samples: int
-    """Samples that one engine runs concurrently."""
+    """Maximum samples that one engine runs concurrently."""
     response_tokens: Callable[[GroupId, int], int] | None = None
-    """Exact length of sample i of a group, for studies of long tails; end tokens are then ignored.
-    None lets the model end its responses."""
+    """Exact length of a sample, by group and number, for studies of long tails; end tokens are then
+    ignored. None lets the model end its responses."""
     interruptions_recompute: bool = True
-    """Whether an interrupted sample is recomputed under the new weights (not with `in_place`)."""
+    """True if interrupted samples are recomputed under the new weights (not with `in_place`)."""
     workflow: Workflow | None = None
-    """What each sample does; None samples one response to the prompt."""
+    """Workflow of each sample; None samples one response to the prompt."""
     context_tokens: int = sys.maxsize
-    """Most tokens of a prompt and its response together, for workflows."""
+    """Maximum tokens of a prompt and its response together, for workflows."""
     router: TurnRouter = field(default_factory=lambda: TurnRouter(LeastLoaded()))
-    """Of the turns of workflows."""
+    """Router of the turns of workflows."""
     vision: VisionFacts | None = None
-    """Of the model; None if its prompts have no images."""
+    """Vision settings of the model; None if its prompts have no images."""
     failures: FailureRate = field(default_factory=FailureRate)
-    """Of workflows."""
+    """Failure rate of workflows."""
     outcomes: Counter[str] = field(default_factory=Counter)
-    """Samples of workflows by what became of them."""
-    compared: WhatIsCompared = field(default_factory=WhatIsCompared)
-    """Of the samples to train on."""
+    """Number of workflow samples by reward status."""
+    reward_unit: RewardUnit = field(default_factory=RewardUnit)
+    """Unit of the rewards of training samples."""
     recomputed: RecomputeCounts = field(default_factory=RecomputeCounts)
+    ended: EndedSamples | None = None
+    """Receiver of the ends of training samples; None if their slots belong to their group."""
     open: dict[str, dict[str, OpenTurn]] = field(default_factory=dict)
-    """Turns of the groups that run, by `group_name`."""
+    """Turns of the running groups, by `group_name` and request."""
 
     @property
     def counts(self) -> dict[str, int] | None:
@@ -218,12 +259,16 @@ class Rollout:
         """Generate `samples` samples of one problem and score them.
 
         Args:
-            partial: samples so far from an engine that was lost, or from a checkpoint.
+            problem: the problem.
+            engine: number of the engine; a workflow routes each turn instead.
+            stream: `train`, `held-out` or another prefix of seeds and request names.
+            group: number of the group.
+            samples: number of samples.
+            partial: samples so far from a lost engine or from a checkpoint.
 
         Raises:
-            Unfinished: if the engine is lost first; not with a workflow, whose turns continue on
-                other engines.
-            RewardError: the reward function, or the workflow, failed too often.
+            Unfinished: the engine was lost; a workflow continues its turns on other engines.
+            RewardError: the reward function or the workflow failed too often.
         """
         if self.workflow is not None:
             return await self._episodes(
@@ -246,7 +291,11 @@ class Rollout:
             for request in requests
         }
         try:
+            left = {request.request_id for request in remaining_requests(requests, partial)}
+            whole = [n for n, request in enumerate(requests) if request.request_id not in left]
+            self._ended(stream, group, whole)
             samples_by_id = await self._generate(engine, requests, partial)
+            self._ended(stream, group, range(samples))
             generated_s = time.time()
             self.open[name] = {
                 request: OpenTurn(None, {request: sample})
@@ -275,8 +324,14 @@ class Rollout:
             images=prompt.images,
         )
 
+    def _ended(self, stream: str, group: GroupId, samples: Iterable[int]) -> None:
+        if self.ended is not None and stream == TRAIN:
+            self.ended.add(group, samples)
+
     def _prompt(self, problem: Problem) -> EncodedPrompt:
-        return encode_prompt(self.codec, self.vision, problem.prompt, problem.images)
+        return encode_prompt(
+            self.codec, self.vision, problem.prompt, problem.images, begins=not problem.rendered
+        )
 
     async def _episodes(
         self,
@@ -288,14 +343,14 @@ class Rollout:
         samples: int,
         kept: PartialSamples,
     ) -> ScoredGroup:
-        """Run the workflow of each sample, all at once."""
+        """Run the workflows of all samples concurrently."""
         started_s, name = time.time(), group_name(stream, group)
         prompt = self._prompt(problem)
-        turns: list[SampledTurn] = []
+        turns: list[TurnTimes] = []
         self.open[name] = opened = {
             request: OpenTurn(None, {request: sample}) for request, sample in kept.items()
         }
-        asked: set[str] = set()
+        requested: set[str] = set()
         try:
             async with asyncio.TaskGroup() as running:
                 tasks = [
@@ -310,7 +365,7 @@ class Rollout:
                                 question=Question(problem.prompt, prompt),
                                 kept=kept,
                                 opened=opened,
-                                asked=asked,
+                                requested=requested,
                                 turns=turns,
                             ),
                         )
@@ -322,9 +377,9 @@ class Rollout:
         finally:
             del self.open[name]
         episodes = tuple(task.result() for task in tasks)
-        # A workflow that asks other questions than before the checkpoint does not use the answers.
+        # Saved responses are unused if the workflow makes other requests after the checkpoint.
         self.recomputed.discarded_tokens += sum(
-            token_count(sample) for request, sample in kept.items() if request not in asked
+            len(sample.tokens) for request, sample in kept.items() if request not in requested
         )
         scored_s = time.time()
         return ScoredGroup(
@@ -350,10 +405,10 @@ class Rollout:
         question: Question | None = None,
         kept: PartialSamples = NO_SAMPLES,
         opened: dict[str, OpenTurn] | None = None,
-        asked: set[str] | None = None,
-        turns: list[SampledTurn] | None = None,
+        requested: set[str] | None = None,
+        turns: list[TurnTimes] | None = None,
     ) -> SampleEngine:
-        """What the workflow of one sample is given; see `SampleEngine`."""
+        """Return the engine interface for the workflow of one sample; see `SampleEngine`."""
         return SampleEngine(
             stream=stream,
             group=group,
@@ -370,32 +425,34 @@ class Rollout:
             so_far=self._turn_so_far,
             kept=kept,
             open={} if opened is None else opened,
-            asked=set() if asked is None else asked,
+            requested=set() if requested is None else requested,
             turns=[] if turns is None else turns,
         )
 
     async def _episode(self, workflow: Workflow, problem: Problem, engine: SampleEngine) -> Episode:
-        """One sample; what its workflow raises is an outcome."""
+        """Run the workflow of one sample; an error of the workflow becomes its outcome."""
         try:
             episode = await workflow.run(engine, problem.as_example())
         except (RewardError, EngineError, ChildDied):
-            raise  # of the run, and not of this sample
+            raise  # errors of the run, not of this sample
         except Exception:
             engine.give_up()
             failed = RewardOutcome("error", math.nan, detail=traceback.format_exc())
             self.outcomes[failed.status] += 1
-            # They are in no row.
+            # These tokens are in no row.
             self.recomputed.discarded_tokens += sum(
                 turn.tokens for turn in engine.turns if turn.sample == engine.sample
             )
             self.failures.add(failed.detail)
+            self._ended(engine.stream, engine.group, [engine.sample])
             return Episode(rows=(), outcome=failed, end="abort")
+        self._ended(engine.stream, engine.group, [engine.sample])
         outcome = episode.outcome
         self.outcomes[outcome.status] += 1
         fine = outcome.status in ("ok", "abandoned")
         self.failures.add("" if fine else outcome.detail or outcome.status)
         if engine.stream == "train":
-            self.compared.add(episode, f"{engine.sample} of group {engine.group}")
+            self.reward_unit.add(episode, f"{engine.sample} of group {engine.group}")
         return episode
 
     def _text(self, parts: Sequence[Segment | Observation]) -> str:
@@ -408,7 +465,7 @@ class Rollout:
         return samples[request.request_id]
 
     def samples_so_far(self, stream: str, group: GroupId) -> PartialSamples:
-        """What there is of a running group, by the names of its requests; turns that ended too."""
+        """Return the tokens so far of a running group by request name, including ended turns."""
         found: dict[str, Generated] = {}
         for name, turn in self.open.get(group_name(stream, group), {}).items():
             found |= self._turn_so_far(name, turn)
@@ -422,14 +479,14 @@ class Rollout:
         return samples_so_far(turn.samples, received)
 
     def running_requests(self, stream: str, group: GroupId) -> list[str]:
-        """The names of the requests of a group that engines have now."""
+        """Return the names of the requests of a group that engines are running."""
         opened = self.open.get(group_name(stream, group), {})
         return [name for name, turn in opened.items() if turn.engine is not None]
 
     async def _generate(
         self, engine: EngineId, requests: Sequence[GenerateRequest], partial: PartialSamples
     ) -> PartialSamples:
-        """All samples, complete: `partial` and what was missing of it."""
+        """Generate the missing tokens of `partial`; returns all samples, complete."""
         left = remaining_requests(requests, partial)
         continued = [request for request in left if request.request_id in partial]
         try:
@@ -439,7 +496,7 @@ class Rollout:
             self.recomputed.resubmitted_samples += len(remaining_requests(requests, samples))
             self.recomputed.discarded_tokens += error.discarded_tokens
             raise Unfinished(samples, error) from error
-        self.recomputed.kept_tokens += sum(token_count(partial[r.request_id]) for r in continued)
+        self.recomputed.kept_tokens += sum(len(partial[r.request_id].tokens) for r in continued)
         self.recomputed.tokens += sum(len(request.prompt_tokens) for request in continued)
         if self.interruptions_recompute:
             self.recomputed.tokens += sum(
@@ -462,11 +519,11 @@ class Rollout:
         samples: int,
         partial: PartialSamples = NO_SAMPLES,
     ) -> ScoredGroup:
-        """The group that the coordinator started: prompt number `start.group` of the source."""
+        """Generate and score the group that the coordinator started, from its prompt."""
         return await self.group(
             source[start.group],
             engine=start.engine,
-            stream="train",
+            stream=TRAIN,
             group=start.group,
             samples=samples,
             partial=partial,
@@ -479,13 +536,18 @@ class Rollout:
         samples: int,
         done: Callable[[int, ScoredGroup], None] = lambda *_: None,
     ) -> list[ScoredGroup]:
-        """Responses to held-out problems, on all engines at once.
+        """Generate and score responses to held-out problems, on all engines concurrently.
 
-        The seeds are the same at every call, so measurements before and after a run differ in the
-        weights only. `done` is called with the index and group of each problem when it ends.
+        Seeds are the same at every call, so measurements before and after a run differ only in the
+        weights.
+
+        Args:
+            problems: the problems.
+            samples: responses per problem.
+            done: called with the index and the group of each problem when it ends.
         """
 
-        # Time in an engine's queue counts towards its timeout: send no more than it can run.
+        # Time in an engine's queue counts towards the timeout: send no more than it can run.
         concurrent = max(1, self.running_samples // samples)
         slots: dict[EngineId, asyncio.Semaphore] = {}
 
@@ -514,21 +576,13 @@ class Rollout:
         return [task.result() for task in tasks]
 
 
-def context_tokens(config: TrainConfig, model: Path) -> int:
-    """Most tokens of a sample of several turns, its prompt included."""
-    if config.gconfig.max_tokens:
-        return config.gconfig.max_tokens
-    found = read_model_facts(model).context_tokens
-    return sys.maxsize if found is None else usable_context(config, found)
-
-
 def group_name(stream: str, group: GroupId) -> str:
-    """Name of a group: what the names of its requests begin with."""
+    """Return the name of a group, which is the prefix of the names of its requests."""
     return f"{stream}-{group}"
 
 
 def request_id(stream: str, group: GroupId, sample: int) -> str:
-    """Name of a sample on the engine, for logs and for aborting it."""
+    """Return the name of a sample on the engine, for logs and for aborting it."""
     return f"{group_name(stream, group)}-{sample}"
 
 

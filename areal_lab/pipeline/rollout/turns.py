@@ -1,11 +1,11 @@
-"""The turns of a sample: each is routed on its own, and continues elsewhere if its engine is lost.
+"""Turns of a sample: each is routed separately, and continues elsewhere if its engine is lost.
 
     workflow --turn(context)--> router --> engine --> Generated --> workflow
                                   ^           |
                                   '-- lost ---' with the tokens so far
 
-A turn's request is named by what it continues, so that tokens that a checkpoint kept are used again
-exactly if the workflow asks the same question: then they are not generated twice.
+The name of a turn's request is a hash of its prompt. So tokens saved in a checkpoint are reused if
+the workflow makes the same request again.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from areal_lab.agents.control_text import control_text
 from areal_lab.control.events import EngineId, GroupId
 from areal_lab.control.routing import Router
 from areal_lab.data.images import EncodedPrompt, PlacedImage
-from areal_lab.data.seeds import sample_seed
+from areal_lab.data.problems import sample_seed
 from areal_lab.data.tokenize import TextCodec
 from areal_lab.engines.client.resubmit import PartialSamples
 from areal_lab.engines.protocol import Generated, GenerateRequest, SamplingParams
-from areal_lab.pipeline.rollout.scored import SampledTurn
 from areal_lab.rewards.service import RewardOutcome, RewardService
+from areal_lab.runlog.records import TurnTimes
 
 
 class Unfinished(Exception):
-    """The engine was lost before its requests ended; carries the samples so far."""
+    """The engine was lost before its requests ended; `samples` has the tokens so far."""
 
     def __init__(self, samples: PartialSamples, cause: Exception) -> None:
         super().__init__(str(cause))
@@ -39,28 +39,28 @@ class Unfinished(Exception):
 
 
 class TurnEngines(Protocol):
-    """The engines that take turns now."""
+    """Interface of the engines that accept turns."""
 
     async def for_rollouts(self) -> Sequence[EngineId]:
-        """Their numbers, at least one; waits if all are restarting.
+        """Return their numbers, at least one; waits while all are restarting.
 
         Raises:
-            Exception: why the last engine was lost, if none is left.
+            Exception: no engine is left; the reason of the last loss.
         """
         ...
 
 
 @dataclass(slots=True)
 class TurnRouter:
-    """Which engine takes the next turn, by the policy of the run."""
+    """Assignment of turns to engines by the routing policy of the run."""
 
     router: Router
 
     async def acquire(self, engines: TurnEngines, key: Hashable) -> EngineId:
-        """An engine for a turn of the conversation `key`.
+        """Return the engine for the next turn of the conversation `key`.
 
         Raises:
-            Exception: why the last engine was lost, if none is left.
+            Exception: no engine is left; the reason of the last loss.
         """
         alive = await engines.for_rollouts()
         for gone in self.router.loads().keys() - set(alive):
@@ -71,18 +71,18 @@ class TurnRouter:
         return self.router.acquire(key)
 
     def release(self, engine: EngineId) -> None:
-        """A turn on this engine ended."""
+        """Note the end of a turn on this engine."""
         if engine in self.router:
             self.router.release(engine)
 
 
 Generate = Callable[[EngineId, GenerateRequest, PartialSamples], Awaitable[Generated]]
-"""Generates a request on an engine, with what there is of it; raises `Unfinished` if it is lost."""
+"""Generates a request on an engine from its tokens so far; raises `Unfinished` on a loss."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """The prompt of a problem, which the first turn of a sample begins with."""
+    """Prompt of a problem, with which the first turn of a sample starts."""
 
     text: str
     prompt: EncodedPrompt
@@ -90,7 +90,7 @@ class Question:
 
 @dataclass(slots=True, kw_only=True)
 class SampleEngine:
-    """What the workflow of one sample is given (`agents.workflow.WorkflowEngine`)."""
+    """Engine interface for the workflow of one sample (`agents.workflow.WorkflowEngine`)."""
 
     stream: str
     group: GroupId
@@ -104,27 +104,31 @@ class SampleEngine:
     router: TurnRouter
     generate: Generate
     so_far: Callable[[str, OpenTurn], PartialSamples]
-    """What there is of a request."""
+    """Returns the tokens so far of a request."""
     kept: PartialSamples
-    """Turns that a checkpoint kept, by the names of their requests."""
+    """Turns saved in a checkpoint, by request name."""
     open: dict[str, OpenTurn]
-    """Gets the turns of the group, ended or not; by the names of their requests."""
-    asked: set[str]
-    """Gets the names of all requests."""
-    turns: list[SampledTurn]
-    """Gets the turns that ended."""
+    """Running and ended turns of the group, by request name; this object adds its turns."""
+    requested: set[str]
+    """Names of all requests; this object adds its requests."""
+    turns: list[TurnTimes]
+    """Ended turns; this object adds its turns."""
     question: Question | None = None
-    """None of samples without a problem."""
+    """None for samples without a problem."""
     _times: Counter[str] = field(default_factory=Counter)
-    """How often each question was asked."""
+    """Number of requests with the same prompt, by hash."""
     _running: dict[str, asyncio.Task[tuple[Generated, EngineId]]] = field(default_factory=dict)
-    """By the names of their requests."""
+    """Running requests, by name."""
     _given_up: bool = False
     _left: dict[str, tuple[Generated, EngineId | None]] = field(default_factory=dict)
-    """What there was of the turns that ran when the sample was given up, and their engines."""
+    """Tokens and engines of the turns that ran when the sample was given up, by request name."""
 
     async def turn(
-        self, prompt_tokens: Sequence[int], sampling: SamplingParams | None = None
+        self,
+        prompt_tokens: Sequence[int],
+        sampling: SamplingParams | None = None,
+        *,
+        seed: int | None = None,
     ) -> Generated:
         """See `TurnSampler.turn`."""
         prompt = tuple(prompt_tokens)
@@ -133,9 +137,11 @@ class SampleEngine:
         if room < 1:
             raise ValueError(
                 f"a turn has a prompt of {len(prompt)} tokens, but the context of "
-                f"{self.context_tokens} has to have room for one more; end the sample before"
+                f"{self.context_tokens} must have room for one more; end the sample earlier"
             )
         name = self._name(prompt)
+        if seed is None:
+            seed = sample_seed(self.run_seed, self.stream, self.group, self.sample, name)
         request = GenerateRequest(
             request_id=name,
             prompt_tokens=prompt,
@@ -144,18 +150,15 @@ class SampleEngine:
                 sampling,
                 max_new_tokens=min(room, sampling.max_new_tokens),
                 never=self.sampling.never,
-                seed=sample_seed(self.run_seed, self.stream, self.group, self.sample, name),
+                seed=seed,
             ),
         )
         start_s = time.time()
         generated, engine = await self._unless_given_up(request)
-        tokens = sum(len(part.tokens) for part in generated.segments)
         if engine is None:
             return generated
         self.turns.append(
-            SampledTurn(
-                sample=self.sample, engine=engine, start_s=start_s, end_s=time.time(), tokens=tokens
-            )
+            TurnTimes(self.sample, engine, start_s, time.time(), len(generated.tokens))
         )
         return generated
 
@@ -163,14 +166,14 @@ class SampleEngine:
         """See `WorkflowEngine.give_up`."""
         self._given_up = True
         for name, task in self._running.items():
-            # Now, since the engine's client forgets a request that is canceled. One that waits for
-            # its first engine has nothing yet.
+            # Read the tokens before the cancellation: the engine's client forgets the request then.
+            # A request that waits for its first engine has no tokens.
             turn = self.open.get(name, OpenTurn(None, {}))
             self._left[name] = self.so_far(name, turn).get(name, _nothing(name)), turn.engine
             task.cancel()
 
     async def _unless_given_up(self, request: GenerateRequest) -> tuple[Generated, EngineId | None]:
-        """Generate, or return what there was when the sample was given up, and the last engine."""
+        """Generate; returns the result, or the tokens at give-up, and the last engine."""
         name = request.request_id
         if not self._given_up:
             self._running[name] = asyncio.create_task(self._until_done(request))
@@ -187,7 +190,7 @@ class SampleEngine:
         return generated, engine
 
     async def _until_done(self, request: GenerateRequest) -> tuple[Generated, EngineId]:
-        """Generate on as many engines as it takes; returns the last one."""
+        """Generate, on further engines if one is lost; returns the result and the last engine."""
         name = request.request_id
         partial = {name: self.kept[name]} if name in self.kept else {}
         while True:
@@ -205,23 +208,23 @@ class SampleEngine:
                 self.router.release(engine)
 
     def _name(self, prompt: tuple[int, ...]) -> str:
-        """The request's name: the same for the same question, asked as often as before."""
+        """Return the request's name, from the prompt and the number of earlier requests with it."""
         text = ",".join(map(str, prompt)).encode()
         digest = hashlib.blake2b(text, digest_size=8).hexdigest()
         self._times[digest] += 1
         name = f"{self.stream}-{self.group}-{self.sample}-{digest}-{self._times[digest]}"
-        self.asked.add(name)
+        self.requested.add(name)
         return name
 
     def encode(self, text: str, *, begins: bool = False) -> tuple[int, ...]:
-        """See `WorkflowEngine.encode`. The problem's prompt gets placeholders of its images."""
+        """See `WorkflowEngine.encode`. The problem's prompt is already encoded."""
         question = self.question
-        if begins and question is not None and question.prompt.images and text == question.text:
+        if begins and question is not None and text == question.text:
             return question.prompt.tokens
         return control_text(self.codec).encode(text, begins=begins)
 
     def _images_of(self, prompt: tuple[int, ...]) -> tuple[PlacedImage, ...]:
-        """The images of a turn: those of the problem, if it continues the problem's prompt."""
+        """Return the images of the problem for a turn that continues its prompt, else none."""
         if self.question is None:
             return ()
         tokens, images = self.question.prompt
@@ -246,13 +249,13 @@ class OpenTurn:
     """A turn of a group that is not trained on yet."""
 
     engine: EngineId | None
-    """Where it runs; None if it ended, or waits for an engine."""
+    """Engine that runs the turn; None if it ended or waits for an engine."""
     samples: PartialSamples
-    """What there was of it when it came to that engine, or all of it."""
+    """Tokens when that engine started the turn; all tokens of an ended turn."""
 
 
 def _nothing(name: str) -> Generated:
-    """A request that was given up before its first token."""
+    """Return the result of a request that was given up before its first token."""
     return Generated(
         request_id=name, segments=(), finish_reason="abort", retractions=0, cached_tokens=0
     )

@@ -1,5 +1,5 @@
-"""The run's inference servers: started or attached, watched, restarted, given new weights.
+"""Inference servers of a run: start or attach, watch, restart, and push weights.
 
-May import engines, training.process, preflight, runlog and the rooms below; imported by
+May import engines, training.process, resolve, runlog and the rooms below; imported by
 `areal_lab.pipeline`.
 """

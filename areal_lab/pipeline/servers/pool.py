@@ -1,4 +1,4 @@
-"""The pool of inference servers of a run: which are alive, which are lost, how they come back.
+"""Pool of the inference servers of a run: live and lost servers, restarts and weight updates.
 
     alive --exit | silence | broken connection | other weights--> lost --restarted--> alive
                                                                       \\-> given up
@@ -10,11 +10,11 @@
     add (each)       EngineJoined                     the same
     retire (each)    EngineRetired, at once           its last tokens, which the run keeps
 
-A server that comes back has the current weights, and has reported them, before it joins. Outside of
-training no events are sent, and evaluation uses the servers that are alive.
+A restarted server loads the current weights, and reports them, before it joins. Outside of training
+no events are sent, and evaluation uses the live servers.
 
-A pinned server keeps its weights while the others get new ones, so that held-out responses are of
-one version. Groups that run on it end there; for new ones another server takes its place.
+A pinned server keeps its weights while the others load new ones, so held-out responses have one
+version. Groups that run on it end there; new groups go to another server.
 """
 
 from __future__ import annotations
@@ -44,15 +44,14 @@ from areal_lab.engines.client.engine_client import (
 from areal_lab.engines.launch.start import EngineProcess
 from areal_lab.engines.protocol import MemoryTag, PauseMode, WeightsFolder
 from areal_lab.pipeline.servers.health import HealthLimits, loss_cause, watch, while_responsive
-from areal_lab.pipeline.servers.push import PreparePush, Weights
-from areal_lab.pipeline.servers.server import Server
+from areal_lab.pipeline.servers.server import PreparePush, Server, Weights
 
 RESTART_PAUSE_S = 1.0
-"""Wait before another attempt to restart a server: what prevented the last one may be gone."""
+"""Pause before another attempt to restart a server: the cause of the failure may be temporary."""
 
 
 EngineSource: TypeAlias = Callable[[], Awaitable[EngineProcess | EngineClient]]
-"""Starts a server, or waits for one that the run did not start; returns when it is ready."""
+"""Starts a server, or waits for an attached one; returns when it is ready."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,44 +68,46 @@ class ServerPool:
 
     sources: dict[EngineId, EngineSource]
     later: dict[EngineId, EngineSource] = field(default_factory=dict)
-    """Sources of engines that may join while the run continues, those that have left included."""
+    """Sources of engines that may join during the run, including retired ones."""
     scales: bool = False
-    """Whether engines may join."""
+    """True if engines may join."""
     health: HealthLimits
     startup_s: float = 0.0
-    """What the first engines took to start, the trainer's start included."""
+    """Seconds that the first engines took to start, including the trainer's start."""
     max_restarts: int
     """Restarts (reconnects, for attached servers) allowed per server."""
     pause_mode: PauseMode
     weights: Weights
-    """The weights that every engine in `alive` holds, except a pinned one."""
+    """Weights of every engine in `alive` except a pinned one."""
     prepare_push: PreparePush
     """Prepares a push of weights into engines."""
     foreign: bool = False
-    """Whether the weights are whatever the servers hold, which others may change at any time: they
-    are neither checked nor known by a number of ours."""
+    """True if the servers keep the weights of their owners, who may change them at any time; then
+    versions are not checked."""
     takes_turns: bool = False
-    """Whether the trainer computes on the same devices, in turns."""
+    """True if engines and trainer share devices and compute in turns."""
     note: Callable[[str], None]
     """Shows a message to the user."""
     opened: Callable[[EngineProcess | EngineClient], None] = lambda _: None
     """Called with each server that was started or attached."""
+    sample_ended: Callable[[str], None] = lambda _: None
+    """Called with the name of each request whose sample ended, perhaps several times."""
     alive: dict[EngineId, Server] = field(default_factory=dict)
     given_up: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the last server is lost and none is restarting, or a task of the pool failed."""
+    """Set when the last server is lost and none restarts, or when a task of the pool failed."""
     last_error: BaseException | None = None
-    """Why `given_up` is set; before that, why a server was last lost."""
+    """Reason of the last loss, or of `given_up`."""
     counts: Counter[str] = field(default_factory=Counter)
     """`engine_losses`, `engine_restarts`, `version_mismatches`, `engines_added`,
     `engines_retired`, `engine_start_failures`."""
     backend: str = ""
-    """Engine type, as the first server reports it: the config need not name it for `addresses`."""
+    """Engine type reported by the first server; with `addresses` the config may not name it."""
     engine_version: str = ""
     """Version of the engine's package."""
     _newest: Version = 0
     _pin: _Pin | None = None
-    _stand_ins: int = 0
-    """Groups that another engine took because theirs was pinned."""
+    _redirected: int = 0
+    """Number of groups that another engine took because their engine was pinned."""
     _restarts: Counter[EngineId] = field(default_factory=Counter)
     _restarting: set[EngineId] = field(default_factory=set)
     _starting: set[EngineId] = field(default_factory=set)
@@ -119,24 +120,24 @@ class ServerPool:
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
     _weights_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _devices: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Of devices that engines share with the trainer: held by the trainer's turn, and by an engine
-    that is restarted, which needs its memory."""
+    """Lock of devices that engines share with the trainer, taken for the trainer's turn and for the
+    restart of an engine."""
     _released: bool = False
-    """Whether it is the trainer's turn."""
+    """True during the trainer's turn."""
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _opened: list[Server] = field(default_factory=list)
     """Every server of the run, including lost ones."""
 
     @property
     def restarts_possible(self) -> bool:
-        """Whether the weights that engines hold may be needed again."""
+        """True if engines may restart or join, and need the current weights again."""
         return self.max_restarts > 0 or self.scales
 
     async def start(self) -> None:
-        """Open all sources concurrently; if one fails, the others are closed before the raise.
+        """Open all sources concurrently; if one fails, close the others.
 
         Raises:
-            ExceptionGroup: with the first error.
+            ExceptionGroup: contains the first error.
         """
         self._newest = self.weights.version
 
@@ -162,7 +163,7 @@ class ServerPool:
         self.alive = dict(sorted(self.alive.items()))
         for server in self.alive.values():
             self._spawn(watch(server, self.health, self._check_weights), f"watch {server.name}")
-        with suppress(EngineError):  # some servers report neither
+        with suppress(EngineError):  # some servers do not report them
             self.backend, self.engine_version = await next(iter(self.alive.values())).engine()
 
     async def close(self) -> None:
@@ -171,31 +172,31 @@ class ServerPool:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        # Lost ones too: the task that was closing one may just have been cancelled.
+        # Close lost ones too: the task that was closing one may have been cancelled above.
         await asyncio.gather(*(server.close() for server in self._opened))
 
     # --- for the event loop of the run -----------------------------------------------------------
 
     async def begin(self, send_event: Callable[[Event], None]) -> tuple[EngineId, ...]:
-        """Send events of losses and returns from now on; returns the engines that are alive now.
+        """Start sending events of losses and returns; returns the engines that are alive.
 
         Raises:
-            Exception: why the last engine was lost, if none is left.
+            Exception: no engine is left; the reason of the last loss.
         """
         await self._wait_for_engine()
         self._send_event = send_event
         return tuple(sorted(self.alive))
 
     def end(self) -> None:
-        """Send no more events."""
+        """Stop sending events."""
         self._send_event = None
         self._announced_returns.clear()
 
     def engine(self, number: EngineId) -> Server:
-        """The engine with this number.
+        """Return the engine with this number.
 
         Raises:
-            EngineUnreachable: if it is lost.
+            EngineUnreachable: the engine is lost.
         """
         server = self.alive.get(number)
         if server is None:
@@ -203,34 +204,34 @@ class ServerPool:
         return server
 
     async def round_robin(self, turn: int) -> EngineId:
-        """The number of the next live engine, in turn; waits if all are restarting.
+        """Return the number of the next live engine in turn; waits while all are restarting.
 
         Raises:
-            Exception: why the last engine was lost, if none is left.
+            Exception: no engine is left; the reason of the last loss.
         """
         await self._wait_for_engine()
         numbers = sorted(self.alive)
         return numbers[turn % len(numbers)]
 
     async def for_rollouts(self) -> list[EngineId]:
-        """The engines that take turns of rollouts now: all but a pinned one, unless it is alone.
+        """Return the engines for rollouts: all but a pinned one, unless it is the only one.
 
         Raises:
-            Exception: why the last engine was lost, if none is left.
+            Exception: no engine is left; the reason of the last loss.
         """
         await self._wait_for_engine()
         return sorted(self.alive.keys() - {self.pinned}) or sorted(self.alive)
 
     @property
     def pinned(self) -> EngineId | None:
-        """The engine that keeps its weights."""
+        """Number of the pinned engine; None without one."""
         return None if self._pin is None else self._pin.server.number
 
     def pin(self) -> EngineId | None:
-        """Keep one engine at the weights that it holds, until `unpin`; returns which.
+        """Pin one engine to its current weights until `unpin`; returns its number.
 
-        None if rollouts would have no other engine, if the trainer may no longer have what the
-        engine needs afterwards, or if engines lose their weights in the trainer's turns.
+        Returns None if rollouts would have no other engine, if the weights that the engine loads
+        afterwards may be gone, or if engines lose their weights in the trainer's turns.
         """
         kept = isinstance(self.weights, WeightsFolder) or self.restarts_possible
         if self._pin is not None or len(self.alive) < 2 or not kept or self.takes_turns:
@@ -240,7 +241,7 @@ class ServerPool:
         return number
 
     async def unpin(self) -> None:
-        """Give the pinned engine the weights of the others, and rollouts again; else do nothing."""
+        """Load the current weights into the pinned engine, if any, and allow its rollouts again."""
         async with self._weights_lock:
             if (pin := self._pin) is None:
                 return
@@ -261,24 +262,24 @@ class ServerPool:
             self._changed.notify_all()
 
     async def takes_rollouts_of(self, number: EngineId) -> EngineId:
-        """The engine on which a group of this engine starts: another one while it is pinned."""
+        """Return the engine for a new group of engine `number`: another one while it is pinned."""
         if self.pinned != number:
             return number
-        async with self._changed:  # no other one is left until it is unpinned
+        async with self._changed:  # wait if the pinned engine is the only one
             await self._changed.wait_for(lambda: self.pinned != number or len(self.alive) > 1)
         if self.pinned != number:
             return number
         others = sorted(self.alive.keys() - {number})
-        self._stand_ins += 1
-        return others[self._stand_ins % len(others)]
+        self._redirected += 1
+        return others[self._redirected % len(others)]
 
     @property
     def paused(self) -> bool:
-        """Whether an engine is paused."""
+        """True if an engine is paused."""
         return any(server.paused for server in self.alive.values())
 
     async def pause(self, *, also_pinned: bool = False) -> None:
-        """Pause all engines; a pinned one, which gets no weights, only if asked to."""
+        """Pause all engines, and a pinned one only with `also_pinned`: it gets no weights."""
         async with self._weights_lock:
             await self._for_each(
                 lambda server: server.pause(self.pause_mode),
@@ -291,9 +292,9 @@ class ServerPool:
             await self._for_each(Server.resume)
 
     async def release(self) -> None:
-        """Give the devices to the trainer: its turn ends with `load`.
+        """Start the trainer's turn on shared devices; `load` ends it.
 
-        Waits for engines that are being restarted. An engine that does not give its memory back is
+        Waits for engines that are restarting. An engine that does not release its memory counts as
         lost.
         """
         if not self.takes_turns or self._released:
@@ -303,21 +304,20 @@ class ServerPool:
         async with self._weights_lock:
             for server, error in (await self._for_each(Server.release)).items():
                 self.mark_lost(server, error)
-        # A process that is being ended has its memory until it is gone.
+        # A process that is being stopped keeps its memory until it has exited.
         await asyncio.gather(*(s.close() for s in self._opened if s.lost.is_set()))
 
     async def abort(self, request_ids: list[str]) -> None:
-        """End these requests on every engine."""
+        """Abort these requests on every engine."""
         await self._for_each(lambda server: server.abort(request_ids))
 
     async def load(self, weights: Weights) -> None:
-        """Load a version into all engines but a pinned one; one that fails to load it is lost.
+        """Load a version into all engines but a pinned one; an engine that fails counts as lost.
 
-        If it was the trainer's turn, engines first take back their memory, and are still paused
-        afterwards.
+        In the trainer's turn, engines first take back their memory; they stay paused.
 
         Raises:
-            EngineError: if every engine refuses the weights: then the weights are at fault.
+            EngineError: every engine refused, so the weights are at fault.
         """
         async with self._weights_lock:
             self._newest = weights.version
@@ -337,13 +337,13 @@ class ServerPool:
             self._devices.release()
 
     def mark_lost(self, server: Server, error: Exception) -> None:
-        """Remove a server that is dead, hung, or holds other weights. Idempotent."""
+        """Remove a server that is dead, hung, or has other weights. Idempotent."""
         number = server.number
         if server.lost.is_set():
             return
         self.counts["version_mismatches"] += isinstance(error, VersionMismatch)
         if self.alive.get(number) is not server:
-            return  # it has not joined yet
+            return  # the server has not joined yet
         del self.alive[number]
         server.mark_lost(error)
         if self.pinned == number:
@@ -355,21 +355,21 @@ class ServerPool:
         if returns:
             self._restarting.add(number)
             self._announced_returns |= set() if self._send_event is None else {number}
-        self._emit(EngineLost(number, tokens_kept=True, returns=returns))
+        self.emit(EngineLost(number, tokens_kept=True, returns=returns))
         self._spawn(self._after_loss(server, error), f"restart {server.name}")
 
     # --- engines that join and leave -------------------------------------------------------------
 
     @property
     def changing(self) -> bool:
-        """Whether engines are starting or leaving."""
+        """True while engines are starting or leaving."""
         return bool(self._starting or self._restarting or self._leaving)
 
     def add_engine(self) -> EngineId | None:
-        """Start another engine; returns its number, the lowest one that is free, or None.
+        """Start another engine; returns the lowest free number, or None if none is free.
 
-        It joins once it has the current weights. If it does not start, the run continues without
-        it.
+        The engine joins once it has the current weights. If it does not start, the run continues
+        without it.
         """
         busy = {*self.alive, *self._restarting, *self._starting, *self._leaving}
         number = min({*self.sources, *self.later} - busy, default=None)
@@ -383,10 +383,10 @@ class ServerPool:
         return number
 
     def retire_engine(self) -> EngineId | None:
-        """Let an engine leave, the one with the highest number; returns it, or None.
+        """Retire the engine with the highest number; returns the number, or None.
 
-        Its groups continue on the others with their tokens. The last engine stays, as does a
-        pinned one.
+        Its groups continue on the others with their tokens. The last engine and a pinned engine
+        stay.
         """
         number = max(self.alive.keys() - {self.pinned}, default=None)
         if number is None or len(self.alive) < 2:
@@ -395,7 +395,7 @@ class ServerPool:
         self._leaving.add(number)
         self.later[number] = self.sources.pop(number)
         self.counts["engines_retired"] += 1
-        self._emit(EngineRetired(number))
+        self.emit(EngineRetired(number))
         if self.pinned in self.alive and len(self.alive) == 1:
             self._spawn(self.unpin(), "unpin the last engine")
         self._spawn(self._retire(server), f"retire {server.name}")
@@ -409,7 +409,7 @@ class ServerPool:
 
     @asynccontextmanager
     async def _closed_on_error(self, server: Server) -> AsyncIterator[None]:
-        """Close a server that fails to get ready, and raise the reason of the failure."""
+        """Close a server on an error of the block, and raise the reason of the failure."""
         try:
             yield
         except BaseException as error:
@@ -425,21 +425,21 @@ class ServerPool:
         await server.take_weights(push_to(server.client))
 
     async def _for_each(
-        self, ask: Callable[[Server], Awaitable[None]], without: EngineId | None = None
+        self, call: Callable[[Server], Awaitable[None]], without: EngineId | None = None
     ) -> dict[Server, EngineError]:
-        """Call all servers concurrently; returns the refusals. Losses have been reported."""
+        """Call all servers concurrently; returns refusals, while losses report themselves."""
         refusals: dict[Server, EngineError] = {}
 
         async def one(server: Server) -> None:
             try:
-                await ask(server)
+                await call(server)
             except EngineUnreachable:
                 pass  # reported by the server's own call
             except EngineError as error:
                 refusals[server] = error
 
-        asked = [server for number, server in self.alive.items() if number != without]
-        await asyncio.gather(*map(one, asked))
+        called = [server for number, server in self.alive.items() if number != without]
+        await asyncio.gather(*map(one, called))
         return refusals
 
     def _server(self, number: EngineId, opened: EngineProcess | EngineClient) -> Server:
@@ -450,13 +450,15 @@ class ServerPool:
             client=opened.client if isinstance(opened, EngineProcess) else opened,
             process=process,
             report_loss=self.mark_lost,
+            note=self.note,
             versions=lambda: self._versions_of(number),
         )
+        server.client.report_samples(self._sample_ended)
         self._opened.append(server)
         return server
 
     def _versions_of(self, number: EngineId) -> tuple[Version, Version]:
-        """Oldest and newest version that an engine may hold at the moment."""
+        """Return the oldest and the newest version that an engine may have at the moment."""
         if self.foreign:
             return 0, sys.maxsize
         if self._pin is not None and self._pin.server.number == number:
@@ -487,7 +489,7 @@ class ServerPool:
         try:
             await self._join(number, await self.sources[number](), "joined")
             self.counts["engines_added"] += 1
-        except Exception as error:  # whatever it is, the run does without this engine
+        except Exception as error:  # the run continues without this engine, whatever the error
             self.counts["engine_start_failures"] += 1
             self.later[number] = self.sources.pop(number)
             self.note(f"engine {number} did not start: {_first_line(error)}")
@@ -497,8 +499,8 @@ class ServerPool:
     async def _retire(self, server: Server) -> None:
         try:
             async with self._weights_lock:
-                with suppress(EngineError):  # its tokens are those that have arrived
-                    if not server.paused:  # nothing more is generated, and what was arrives
+                with suppress(EngineError):  # the tokens received so far are kept
+                    if not server.paused:  # pausing flushes the generated tokens
                         await server.pause(self.pause_mode)
                 server.lost.set()
             await server.disconnect()
@@ -508,7 +510,7 @@ class ServerPool:
             self._leaving.discard(server.number)
 
     async def _restart(self, number: EngineId) -> None:
-        """Open the source again, at most `max_restarts` times; then join, or give up."""
+        """Open the source again, at most `max_restarts` times, until the engine joins."""
         while self._restarts[number] < self.max_restarts:
             self._restarts[number] += 1
             try:
@@ -525,7 +527,7 @@ class ServerPool:
         self._restarting.discard(number)
         if number in self._announced_returns:
             self._announced_returns.discard(number)
-            self._emit(EngineLost(number))
+            self.emit(EngineLost(number))
         await self._give_up_if_none_left()
 
     async def _join(
@@ -533,12 +535,12 @@ class ServerPool:
     ) -> None:
         server = self._server(number, opened)
         async with self._closed_on_error(server), self._weights_lock:
-            # Checks the version and the checksum that the server then reports.
+            # The push checks the version and the checksum that the server reports.
             await while_responsive(server, self.health, self._push_to_one(server))
             self._restarting.discard(number)
             self._announced_returns.discard(number)
             self.alive[number] = server
-            self._emit(EngineJoined(number))
+            self.emit(EngineJoined(number))
         self.note(f"{server.name} {what} with version {self.weights.version}")
         self._spawn(watch(server, self.health, self._check_weights), f"watch {server.name}")
         async with self._changed:
@@ -557,7 +559,11 @@ class ServerPool:
             assert self.last_error is not None, "a lost engine leaves a reason"
             raise self.last_error
 
-    def _emit(self, event: Event) -> None:
+    def _sample_ended(self, name: str) -> None:
+        self.sample_ended(name)  # set after the first servers have started
+
+    def emit(self, event: Event) -> None:
+        """Send an event to the coordinator of the run, if one is in progress."""
         if self._send_event is not None:
             self._send_event(event)
 
@@ -569,7 +575,7 @@ class ServerPool:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            # A bug in this pool: the run must not continue with servers that are not watched.
+            # A bug in this pool: the run must not continue with unwatched servers.
             self.last_error = error
             self.given_up.set()
 

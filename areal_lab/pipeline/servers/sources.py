@@ -1,38 +1,50 @@
-"""The sources of a run's engines: servers to launch or to attach to, and their weights folder.
+"""Sources of a run's engines: launch servers or attach to them, and make the weights folder.
 
-launched   a server started here with the model folder, which has the trainer's first weights
-attached   a server that the run did not start; waits until it is ready
+launched   a server that the run starts with the model folder, which has the first weights
+attached   a server that the run did not start: wait until it is ready, check it, push weights to
+           it, never stop it
+
+    address --ready?--> dialect? same model shape? transfer supported? --> EngineClient
+
+Every error is one line that names the address and the fix.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from areal_lab.config.schema import TrainConfig
 from areal_lab.control.events import EngineId, Version
-from areal_lab.data.tokenize import TextCodec
-from areal_lab.engines.client.addresses import is_local
-from areal_lab.engines.client.engine_client import EngineClient
-from areal_lab.engines.launch.backends import ServerOptions
+from areal_lab.engines.client.addresses import CannotAttach, is_local, port_of
+from areal_lab.engines.client.dialect import Dialect
+from areal_lab.engines.client.engine_client import EngineClient, EngineError, EngineUnreachable
+from areal_lab.engines.keys import key_for
+from areal_lab.engines.launch.backends import (
+    BACKENDS,
+    ServerOptions,
+    lora_refusal,
+    transfer_refusal,
+    truncation_refusal,
+)
+from areal_lab.engines.launch.detect import dialect_at
 from areal_lab.engines.launch.start import EngineProcess, launch_engine
-from areal_lab.engines.protocol import LoraShape
+from areal_lab.engines.protocol import LoraShape, PauseMode, WeightsFolder
 from areal_lab.engines.weights.records import Transfer
 from areal_lab.engines.weights.root import ROOM_FACTOR, choose_weights_root
-from areal_lab.models.folder import read_model_facts
+from areal_lab.models.files import read_object
 from areal_lab.models.vision import is_vision_model
-from areal_lab.pipeline.servers.attach import attach, load_base_model
 from areal_lab.pipeline.servers.pool import EngineSource
-from areal_lab.preflight.allocation import engine_plan
-from areal_lab.preflight.limits import lora_of, version_bytes
-from areal_lab.preflight.placement import machine_of, place_engines
+from areal_lab.resolve.limits import lora_of
+from areal_lab.resolve.resolved import Served
 from areal_lab.runlog.folder import RunFolder
 
 
 class LaunchEngine(Protocol):
-    """Starts a server, as `launch.start.launch_engine` does here."""
+    """Function that starts a server, here or on another host; see `launch.start.launch_engine`."""
 
     async def __call__(
         self,
@@ -48,88 +60,83 @@ class LaunchEngine(Protocol):
         ...
 
 
-def count_engines(config: TrainConfig) -> int:
-    """Number of servers of the run, launched or attached."""
-    return len(config.rollout.addresses) or engine_plan(config).servers
-
-
 @dataclass(frozen=True, slots=True)
 class LaunchModel:
-    """What a server is launched with."""
+    """Model with which a server is launched."""
 
     path: Path
     version: Version = 0
     lora: LoraShape | None = None
-    """Shape of the LoRA adapters that it will get."""
+    """Shape of the LoRA adapters that the server will receive."""
 
 
 def known_before_trainer(
-    config: TrainConfig, model_path: Path, version: Version = 0
+    served: Served, model_path: Path, version: Version = 0
 ) -> LaunchModel | None:
-    """What servers are launched with, if that does not depend on the trainer; else None.
+    """Return the model for the launch if it does not depend on the trainer, else None.
 
-    The trainer's first weights are those of the model folder. It has to write them for servers that
-    cannot read the folder, and to say which layers its adapters are for. Servers that share its
-    devices wait until it has left them.
+    The trainer's first weights equal those of the model folder. Servers wait for the trainer if
+    they cannot read the folder, if they receive adapters (the trainer chooses the layers), or if
+    they share the trainer's devices, which it uses first.
 
     Args:
-        model_path: the model, or the checkpoint that a run continues from.
-        version: of these weights.
+        served: model and engines of the run.
+        model_path: the model, or the checkpoint from which a run continues.
+        version: version of these weights.
     """
-    if Transfer(config.rollout.transfer) is Transfer.ADAPTER or engine_plan(config).shared:
+    by_adapter = Transfer(served.config.rollout.transfer) is Transfer.ADAPTER
+    if by_adapter or served.engines.shared:
         return None
     known = any(model_path.glob("*.safetensors"))
     return LaunchModel(model_path, version) if known else None
 
 
 def engine_sources(
-    config: TrainConfig,
+    served: Served,
     folder: RunFolder,
     first: asyncio.Future[LaunchModel],
     *,
-    model_path: Path,
-    codec: TextCodec,
     threads: int,
     conversations: bool | None = None,
     launch: LaunchEngine | None = None,
 ) -> dict[EngineId, EngineSource]:
-    """The sources of all engines, of those that may join later too; nothing is started yet.
+    """Return the sources of all engines, including those that may join later; starts nothing.
 
     Args:
-        first: what a server is launched with the first time; it waits for this.
-        model_path: what it is launched with after a loss.
-        codec: the model's tokenizer.
+        served: model and engines; a server is launched with this model after a loss.
+        folder: run folder, for the logs of servers.
+        first: model of the first launch, for which a server waits.
         threads: CPU threads of each engine.
-        conversations: whether prompts continue earlier responses; None if there is a workflow.
+        conversations: prompts continue earlier responses; None takes True with a workflow.
         launch: starts a server on a host; None starts it here.
     """
+    rollout = served.config.rollout
     if conversations is None:
-        conversations = bool(config.rollout.workflow)
-    if addresses := config.rollout.addresses:
+        conversations = bool(rollout.workflow)
+    if rollout.addresses:
         return {
-            index: _attached(address, config, model_path) for index, address in enumerate(addresses)
+            index: _attached(address, served) for index, address in enumerate(rollout.addresses)
         }
     return {
         index: _launched(
             index,
-            config,
+            served,
             folder,
             first=first,
-            model_path=model_path,
-            finds_strings=bool(codec.stops(config.gconfig.stop).strings),
             threads=threads,
             conversations=conversations,
             launch=launch or launch_engine,
         )
-        for index in range(max(count_engines(config), config.rollout.scaling.max_engines))
+        for index in range(max(served.engine_count, rollout.scaling.max_engines))
     }
 
 
-async def attach_to(address: str, config: TrainConfig, model_path: Path) -> EngineClient:
-    """Attach to the server at an address with the settings of the configuration."""
+async def attach_to(address: str, served: Served) -> EngineClient:
+    """Attach to the server at an address, with the settings of the configuration."""
+    config = served.config
     client = await attach(
         address,
-        model_path,
+        served.model,
         request_timeout_s=config.rollout.request_timeout_s,
         ready_timeout_s=config.rollout.ready_timeout_s,
         transfer=config.rollout.transfer,
@@ -141,24 +148,20 @@ async def attach_to(address: str, config: TrainConfig, model_path: Path) -> Engi
     return client
 
 
-def make_weights_root(config: TrainConfig, folder: RunFolder, model_path: Path) -> Path:
-    """Make the folder for weights: not in shared memory if a server is on another machine."""
-    rollout = config.rollout
-    if not all(is_local(address) for address in rollout.addresses):
-        root = folder.path / "weights"
-        root.mkdir(exist_ok=True)  # a run that was killed left it
-        return root
-    # An engine that is restarted or added needs the weights that the others hold: one more set.
+def make_weights_root(served: Served, folder: RunFolder) -> Path:
+    """Make the weights folder, on a disk instead of shared memory if a server is remote."""
+    rollout = served.config.rollout
+    # A restarted or added engine needs the current weights of the others: one more set.
     sets = ROOM_FACTOR + (rollout.max_engine_restarts > 0 or rollout.scaling.max_engines > 0)
-    size_bytes = version_bytes(config, model_path, read_model_facts(model_path).parameters)
-    return choose_weights_root(folder.path, size_bytes, sets=sets)
+    local = all(is_local(address) for address in rollout.addresses)
+    return choose_weights_root(folder.path, served.version_bytes, sets=sets, local=local)
 
 
-def _attached(address: str, config: TrainConfig, model_path: Path) -> EngineSource:
+def _attached(address: str, served: Served) -> EngineSource:
     async def open_() -> EngineClient:
-        client = await attach_to(address, config, model_path)
-        if Transfer(config.rollout.transfer) is Transfer.ADAPTER:
-            await load_base_model(client, model_path)
+        client = await attach_to(address, served)
+        if Transfer(served.config.rollout.transfer) is Transfer.ADAPTER:
+            await load_base_model(client, served.model)
         return client
 
     return open_
@@ -166,28 +169,24 @@ def _attached(address: str, config: TrainConfig, model_path: Path) -> EngineSour
 
 def _launched(
     index: EngineId,
-    config: TrainConfig,
+    served: Served,
     folder: RunFolder,
     *,
     first: asyncio.Future[LaunchModel],
-    model_path: Path,
-    finds_strings: bool,
     threads: int,
     conversations: bool,
     launch: LaunchEngine,
 ) -> EngineSource:
     """Make the function that starts engine `index`.
 
-    A folder that the trainer wrote is removed once there are newer weights; a restarted server gets
-    the newer ones before it gets work.
-
-    Args:
-        finds_strings: whether it needs a tokenizer to end responses at stop strings.
-        conversations: whether prompts continue earlier responses.
+    The folder of the first weights may be removed later, so a restarted server starts with the
+    model folder, and gets the current weights before it gets requests.
     """
-    rollout, plan = config.rollout, engine_plan(config)
-    device = place_engines(config, machine_of(config)).device
-    restarts = index >= count_engines(config)  # it joins later, when that folder may be gone
+    config, plan, model_path = served.config, served.engines, served.model
+    rollout, share = config.rollout, served.gpu_share
+    # The server needs a tokenizer for stop strings and for images.
+    tokenizes = bool(served.codec.stops(config.gconfig.stop).strings) or is_vision_model(model_path)
+    restarts = index >= served.engine_count  # a server that joins later also starts this way
 
     async def start() -> EngineProcess:
         nonlocal restarts
@@ -201,13 +200,15 @@ def _launched(
             port=rollout.port + index if rollout.port else 0,
             threads=threads,
             dtype=rollout.dtype,
-            device=device,
+            device=plan.device,
             max_running_requests=rollout.max_running_requests,
             tensor_parallel=plan.tensor_parallel,
-            tokenizer=model_path if finds_strings or is_vision_model(model_path) else None,
+            tokenizer=model_path if tokenizes else None,
             keeps_prefixes=conversations,
             lora=model.lora,
             releases_memory=plan.shared,
+            cache_limit_bytes=_cache_limit_bytes(served),
+            gpu_memory_fraction=1.0 if share is None else share.engine_fraction,
             extra=tuple(rollout.engine_args),
         )
         engine = await launch(
@@ -225,3 +226,150 @@ def _launched(
         return engine
 
     return start
+
+
+def _cache_limit_bytes(served: Served) -> int | None:
+    """Limit of an engine's keys and values: that of a shared GPU, or `rollout.cache_gib`."""
+    if served.gpu_share is not None:
+        return served.gpu_share.cache_bytes
+    return int(served.config.rollout.cache_gib * 2**30) or None
+
+
+POLL_S = 0.2
+_SHAPE = (
+    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+)  # fmt: skip
+"""Fields of config.json that must be equal for the weights of one model to fit another."""
+
+
+async def attach(
+    address: str,
+    model_path: Path,
+    *,
+    request_timeout_s: float,
+    ready_timeout_s: float,
+    transfer: str = "folder",
+    lora: LoraShape | None = None,
+    top_p: float = 1.0,
+    top_k: int = -1,
+) -> EngineClient:
+    """Wait until the server at `address` is ready, check it, and return a client of it.
+
+    The key is looked up at every call, because a restarted server has a new one.
+
+    Args:
+        address: URL of the server.
+        model_path: folder of the model that the server must have.
+        request_timeout_s: timeout of requests to the server.
+        ready_timeout_s: maximum wait until the server is ready.
+        transfer: method by which the server will receive weights.
+        lora: shape of the adapters that the server will receive, if any.
+        top_p: top-p of sampling.
+        top_k: top-k of sampling.
+
+    Raises:
+        CannotAttach: the server is not ready in time, serves another model, does not support the
+            transfer, or does not report log-probs for this sampling.
+    """
+    try:
+        key = key_for(port_of(address) if is_local(address) else None)
+        async with asyncio.timeout(ready_timeout_s):
+            client, info = await _when_ready(address, key, request_timeout_s)
+    except TimeoutError as error:
+        raise CannotAttach(
+            f"the server at {address} was not ready within {ready_timeout_s:g} s "
+            "(rollout.ready_timeout_s)"
+        ) from error
+    except (EngineError, ValueError) as error:
+        raise CannotAttach(f"the server at {address} cannot be used: {error}") from error
+    if (difference := model_difference(info, model_path)) is not None:
+        await client.close()
+        raise CannotAttach(f"the server at {address} serves another model: {difference}")
+    backend = BACKENDS[client.api.name]
+    refusal = transfer_refusal(backend, transfer)
+    refusal = refusal or truncation_refusal(backend, top_p=top_p, top_k=top_k)
+    if refusal is None and lora is not None:
+        refusal = lora_refusal(backend, lora) or await _adapters_refusal(client, lora)
+    if refusal is not None:
+        await client.close()
+        raise CannotAttach(f"the server at {address} cannot be used: {refusal}")
+    client.note_model(model_path)
+    return client
+
+
+async def _adapters_refusal(client: EngineClient, lora: LoraShape) -> str | None:
+    try:
+        if await client.supports_adapters():
+            return None
+    except EngineError as error:
+        return str(error)
+    return (
+        "it was started without LoRA adapters; start it by areal-lab engine serve "
+        f"{client.api.name} --lora-rank {lora.rank}, or set rollout.transfer"
+    )
+
+
+async def load_base_model(client: EngineClient, model_path: Path) -> None:
+    """Load the base model of the adapters, since an earlier user may have left other weights.
+
+    Raises:
+        CannotAttach: the server refused.
+    """
+    base = WeightsFolder(path=model_path, version=0, checksum="", size_bytes=0)
+    try:
+        await client.load_weights(base, PauseMode.ABORT)
+    except EngineError as error:
+        await client.close()
+        raise CannotAttach(f"the server at {client.base_url} cannot be used: {error}") from error
+    client.use_adapters(base.version)
+
+
+async def _when_ready(
+    address: str, key: str, request_timeout_s: float
+) -> tuple[EngineClient, dict[str, Any]]:
+    """Return a client for the server's API, and the server's report of its weights."""
+    api = await _dialect_when_reachable(address, key)
+    client = EngineClient(address, api=api, request_timeout_s=request_timeout_s, key=key)
+    try:
+        while not await client.ready():
+            # A server left paused by an earlier user, or by this run before the server was lost,
+            # does not become ready by itself.
+            with suppress(EngineError):
+                await client.resume()
+            await asyncio.sleep(POLL_S)
+        return client, await client.info()
+    except BaseException:
+        await client.close()
+        raise
+
+
+async def _dialect_when_reachable(address: str, key: str) -> Dialect:
+    while True:
+        try:
+            return await dialect_at(address, key=key)
+        except EngineUnreachable:
+            await asyncio.sleep(POLL_S)
+
+
+def model_difference(info: Mapping[str, Any], model_path: Path) -> str | None:
+    """Describe a difference between the server's model and ours; None if none is known.
+
+    The embedded engine reports the sizes of its model. Other servers report the folder, which is
+    read if the server is on this machine.
+    """
+    ours = _config(model_path)
+    theirs: dict[str, Any] = {}
+    if isinstance(folder := info.get("model_path"), str):
+        theirs |= _config(Path(folder))
+    theirs |= {name: value for name, value in info.items() if value is not None}
+    for name in _SHAPE:
+        if name in ours and name in theirs and ours[name] != theirs[name]:
+            return f"its {name} is {theirs[name]}, ours is {ours[name]} (actor.path {model_path})"
+    return None
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    try:
+        return read_object(folder / "config.json")
+    except ValueError:
+        return {}

@@ -1,9 +1,9 @@
-"""The cell of one program: init, which confines itself, starts the program and reaps; the program.
+"""The sandboxed process of one program: init, which confines itself, starts the program and reaps.
 
-Descriptors: 0 to 2 of the program; 3 and 4 a link to another cell, if there is one; 5 tells the
-keeper how it goes, and is init's alone. Messages on it: `S` the program starts; `E` and four bytes,
-it ended with this wait status; `R` and a text, it was not started. A pipe on which init lets the
-program begin is gone when it begins.
+Descriptors: 0 to 2 of the program; 3 and 4 a link to another cell, if there is one; 5 is init's
+status channel to the keeper. Messages on it: `S` the program starts; `E` and four bytes, it ended
+with this wait status; `R` and a text, it was not started. A pipe on which init lets the program
+start is closed by then.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OUT_OF_MEMORY = 97
 
 
 def main(take: Callable[[], dict[str, object]]) -> NoReturn:
-    """Init of a cell that bubblewrap made: reads what to do from descriptor BUNDLE."""
+    """Init of a cell that bubblewrap created: reads its setup from descriptor BUNDLE."""
     setup, job = take(), take()
     os.close(BUNDLE)
     live(setup, job)
@@ -56,14 +56,14 @@ def live(setup: dict[str, object], job: dict[str, object]) -> NoReturn:
             os._exit(1)
         os.close(may_start)
         _run(job)
-    # Of what the program sends, init gets only signals that it handles, and Python handles one.
+    # Init gets only those of the program's signals that it handles, and Python handles one.
     _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
     os.write(STATUS, b"S")  # fails, and ends all of this, if the keeper died meanwhile
     # Not before: a program that broke a limit would look like one that could not be started.
     os.write(start, b"S")
     os.close(start)
     os.close(may_start)
-    os.closerange(0, STATUS)  # the program's alone, so that its end is seen at the other ends
+    os.closerange(0, STATUS)  # only the program has it, so the other ends see its end
     while True:
         ended, status = os.wait()
         if ended == program:
@@ -73,7 +73,7 @@ def live(setup: dict[str, object], job: dict[str, object]) -> NoReturn:
 
 
 def enter(ends: list[int]) -> None:
-    """Make descriptors 0, 1, ... of `ends`, close all others, and forget the keeper's signals."""
+    """Make descriptors 0, 1, ... of `ends`, close all others, and reset the keeper's signals."""
     for number, end in enumerate(ends):
         if end < 0:
             os.close(number)

@@ -1,9 +1,11 @@
-"""The keeper of one run: starts its cells, watches them from outside, and reports.
+"""The keeper, the supervisor of one call: starts its cells, watches them from outside, and reports.
 
         request (0)                    stdin, stdout, stderr, link, status
     parent -----> keeper -----.-----> cell: init --> program
            <-----             '-----> cell: ...
         reply (1)       ends them all: at a limit, when the last cell ends, when the parent ends
+
+The reply is followed by the files of their folder that could not be removed (level `unsafe`).
 
 | watched | how |
 | --- | --- |
@@ -12,8 +14,8 @@
 | processes | of a cell, every 20 ms: as root under bubblewrap the kernel does not count them |
 | output | bytes of stdout and stderr together |
 
-Cells start one after the other, and the job of a later one is read only then: a program that finds
-its way through the memory that it was forked with finds nothing about the others.
+Cells start one after the other, and the job of a later one is read only then: a program that
+searches the memory that it was forked with finds nothing about the others.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import os
 import select
 import time
 
+from areal_lab.host.owned_folders import remove_tree
 from areal_lab.rewards.sandbox import cell, confine, kernel
 
 TYPE_CHECKING = False  # typing is slow to import
@@ -35,10 +38,13 @@ EXITED, CRASHED, TIMEOUT, MEMORY, PROCESSES, OUTPUT, STOPPED, REFUSED = range(8)
 """First byte of the report on a cell; REFUSED is followed by a text, and nothing else."""
 _SAMPLE_S = 0.02
 _START_S = 30.0
+_MOST_TROUBLE = 100  # lines
+CLEAN_S = 20.0
+"""Longest time to remove the files of a program."""
 _LINK_END_S = 0.2
 _PIPE_BYTES = 1 << 16
 _SIGXCPU = 24
-_MORE_PROCESSES = 2  # of a cell than of its program: bubblewrap's own, and init
+_MORE_PROCESSES = 2  # more for a cell than for its program: bubblewrap's own, and init
 _OUTSIDE_NOBODY = 65534
 
 
@@ -47,7 +53,7 @@ class Stop(BaseException):
 
 
 class Refused(Exception):
-    """A cell could not be made."""
+    """A cell could not be created."""
 
 
 class Cell:
@@ -77,20 +83,20 @@ class Cell:
 
     @property
     def running(self) -> bool:
-        """Whether init has not ended."""
+        """True if init has not ended."""
         return self.pid > 0
 
     def ended_before(self, age_s: float) -> bool:
-        """Whether it ended at least so long ago."""
+        """Return whether it ended at least this long ago."""
         return not self.running and time.monotonic() > self.ended_s + age_s
 
     @property
     def output_bytes(self) -> int:
-        """Written so far."""
+        """Output so far."""
         return sum(map(len, self.output.values()))
 
     def move(self, end: int) -> bool:
-        """Read or write what one of its pipes takes now; whether there may be more."""
+        """Read or write one of its pipes without blocking; returns whether there may be more."""
         if end == self.stdin:
             more = self._write_stdin()
             if not more:
@@ -126,13 +132,13 @@ class Cell:
         return bool(self.to_write)
 
     def deadline_s(self) -> float:
-        """When it has to have ended, or started."""
+        """Time by which it must have ended, or started."""
         if self.started_s:
             return float(self.started_s + self.limits["timeout_s"])
         return self.made_s + _START_S
 
     def check(self) -> None:
-        """End it if it is over a limit."""
+        """Kill it if it is over a limit."""
         if not self.running:
             return
         if time.monotonic() >= self.deadline_s():
@@ -148,7 +154,7 @@ class Cell:
             self.finish(MEMORY)
 
     def finish(self, end: int) -> None:
-        """Kill what is left of it, wait for that, and note how it ended (the first note counts)."""
+        """Kill the rest of it, wait for that, and record its end (the first record counts)."""
         if self.pid <= 0:
             return
         if self.end < 0:
@@ -167,10 +173,8 @@ class Cell:
                 self.end = OUTPUT
 
     def report(self) -> bytes:
-        """The bytes about it: see `run.read_reply`.
-
-        Raises:
-            Refused: its program was not started.
+        """Bytes of its report: see `run.read_reply`; raises Refused if its program was not
+        started.
         """
         if self.news[:1] != b"S" and (self.news or self.end != STOPPED):
             why = self.news[1:] or bytes(self.output[self.stderr][-500:]) or b"no reason is known"
@@ -184,7 +188,7 @@ class Cell:
             elif code == cell.OUT_OF_MEMORY:
                 end = MEMORY
         elif end == EXITED:
-            end, code = CRASHED, 9  # its init was killed: by the kernel, or by somebody
+            end, code = CRASHED, 9  # its init was killed: by the kernel, or by someone else
         outputs = [bytes(self.output[one]) for one in (self.stdout, self.stderr)]
         times_us = [int(1e6 * max(0.0, one)) for one in (self.ended_s - self.started_s, self.cpu_s)]
         numbers = [end, code, *times_us, *map(len, outputs)]
@@ -212,26 +216,22 @@ def main(take: Callable[[], dict[str, Any]]) -> NoReturn:
         for one in cells:
             one.finish(STOPPED)
         end_orphans()  # and a cell that was being started
-        if os.path.lexists(folder):
-            import shutil
-
-            shutil.rmtree(folder, ignore_errors=True)
     stopped = not reply
-    while reply:
-        reply = reply[os.write(1, reply) :]
-    os._exit(stopped)
+    try:
+        _answer(reply)  # before anything that could fail: it is paid for
+        trouble = remove_tree(folder, timeout_s=CLEAN_S)
+        _answer("\n".join(f"{folder}: {one}" for one in trouble[:_MOST_TROUBLE]).encode())
+    finally:
+        os._exit(stopped)
+
+
+def _answer(data: bytes) -> None:
+    while data:
+        data = data[os.write(1, data) :]
 
 
 def run(take: Callable[[], dict[str, Any]], cells: list[Cell], folder: str) -> None:
-    """Start and watch the cells of a request, which are added to `cells`.
-
-    Args:
-        folder: of the program, to be made at the level `unsafe`.
-
-    Raises:
-        Refused: a cell could not be made.
-        Stop: the parent is gone.
-    """
+    """Start and watch the cells of a request, which are added to `cells`."""
     setup = take()
     if not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
         raise Refused("the kernel does not list children (CONFIG_PROC_CHILDREN)")
@@ -258,7 +258,7 @@ def _stop(*_: object) -> None:
 
 
 def _links(count: int) -> list[tuple[int, int]]:
-    """Ends to read and to write of each cell: none of one cell, pipes across of two."""
+    """Ends to read and to write of each cell: none for one cell, crossed pipes for two."""
     if count == 1:
         return [(-1, -1)]
     (first_in, second_out), (second_in, first_out) = os.pipe(), os.pipe()
@@ -269,12 +269,10 @@ def _links(count: int) -> list[tuple[int, int]]:
 
 
 def watch(cells: list[Cell], parent: int) -> None:
-    """Move data and check limits until the last of the cells has ended, and the others, nearly.
+    """Move data and check limits until the last of the cells has ended; the others end then.
 
-    Others see the end of their link, and end by themselves.
-
-    Raises:
-        Stop: the process behind the descriptor `parent` ended.
+    The others see the end of their link, and end themselves. Raises Stop when the process behind
+    the descriptor `parent` has ended.
     """
     poll = select.poll()
     poll.register(parent, select.POLLIN)
@@ -315,8 +313,8 @@ def family(pid: int) -> Iterator[tuple[int, int]]:
 def memory_bytes(pids: list[int], limit: int) -> int:
     """Memory of the processes together if it is above the limit, else 0.
 
-    Resident sets first, which are cheap and count shared pages once per process; if they are above
-    it, proportional sets.
+    Resident sets first, which are cheap but count shared pages once per process; if they are above
+    the limit, proportional sets.
     """
     resident = sum(_resident(pid) for pid in pids)
     if resident <= limit:
@@ -343,9 +341,10 @@ def _proportional(pid: int) -> int:
 
 
 def end_orphans() -> float:
-    """Kill and reap what became the keeper's child when its own parent ended; its CPU seconds.
+    """Kill and reap processes that became the keeper's children; returns their CPU seconds.
 
-    That is bubblewrap's init, and daemons without a namespace. Their ids are not reused meanwhile.
+    These are bubblewrap's init, and daemons without a namespace. Their ids are not reused
+    meanwhile.
     """
     cpu_s = 0.0
     while orphans := [pid for pid in _children(os.getpid()) if pid not in _inits]:
@@ -370,7 +369,7 @@ def _children(pid: int) -> list[int]:
 
 
 def _rest(end: int) -> bytes:
-    """What is left in a pipe whose writers have ended."""
+    """Remaining content of a pipe whose writers have ended."""
     data = b""
     try:
         while part := os.read(end, _PIPE_BYTES):
@@ -411,7 +410,7 @@ def _start_namespaces(setup: dict[str, Any], job: dict[str, Any], ends: list[int
 
 
 def _map_ids(pid: int) -> None:
-    """Name this user, and as root `nobody` too, in the user namespace of a new process."""
+    """Map this user, and as root `nobody` too, into the user namespace of a new process."""
     outside = os.geteuid(), os.getegid()
     if outside[0] == 0:
         both = f"0 0 1\n{confine.USER} {_OUTSIDE_NOBODY} 1\n"
@@ -448,6 +447,7 @@ def _start_bubblewrap(setup: dict[str, Any], job: dict[str, Any], ends: list[int
         try:
             cell.enter([*ends, bundle])
             kernel.die_with_parent()
+            confine.protect_devices()
             command = setup["command"]
             os.execv(command[0], command)
         except BaseException as error:

@@ -17,6 +17,7 @@ _libc.prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
 
 NEW_NAMESPACES = 0x7E02_0000
 """User, process ids, network, IPC, host name, mounts and cgroups."""
+NEW_USER, NEW_MOUNTS = 0x1000_0000, 0x2_0000
 
 RECURSIVE, BIND, REMOUNT, PRIVATE = 0x4000, 0x1000, 0x20, 0x4_0000
 READ_ONLY, NO_SETUID, NO_DEVICES = 0x1, 0x2, 0x4
@@ -29,6 +30,7 @@ _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _CLONE = {"x86_64": 56, "aarch64": 220}
 _SOCKET = {"x86_64": 41, "aarch64": 198}
+_FCNTL = {"x86_64": 72, "aarch64": 25}
 _CLONE3, _MOUNT_SETATTR = 435, 442
 _NEWEST_KNOWN = 450
 _X32 = 0x4000_0000
@@ -61,17 +63,18 @@ semop 65 193                  msgget 68 186                 msgsnd 69 189
 msgrcv 70 188                 msgctl 71 187                 mq_open 240 180
 migrate_pages 256 238         move_pages 279 239            vmsplice 278 75
 uselib 134 -                  _sysctl 156 -                 nfsservctl 180 42
+flock 73 32                   inotify_init 253 -            inotify_init1 294 26
 """
 """Names and numbers on both machines: other namespaces and mounts, other processes, modules and
-clocks, memory that belongs to no process (memfd, System V), parts of the kernel that had holes."""
+clocks, memory that belongs to no process (memfd, System V), parts of the kernel that had
+vulnerabilities, locks of read-only files, and resources counted per user on the whole machine."""
+_LOCKS_OF_DESCRIPTORS = (37, 38, 1024)
+"""Denied commands of fcntl, like flock: OFD locks and leases. POSIX locks are allowed: SQLite
+needs them."""
 
 
 def machine() -> str:
-    """`x86_64` or `aarch64`.
-
-    Raises:
-        OSError: it is neither.
-    """
+    """`x86_64` or `aarch64`."""
     name = os.uname().machine
     if name not in _AUDIT_ARCH:
         raise OSError(errno.ENOSYS, f"the machine is {name}, but must be x86_64 or aarch64")
@@ -83,6 +86,11 @@ def clone(flags: int) -> int:
     return _call("clone", _CLONE[machine()], flags | _SIGCHLD, 0, 0, 0, 0)
 
 
+def unshare(flags: int) -> None:
+    """Move this process into new namespaces."""
+    _check(_libc.unshare(flags), "unshare")
+
+
 def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str = "") -> None:
     """As mount(2); errors name the target."""
     status = _libc.mount(
@@ -91,16 +99,21 @@ def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str
     _check(status, f"mount {source} on {target}")
 
 
-def make_read_only(path: str, *, recursive: bool) -> None:
-    """Make a mount read-only, without devices and setuid programs (mount_setattr, Linux 5.12)."""
-    attributes = (ctypes.c_uint64 * 4)(READ_ONLY | NO_SETUID | NO_DEVICES, 0, 0, 0)
+def make_read_only(path: str, *, recursive: bool, devices: bool = False) -> None:
+    """Make a mount read-only, without setuid programs (mount_setattr, Linux 5.12).
+
+    With `devices`, devices can be opened. They accept data on a read-only mount, too, but keep
+    their owner, mode and times.
+    """
+    allowed = READ_ONLY | NO_SETUID | (0 if devices else NO_DEVICES)
+    attributes = (ctypes.c_uint64 * 4)(allowed, 0, 0, 0)
     flags = _AT_RECURSIVE if recursive else 0
     size = ctypes.sizeof(attributes)
     _call("mount_setattr", _MOUNT_SETATTR, _AT_FDCWD, path.encode(), flags, attributes, size)
 
 
 def swap_root() -> None:
-    """Make the current folder, a mount, the root, and let go of the old root."""
+    """Make the current folder, a mount, the root, and detach the old root."""
     _call("pivot_root", _PIVOT_ROOT[machine()], b".", b".")
     # The old root now lies on top of the new one: pivot_root(2), NOTES.
     _check(_libc.umount2(b".", _DETACH), "umount the old root")
@@ -113,12 +126,12 @@ def pivot_root(new: str, put_old: str) -> None:
 
 
 def die_with_parent() -> None:
-    """Let the kernel kill this process when its parent has ended."""
+    """Make the kernel kill this process when its parent has ended."""
     _prctl("PR_SET_PDEATHSIG", 1, 9)
 
 
 def wake_with_parents_end() -> None:
-    """Let the kernel continue this process, if it was stopped, when its parent has ended."""
+    """Make the kernel continue this process, if it was stopped, when its parent has ended."""
     _prctl("PR_SET_PDEATHSIG", 1, 18)
 
 
@@ -128,12 +141,12 @@ def adopt_orphans() -> None:
 
 
 def set_host_name(name: str) -> None:
-    """Of the UTS namespace."""
+    """Set the host name of the UTS namespace."""
     _check(_libc.sethostname(name.encode(), len(name)), "sethostname")
 
 
 def drop_privileges() -> None:
-    """Give up all capabilities, and what programs could give back."""
+    """Give up all capabilities, and the ways by which programs could regain them."""
     for capability in range(64):
         _libc.prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP; the kernel knows fewer than 64
     header = (ctypes.c_uint32 * 2)(0x2008_0522, 0)  # _LINUX_CAPABILITY_VERSION_3, this process
@@ -159,10 +172,8 @@ def landlock_version() -> int:
 
 
 def restrict_files(readable: list[str], writable: list[str], devices: list[str]) -> None:
-    """Deny this process, for good, all files but these, and TCP and outside signals and sockets.
-
-    Raises:
-        OSError: the kernel has no landlock (Linux 5.13).
+    """Irrevocably deny this process all files but these, and TCP and outside signals and
+    sockets.
     """
     version = landlock_version()
     if not version:
@@ -175,7 +186,7 @@ def restrict_files(readable: list[str], writable: list[str], devices: list[str])
     ruleset = _call("landlock_create_ruleset", _CREATE_RULESET, attributes, size, 0)
     read = _EXECUTE | _READ_FILE | _READ_DIR
     device = _READ_FILE | _WRITE_FILE
-    _allow(ruleset, "/", _READ_DIR)  # all that there is may be listed
+    _allow(ruleset, "/", _READ_DIR)  # all existing rights may be listed
     for rights, paths in ((read, readable), (handled & ~_IOCTL, writable), (device, devices)):
         for path in paths:
             _allow(ruleset, path, rights & handled)
@@ -199,7 +210,7 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
 
 _LOAD, _EQUAL, _GREATER, _ANY_BIT, _RETURN = 0x20, 0x15, 0x25, 0x45, 0x06
 _ALLOW, _KILL, _ERRNO = 0x7FFF_0000, 0x8000_0000, 0x0005_0000
-_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16
+_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT, _SECOND_ARGUMENT = 0, 4, 16, 24
 
 
 class _Program(ctypes.Structure):
@@ -207,10 +218,10 @@ class _Program(ctypes.Structure):
 
 
 def restrict_calls() -> None:
-    """Deny this process, for good, system calls that a program does not need.
+    """Irrevocably deny this process system calls that a program does not need.
 
-    No namespaces, mounts, tracing, modules, keys, memory without a process; no sockets but unix
-    ones. What is newer than this list is said not to exist. Needs `drop_privileges` before.
+    No namespaces, mounts, tracing, modules, keys, memory without a process; only unix sockets; only
+    POSIX locks. System calls newer than this list fail with ENOSYS. Needs `drop_privileges` before.
     """
     rows = b"".join(
         code.to_bytes(2, "little") + bytes((yes, no)) + value.to_bytes(4, "little")
@@ -230,16 +241,23 @@ def _filter(name: str) -> list[tuple[int, int, int, int]]:
         (_LOAD, 0, 0, _NUMBER),
         (_GREATER, 0, 1, _NEWEST_KNOWN),  # and those of x32, which are above
         (_RETURN, 0, 0, unknown),
-        (_EQUAL, 0, 1, _CLONE3),  # its flags lie in memory; C libraries then take clone
+        (_EQUAL, 0, 1, _CLONE3),  # its flags are in memory; C libraries then use clone
         (_RETURN, 0, 0, unknown),
     ]
     for number in denied_calls(name).values():
         rows += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, deny)]
-    for number, test in (
-        (_CLONE[name], [(_ANY_BIT, 0, 1, NEW_NAMESPACES)]),
-        (_SOCKET[name], [(_EQUAL, 1, 0, _AF_UNIX)]),  # vsock, for one, has no namespace
+    locks = zip((2, 1, 0), _LOCKS_OF_DESCRIPTORS, strict=True)
+    for number, argument, tests in (
+        (_CLONE[name], _FIRST_ARGUMENT, [(_ANY_BIT, 0, 1, NEW_NAMESPACES)]),
+        # vsock, for one, has no namespace.
+        (_SOCKET[name], _FIRST_ARGUMENT, [(_EQUAL, 1, 0, _AF_UNIX)]),
+        (
+            _FCNTL[name],
+            _SECOND_ARGUMENT,
+            [(_EQUAL, left, int(not left), one) for left, one in locks],
+        ),
     ):
-        rows += [(_EQUAL, 0, 4, number), (_LOAD, 0, 0, _FIRST_ARGUMENT), *test]
+        rows += [(_EQUAL, 0, len(tests) + 3, number), (_LOAD, 0, 0, argument), *tests]
         rows += [(_RETURN, 0, 0, deny), (_RETURN, 0, 0, _ALLOW)]
     return [*rows, (_RETURN, 0, 0, _ALLOW)]
 

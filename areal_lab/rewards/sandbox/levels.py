@@ -1,7 +1,7 @@
-"""Which levels of containment work on this machine, and the choice among them.
+"""Test the levels of containment on this machine, and choose one.
 
-A level is tried once per process, by a program that looks for what it must not find. `unsafe` is
-never chosen for want of another: it has to be named.
+A level is tested once per process, with a program that looks for things it must not find. `unsafe`
+is never a fallback: it has to be named.
 """
 
 from __future__ import annotations
@@ -50,15 +50,11 @@ print("contained")
 
 
 class NoSandbox(SandboxError):
-    """No level that was asked for works here; the message has the reasons and a fix."""
+    """No requested level works here; the message has the reasons and a fix."""
 
 
 def choose(setting: LevelSetting) -> Sandbox:
-    """The sandbox of a setting: that level, or with `auto` the first contained one that works.
-
-    Raises:
-        NoSandbox: in one line.
-    """
+    """Sandbox of a setting: that level, or with `auto` the first contained one that works."""
     if setting == "unsafe":
         return Sandbox("unsafe")
     asked: tuple[Level, ...] = CONTAINED if setting == "auto" else (setting,)
@@ -75,7 +71,7 @@ def choose(setting: LevelSetting) -> Sandbox:
 
 
 def takes_sandbox(function: Callable[..., Any]) -> bool:
-    """Whether a reward function is given `reward.sandbox`: it has a parameter `sandbox`."""
+    """Return whether a reward function has a parameter for `reward.sandbox`."""
     try:
         return "sandbox" in inspect.signature(function).parameters
     except (TypeError, ValueError):  # some builtins have no signature
@@ -83,8 +79,9 @@ def takes_sandbox(function: Callable[..., Any]) -> bool:
 
 
 def runs_programs(function: Callable[..., Any]) -> bool:
-    """Whether a reward function needs a level that works: it takes a sandbox, and no attribute
-    `runs_programs` says otherwise."""
+    """Return whether a reward function needs a working level: it has a parameter `sandbox`, and
+    no attribute `runs_programs` that is False.
+    """
     return takes_sandbox(function) and bool(getattr(function, "runs_programs", True))
 
 

@@ -1,4 +1,4 @@
-"""Run programs in a sandbox, from threads or from an event loop; many may run at once.
+"""Run programs in a sandbox, from threads or from an event loop; also many concurrently.
 
 >>> sandbox = choose("auto")                                             # levels.py
 >>> sandbox.run("print(6 * 7)").stdout
@@ -10,19 +10,20 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import logging
 import marshal
 import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
 from areal_lab.host.isolation import Level
-from areal_lab.rewards.sandbox import bubblewrap, cell, confine, keeper
-from areal_lab.rewards.sandbox.visible import visible_paths
+from areal_lab.rewards.sandbox import cell, confine, keeper
+from areal_lab.rewards.sandbox.confine import visible_paths
 
 End: TypeAlias = Literal["exited", "crashed", "timeout", "memory", "processes", "output", "stopped"]
 """How a program ended: by itself, by a signal, at one of its limits, or because the last of the
@@ -37,6 +38,7 @@ _ENDS: Final[Mapping[int, End]] = {
     keeper.OUTPUT: "output",
     keeper.STOPPED: "stopped",
 }
+_log: Final = logging.getLogger(__name__)
 _GRACE_S: Final = 60.0  # for the start and end of cells on a busy machine
 _STOP_S: Final = 10.0
 _HEADER: Final = 6 * 8
@@ -68,7 +70,7 @@ for name, code in modules:
     exec(code, module.__dict__)
 sys.modules[entry].main(take)
 """
-"""Program of the sandbox's interpreters: modules come as code, so that none is looked for, with the
+"""Program of the sandbox's interpreters: modules come as code, so none is searched for, with the
 name of the one whose `main` is called."""
 
 
@@ -78,21 +80,21 @@ class SandboxError(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one program may use, its children included."""
+    """Limits of one program, including its child processes."""
 
     timeout_s: float = 5.0
     """Wall time from the program's start."""
     cpu_s: float = 3600.0
-    """CPU time of each process, rounded up to seconds. Other than wall time, it does not depend on
-    what else the machine does."""
+    """CPU time of each process, rounded up to seconds. Unlike wall time, it does not depend on
+    the load of the machine."""
     memory_bytes: int = 1 << 30
     """Memory of all processes together, and address space of each."""
     disk_bytes: int = 32 << 20
-    """All files together, which are memory, too."""
+    """All files together, which also count as memory."""
     output_bytes: int = 1 << 16
     """Standard output and error together."""
     processes: int = 32
-    """Processes and threads at once."""
+    """Concurrent processes and threads."""
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
@@ -105,7 +107,7 @@ DEFAULT_LIMITS: Final = Limits()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """What became of a program."""
+    """Result of a program."""
 
     end: End
     """`exited` says nothing about success: see `code`."""
@@ -114,13 +116,17 @@ class Finished:
     stdout: str = ""
     stderr: str = ""
     wall_s: float = 0.0
-    """From the program's start to its end."""
+    """Seconds from the program's start to its end."""
     cpu_s: float = 0.0
-    """Of all its processes, and about 10 ms of the sandbox's own."""
+    """CPU seconds of all its processes, including about 10 ms of the sandbox's own."""
+    left: tuple[str, ...] = ()
+    """Files of its folder that could not be removed, one line each; only at the level `unsafe`."""
 
     @property
     def passed(self) -> bool:
-        """Whether it exited with code 0. A program can do so at any line: no verdict about it."""
+        """True if it exited with code 0. A program can do so at any line, so this proves nothing
+        about it.
+        """
         return self.end == "exited" and self.code == 0
 
 
@@ -136,30 +142,23 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """Runs Python programs at one level of containment; `levels.choose` makes one that works.
+    """Run Python programs at one level of containment; `levels.choose` returns one that works.
 
-    Programs run under this interpreter, with the standard library, in an empty folder.
-
-    Args:
-        level: how programs are contained.
-        folders: packages that programs may import, as absolute paths; readable inside.
+    Programs run under this interpreter, with the standard library, in an empty folder. `folders`
+    are packages that programs may import, as absolute paths; readable inside.
     """
 
     level: Level
     folders: tuple[str, ...] = ()
 
     def run(self, program: str, *, stdin: str = "", limits: Limits = DEFAULT_LIMITS) -> Finished:
-        """Run a program to its end or a limit; nothing of it is left behind.
-
-        Raises:
-            SandboxError: it could not be started.
-        """
+        """Run a program to its end or a limit; nothing of it remains."""
         return _run(self._call((_source(program, stdin),), limits))[0]
 
     async def run_async(
         self, program: str, *, stdin: str = "", limits: Limits = DEFAULT_LIMITS
     ) -> Finished:
-        """As `run`, for an event loop; a call that is cancelled ends its program first."""
+        """As `run`, for an event loop; a canceled call ends its program first."""
         return (await _run_async(self._call((_source(program, stdin),), limits)))[0]
 
     def run_linked(
@@ -170,14 +169,9 @@ class Sandbox:
         *,
         limits: Limits = DEFAULT_LIMITS,
     ) -> tuple[Finished, Finished]:
-        """Run two programs with a pipe each way between them, until the last one ends.
+        """Run two programs with a pipe in each direction between them, until the last one ends.
 
-        Args:
-            modules: names of modules whose code both get, in the order of their imports.
-            limits: of each.
-
-        Raises:
-            SandboxError: one could not be started.
+        `modules` are names of modules whose code both get, in the order of their imports.
         """
         jobs: tuple[dict[str, object], ...] = tuple(
             {"module": one.module, "argument": dict(one.argument)} for one in (first, last)
@@ -209,6 +203,7 @@ def _source(program: str, stdin: str) -> dict[str, object]:
 # --- request and reply ---------------------------------------------------------------------------
 
 _PREFIX: Final = "areal_lab.rewards.sandbox."
+_REMOVE: Final = "areal_lab.host.owned_folders"
 _INSIDE: Final = (f"{_PREFIX}kernel", f"{_PREFIX}confine", f"{_PREFIX}cell")
 
 
@@ -233,20 +228,16 @@ def request(
     if level == "bubblewrap":
         setup["modules"] = _bundle((*_INSIDE, *modules)), f"{_PREFIX}cell"
         inner = [*_interpreter(), str(cell.BUNDLE)]
-        setup["command"] = bubblewrap.command(visible, limits.disk_bytes, ENVIRONMENT, inner)
+        setup["command"] = confine.command(visible, limits.disk_bytes, ENVIRONMENT, inner)
     entry = f"{_PREFIX}keeper"
-    bundle = _bundle((*_INSIDE, *modules, entry)), entry
+    bundle = _bundle((_REMOVE, *_INSIDE, *modules, entry)), entry
     frames: tuple[Any, ...] = (bundle, setup, *jobs)
     parts = [marshal.dumps(one) for one in frames]
     return b"".join(len(part).to_bytes(8, "little") + part for part in parts)
 
 
 def read_reply(reply: bytes, cells: int) -> list[Finished]:
-    """What became of each program.
-
-    Raises:
-        SandboxError: the keeper refused, or this is no reply.
-    """
+    """Parse the results of the programs; raises SandboxError for a refusal or an invalid reply."""
     if reply[:1] == bytes((keeper.REFUSED,)):
         raise SandboxError(" ".join(reply[8:].decode(errors="replace").split()))
     found = []
@@ -256,6 +247,8 @@ def read_reply(reply: bytes, cells: int) -> list[Finished]:
             raise SandboxError("the sandbox ended without a reply")
         numbers = [int.from_bytes(header[at : at + 8], "little") for at in range(0, _HEADER, 8)]
         end, code, wall_us, cpu_us, out, error = numbers
+        if len(reply) < out + error:
+            raise SandboxError("the sandbox's reply is cut off")
         texts = [part.decode(errors="replace") for part in (reply[:out], reply[out : out + error])]
         reply = reply[out + error :]
         found.append(
@@ -268,6 +261,11 @@ def read_reply(reply: bytes, cells: int) -> list[Finished]:
                 cpu_s=cpu_us / 1e6,
             )
         )
+    if left := tuple(reply.decode(errors="replace").splitlines()):
+        _log.warning(
+            "%d files or folders of a program could not be removed: %s", len(left), left[0]
+        )
+        found = [replace(one, left=left) for one in found]
     return found
 
 
@@ -290,7 +288,7 @@ def _code(name: str) -> Any:
 
 
 def _interpreter() -> list[str]:
-    """The command of an interpreter that reads no environment, no site and no user packages."""
+    """Command of an interpreter that reads no environment, no site and no user packages."""
     # Not that of a virtual environment, whose files programs do not see.
     path = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
     return [path, "-I", "-S", "-B", "-c", BOOT]
@@ -365,7 +363,7 @@ def _no_reply(call: _Call) -> SandboxError:
 
 
 def _read(call: _Call, code: int, reply: bytes, errors: bytes) -> list[Finished]:
-    if code:
+    if code and not reply:
         told = errors.decode(errors="replace").strip() or f"its process ended with {code}"
         raise SandboxError(f"the sandbox failed: {told[-1000:]}")
     return read_reply(reply, call.cells)

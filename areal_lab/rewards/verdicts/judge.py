@@ -10,8 +10,8 @@ from areal_lab.rewards.sandbox.run import DEFAULT_LIMITS, Finished, Job, Limits,
 from areal_lab.rewards.verdicts import tests as tests_side
 
 Status: TypeAlias = Literal["passed", "failed", "unsupported"]
-"""`unsupported`: the tests need what cannot cross between processes, such as a comparison of the
-solution's own objects; says nothing about the solution."""
+"""`unsupported`: the tests need something that cannot be sent between processes, such as a
+comparison of the solution's own objects; says nothing about the solution."""
 
 _HERE: Final = "areal_lab.rewards.verdicts."
 _MODULES: Final = (f"{_HERE}literals", f"{_HERE}solution", f"{_HERE}tests")
@@ -20,7 +20,7 @@ _STATUSES: Final = (tests_side.PASSED, tests_side.FAILED, tests_side.UNSUPPORTED
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the tests say, and why."""
+    """Result of the tests, with the reason."""
 
     status: Status
     reason: str
@@ -39,16 +39,9 @@ def judge(
 ) -> Verdict:
     """Run Python tests on a solution.
 
-    Args:
-        tests: statements; they pass if none raises.
-        under_test: functions and classes of the solution; they replace whatever else has their
-            name, such as builtins. None takes what the solution defines and the tests use, which
-            lets it define what the tests forgot to.
-        prelude: text of the problem that the tests may use; runs beside them.
-        limits: of the solution, and of the tests.
-
-    Raises:
-        SandboxError: nothing was run.
+    `under_test` are the tested functions and classes of the solution; they replace anything else
+    with their name, such as builtins. None takes the names that the solution defines and the tests
+    use, so it can define names that the tests forgot to.
     """
     both = sandbox.run_linked(
         Job(module=f"{_HERE}solution", argument={"code": solution}),
@@ -68,7 +61,7 @@ def judge(
 
 
 def verdict_of(solution: Finished, tests: Finished) -> Verdict:
-    """The verdict of two programs that have ended."""
+    """Verdict of two programs that have ended."""
     status, _, reason = tests.stdout.partition("\n")
     if tests.end != "exited" or tests.code or status not in _STATUSES:
         status, reason = tests_side.FAILED, f"the tests ended without a verdict: {tests.end}"

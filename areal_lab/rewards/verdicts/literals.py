@@ -1,4 +1,4 @@
-"""Values as text, between a solution and its tests: literals, and references to what is none.
+"""Values as text, between a solution and its tests: literals, and references to other objects.
 
     [1, 2.5, -inf, 'text', {'a': {1, 2}}, set(), Ref(3)]     written by `write`, read by `read`
 
@@ -52,20 +52,19 @@ _NAMES = {
     **{one.__name__: one for one in _FUNCTIONS},
     **{name: one for name, one in vars(builtins).items() if isinstance(one, type)},
 }
-"""Objects that are written as a name: there are tests that pass `int` or `len` to a function."""
+"""Objects that are written as a name: some tests pass `int` or `len` to a function."""
 _NAME_OF = {id(one): name for name, one in _NAMES.items()}
 
 
 class Unreadable(ValueError):
-    """The text is no literal of this module."""
+    """The text is not a literal of this module."""
 
 
 def write(value: object, refer: Callable[[object], int], depth: int = 0) -> str:
-    """The text of a value.
+    """Text of a value.
 
-    Args:
-        refer: number of an object that is no literal; called in the order of the text.
-        depth: of containers around it; what is nested deeper than 100 is no literal.
+    `refer` returns the number of an object that is not a literal; it is called in the order of the
+    text. Values below more than 100 containers (`depth`) are not literals.
     """
     text = _scalar(value)
     if text is None and depth < _DEEPEST:
@@ -74,7 +73,7 @@ def write(value: object, refer: Callable[[object], int], depth: int = 0) -> str:
 
 
 def _scalar(value: object) -> str | None:
-    """The text of a value that contains no other values; None if it is none."""
+    """Text of a value that contains no other values; None if it does."""
     if value is None or isinstance(value, bool):
         return repr(value)
     for kind, text_of in _WRITERS:
@@ -100,7 +99,7 @@ _WRITERS: tuple[tuple[type, Callable[[Any], str]], ...] = (
 
 
 def _of_library(value: Any) -> str | None:
-    """The text of a number or a time of the standard library."""
+    """Text of a number or a time of the standard library."""
     if isinstance(value, _loaded("Decimal")):
         return f"Decimal({str(value)!r})"
     if isinstance(value, _loaded("Fraction")):
@@ -116,7 +115,7 @@ def _of_library(value: Any) -> str | None:
 
 
 def _loaded(name: str) -> Any:
-    """A type; an empty tuple if its module is not loaded, for then no value is of it."""
+    """A type; an empty tuple if its module is not loaded, because then no value has this type."""
     return getattr(sys.modules.get(_MADE[name]), name, ())
 
 
@@ -151,14 +150,7 @@ def _joined(kind: str, parts: list[str], most: int | None) -> str:
 
 
 def read(text: str, resolve: Callable[[int], object]) -> Any:
-    """The value of a text.
-
-    Args:
-        resolve: the object of a reference.
-
-    Raises:
-        Unreadable: it is too long, or not what `write` writes.
-    """
+    """Value of a text; raises Unreadable for other texts than those of `write`."""
     if len(text) > MOST_BYTES:
         raise Unreadable(f"a value of {len(text)} bytes, but at most {MOST_BYTES} are read")
     try:
@@ -195,4 +187,4 @@ def _value(node: Any, resolve: Callable[[int], object]) -> Any:  # noqa: PLR0911
                 return resolve(arguments[0])
             if name in _MADE:
                 return getattr(__import__(_MADE[name]), name)(*arguments)
-    raise Unreadable(f"{type(node).__name__} is no part of a literal")
+    raise Unreadable(f"{type(node).__name__} is not part of a literal")

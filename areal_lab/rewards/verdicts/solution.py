@@ -1,12 +1,12 @@
-"""The solution's side: load the code, tell what it defines, then do one request after the other.
+"""The solution's side: load the code, send its names, then handle requests in order.
 
     ('names', {name: object}, {name: names of its bases})      once, when the code has been loaded
     ('call', object or name in _BUILT_IN, arguments, keywords) --> ('value', value, {n: changed})
                                                                --> ('raise', names, arguments, text)
                                                                --> ('unsupported', reason)
 
-Everything here is in the hands of the solution, which can send what it likes: it decides what its
-functions return, and nothing else.
+The solution controls this process and can send anything: it decides what its functions return, and
+nothing else.
 """
 
 from __future__ import annotations
@@ -36,16 +36,12 @@ _BUILT_IN = {
     "setitem": operator.setitem,
     "str": str,
 }
-"""What the tests may do with an object that is no literal, beside calling it."""
+"""Operations of the tests on an object that is not a literal, besides calling it."""
 
 
 def main(argument: dict[str, Any]) -> None:
-    """Serve until the tests hang up.
-
-    Args:
-        argument: `code`, the text of the solution.
-    """
-    module = type(sys)("solution")  # not "__main__": what a script does last is no part of it
+    """Serve until the tests hang up."""
+    module = type(sys)("solution")  # not "__main__": the main block of a script is skipped
     sys.modules["solution"] = module
     sys.set_int_max_str_digits(0)
     requests = io.BufferedReader(io.FileIO(LINK_IN, closefd=False), 1 << 16)
@@ -57,7 +53,7 @@ def main(argument: dict[str, Any]) -> None:
 
 
 def _defined(names: dict[str, Any]) -> tuple[dict[str, Any], dict[str, list[str]]]:
-    """What can be called, and the bases of exceptions, by name."""
+    """Callables, and the bases of exceptions, by name."""
     called = {name: value for name, value in names.items() if callable(value) and name[:2] != "__"}
     errors = {
         name: [one.__name__ for one in value.__mro__]
@@ -68,7 +64,7 @@ def _defined(names: dict[str, Any]) -> tuple[dict[str, Any], dict[str, list[str]
 
 
 class Objects:
-    """Numbers of objects that are no literals; they live as long as this."""
+    """Numbers of objects that are not literals; they live as long as this."""
 
     def __init__(self) -> None:
         self._numbers: dict[int, int] = {}
@@ -91,7 +87,7 @@ class Objects:
 
 
 def answer(request: str, objects: Objects) -> str:
-    """Do one request; returns the reply."""
+    """Handle one request; returns the reply."""
     try:
         _, function, arguments, keywords = objects.read(request)
         given = [*arguments, *keywords.values()]

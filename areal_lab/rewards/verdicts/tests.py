@@ -1,7 +1,7 @@
-"""The tests' side: run them with stand-ins for what the solution defines, and tell a verdict.
+"""The tests' side: run them with proxies for the solution's definitions, and report a verdict.
 
-Every comparison happens here, between objects that were made here. What a name in the tests means,
-first wins:
+Every comparison happens here, between objects created here. Meaning of a name in the tests, in
+order of priority:
 
 | name | is |
 | --- | --- |
@@ -10,7 +10,7 @@ first wins:
 | a builtin, or a module of the standard library | that: a solution cannot redefine `set` |
 | imported by the solution under its own name from the standard library | that |
 
-If it is not known what is under test, whatever else the solution defines is.
+If the tested names are unknown, all other definitions of the solution are.
 """
 
 from __future__ import annotations
@@ -26,44 +26,49 @@ from areal_lab.rewards.verdicts import literals
 
 TYPE_CHECKING = False  # typing is slow to import
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from typing import Any
 
 PASSED, FAILED, UNSUPPORTED = "passed", "failed", "unsupported"
 _FILE = "tests.py"
 _SHOWN = ("__name__", "__doc__")
+_ENDS_ITERATION = (StopIteration, StopAsyncIteration)
 
 
 class Unsupported(BaseException):
-    """The tests need something that cannot cross, such as a comparison of the solution's objects.
+    """The tests need something that cannot be sent, such as a comparison of the solution's objects.
 
-    No Exception, so that tests that expect one do not take it for that.
+    Not an Exception, so tests that expect one do not catch it.
     """
 
 
 class Ended(BaseException):
-    """The solution has no more replies, or replied with what is none."""
+    """The solution has no more replies, or sent an invalid one."""
 
 
 def main(argument: dict[str, Any]) -> None:
-    """Run the tests and write the verdict, a line and perhaps a reason, to standard output.
+    """Run the tests and write the verdict, a line and optionally a reason, to standard output.
 
-    Args:
-        argument: `tests`, their text; `prelude`, text of the problem that runs before them;
-            `under_test`, names or None; `solution`, whose imports are read.
+    `argument` has `tests`, their text; `prelude`, text of the problem that runs before them;
+    `under_test`, names or None; `solution`, whose imports are read.
     """
     report = os.dup(1)
-    os.dup2(2, 1)  # what the tests print is no verdict
+    os.dup2(2, 1)  # output of the tests is not a verdict
     sys.set_int_max_str_digits(0)
     link = Link()
-    module = type(sys)("tests")
-    sys.modules["tests"] = module
-    status, reason = PASSED, ""
+    module = type(sys)("__main__")  # `unittest.main` looks for tests there
+    sys.modules["__main__"] = module
+    sys.argv[:] = [_FILE]
     try:
         _run(argument, link, module.__dict__)
     except BaseException as error:
-        status, reason = FAILED, _reason(error, argument["tests"])
-    # Also if the tests caught what was raised.
+        passed = isinstance(error, SystemExit) and error.code is False  # so does `unittest.main`
+        if not passed:
+            link.failures.append(_reason(error, argument["tests"]))
+    status, reason = (FAILED, link.failures[-1]) if link.failures else (PASSED, "")
+    if status == PASSED and not link.asked:
+        status, reason = UNSUPPORTED, "the tests ask nothing of the solution: any would pass"
+    # Even if the tests caught the exception.
     if link.trouble:
         status, reason = link.trouble
     elif status == FAILED and link.opaque:
@@ -76,12 +81,13 @@ def _run(argument: dict[str, Any], link: Link, names: dict[str, Any]) -> None:
     try:
         exec(compile(argument["prelude"], "problem.py", "exec", dont_inherit=True), names)
     except SyntaxError:
-        pass  # a text that is to be continued; the solution has all of it
+        pass  # a text to be continued; the solution has all of it
     tree = compile(argument["tests"], _FILE, "exec", literals.ONLY_TREE, dont_inherit=True)
     under_test = argument["under_test"]
     for name in under_test or ():
-        names.pop(name, None)  # of a function that is to be completed, the problem has a stub
+        names.pop(name, None)  # the problem has a stub of the function to complete
     left = undefined(tree) - names.keys() - set(dir(builtins)) - set(under_test or ())
+    link.named = {one.id for one in walk(tree) if isinstance(one, _ast.Name)}
     names.update({name: __import__(name) for name in left & sys.stdlib_module_names})
     names.update(imports(argument["solution"], left - names.keys()))
     for name in left - names.keys() if under_test is None else under_test:
@@ -89,7 +95,44 @@ def _run(argument: dict[str, Any], link: Link, names: dict[str, Any]) -> None:
             names[name] = link.error_type(name)
         elif name in defined:
             names[name] = defined[name]
+    _note_dropped(argument["tests"], link.failures)
     exec(compile(tree, _FILE, "exec", dont_inherit=True), names)
+
+
+def _note_dropped(tests: str, failures: list[str]) -> None:
+    """Record failures that do not reach the tests: in a runner, a thread, a `__del__`."""
+
+    def dropped(event: Any) -> None:
+        failures.append(_reason(event.exc_value, tests))
+
+    def note(module: str, owner: str, reason: Callable[[Any], str]) -> None:
+        runner = getattr(__import__(module), owner)
+        run = runner.run
+
+        def noted(self: Any, *given: Any, **more: Any) -> Any:
+            result = run(self, *given, **more)
+            if text := reason(result):
+                failures.append(text)
+            return result
+
+        runner.run = noted
+
+    sys.unraisablehook = dropped
+    if "thread" in tests:
+        setattr(__import__("threading"), "excepthook", dropped)  # noqa: B010 -- its type has none
+    if "unittest" in tests:
+        note("unittest", "TestCase", _of_unittest)
+    if "doctest" in tests:
+        note("doctest", "DocTestRunner", lambda one: f"doctest: {one}" if one.failed else "")
+
+
+def _of_unittest(result: Any) -> str:
+    """Last failure of a result of unittest; empty without one."""
+    if result.wasSuccessful():
+        return ""
+    for case, trace in [*result.errors, *result.failures][-1:]:
+        return f"{case.id()}: {trace.splitlines()[-1]}"
+    return "a test that is to fail passed"
 
 
 def _reason(error: BaseException, tests: str) -> str:
@@ -120,7 +163,7 @@ def walk(tree: Any) -> Iterator[Any]:
 
 
 def undefined(tree: Any) -> set[str]:
-    """Names that a program uses and does not define anywhere."""
+    """Names that a program uses but does not define anywhere."""
     used: set[str] = set()
     made: set[str] = set()
     for node in walk(tree):
@@ -139,9 +182,9 @@ def undefined(tree: Any) -> set[str]:
 
 
 def imports(solution: str, wanted: set[str]) -> dict[str, Any]:
-    """What a solution imports from modules of the standard library, of the wanted names.
+    """Imports of a solution from modules of the standard library, of the wanted names.
 
-    Under its own name: `from builtins import len as sorted` would change what tests say.
+    Under its own name: `from builtins import len as sorted` would change the result of tests.
     """
     try:
         tree = compile(solution, "solution.py", "exec", literals.ONLY_TREE, dont_inherit=True)
@@ -169,17 +212,19 @@ class Link:
         self._errors: dict[str, type[Exception]] = {}
         self._of_functions: set[int] = set()
         self._references = 0
+        self.named: set[str] = set()
+        """Names in the tests."""
+        self.asked = False
+        """True if the tests asked anything of the solution."""
+        self.failures: list[str] = []
+        """Failures of the tests, even if they continue."""
         self.opaque = False
-        """Whether a function of the solution returned what is no literal."""
+        """True if a function of the solution returned something that is not a literal."""
         self.trouble: tuple[str, str] | None = None
         """Status and reason, once the tests cannot pass any more."""
 
     def names(self) -> tuple[dict[str, Any], dict[str, list[str]]]:
-        """What the solution defines, and the bases of its exceptions, by name.
-
-        Raises:
-            Ended: it did not load.
-        """
+        """Definitions of the solution, and the bases of its exceptions, by name."""
         match self._receive():
             case ("names", dict() as defined, dict() as errors):
                 pass
@@ -194,20 +239,16 @@ class Link:
         return defined, errors
 
     def error_type(self, name: str) -> type[Exception]:
-        """The stand-in for an exception that the solution defines."""
+        """Proxy for an exception that the solution defines."""
         return self._errors[name]
 
     def ask(
         self, function: Handle | str, arguments: tuple[Any, ...], keywords: dict[str, Any]
     ) -> Any:
-        """Let the solution call a function; returns its value, or raises its exception.
-
-        Raises:
-            Unsupported: an argument or the value cannot cross.
-            Ended: the solution has no more replies.
-        """
+        """Call a function of the solution; returns its value, or raises its exception."""
         if self.trouble:
             raise Ended
+        self.asked = True
         self._send(literals.write(("call", function, arguments, keywords), self._refer))
         before = self._references
         match self._receive():
@@ -217,18 +258,23 @@ class Link:
                 self._change([*arguments, *keywords.values()], changed)
                 return value
             case ("raise", [*names], [*given], str(text)):
-                raise self._error([str(one) for one in names], given, text)
+                error = self._error([str(one) for one in names], given, text)
+                if isinstance(error, _ENDS_ITERATION):
+                    raise self._end_of_iteration(function, list(map(str, names)), given)
+                if isinstance(error, IndexError) and _in_getitem():
+                    raise self.unsupported(f"{names[0]} of the solution, which ends an iteration")
+                raise error
             case ("unsupported", str(reason)):
                 raise self.unsupported(reason)
         raise self.ended("the solution sent no reply")
 
     def unsupported(self, reason: str) -> Unsupported:
-        """Note that the tests need what cannot cross."""
+        """Record that the tests need something that cannot be sent."""
         self.trouble = self.trouble or (UNSUPPORTED, reason)
         return Unsupported(reason)
 
     def ended(self, reason: str) -> Ended:
-        """Note that the solution has ended."""
+        """Record that the solution has ended."""
         self.trouble = self.trouble or (FAILED, reason)
         return Ended(reason)
 
@@ -243,8 +289,23 @@ class Link:
                         continue  # some take other arguments than they keep
         return self.ended(f"the solution raised {names[0] if names else 'nothing'}")
 
+    def _end_of_iteration(
+        self, function: Handle | str, names: list[str], given: list[Any]
+    ) -> BaseException:
+        """Convert a StopIteration, which as a call's result must not end a `map` or `zip` of the
+        tests.
+
+        As in a generator (PEP 479). Tests that name the raised exception may expect it, and then it
+        is unknown who caught it.
+        """
+        if isinstance(function, str) and function == "next" and "StopIteration" in names:
+            return StopIteration(*given)  # with the return value of a generator
+        if self.named & set(names):
+            return self.unsupported(f"{names[0]} of the solution, which would end iterations")
+        return RuntimeError(f"the solution raised {names[0]}")
+
     def _change(self, given: list[Any], changed: dict[Any, Any]) -> None:
-        """Let arguments be changed, as a call in this process would."""
+        """Apply changes to arguments, as a call in this process would."""
         for number, new in changed.items():
             match given[number], new:
                 case (list() as old, list()) | (bytearray() as old, bytearray()):
@@ -285,16 +346,26 @@ class Link:
             raise self.ended(f"the solution's reply cannot be read: {error}") from None
 
 
+def _in_getitem() -> bool:
+    """Return whether a sequence of the tests is asking: an IndexError ends an iteration over it."""
+    frame: Any = sys._getframe()
+    while frame is not None:
+        if (frame.f_code.co_name, frame.f_code.co_filename) == ("__getitem__", _FILE):
+            return True
+        frame = frame.f_back
+    return False
+
+
 def _built_in_error(name: object) -> type[Exception] | None:
     found = getattr(builtins, str(name), None)
     return found if isinstance(found, type) and issubclass(found, Exception) else None
 
 
 class Handle:
-    """An object of the solution, which stays there.
+    """An object of the solution, which stays in its process.
 
-    It can be called and looked into, and is never compared there: the solution would learn what is
-    expected, and could say that it is equal.
+    It can be called and inspected, but is never compared there: the solution would learn the
+    expected value, and could claim to be equal.
     """
 
     __slots__ = ("_link", "_number")
@@ -304,7 +375,7 @@ class Handle:
         object.__setattr__(self, "_number", number)
 
     def __call__(self, /, *arguments: Any, **keywords: Any) -> Any:
-        """Call it there."""
+        """Call it in its process."""
         return _ask(self, self, arguments, keywords)
 
     def __getattr__(self, name: str) -> Any:

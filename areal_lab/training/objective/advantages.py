@@ -1,23 +1,32 @@
 """The advantages that the settings ask for: of samples, or of tokens with what a critic says.
 
-default, named, custom --choose_advantages--> function(rewards [N], groups [N], facts by name)
-                                                  |
-AdvantageFacts (lengths, tokens, KL, values) -----'   only those in its signature
+default, named, custom, pickled --choose_advantages--> function(rewards [N], groups [N], facts)
+                                                           |
+AdvantageFacts (lengths, tokens, KL, values), by name -----'   only those in its signature
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from areal_lab.config.functions import (
+    Form,
+    check_call,
+    load_function,
+    main,
+    unpickle_function,
+)
 from areal_lab.functional.advantages.group import group_advantages, no_scale, std_of_group
 from areal_lab.functional.advantages.reward_shaping import overlong_penalty
-from areal_lab.functional.losses.keywords import requested_keywords
+from areal_lab.functional.losses.policy import requested_keywords
 from areal_lab.functional.segments import Segments
 from areal_lab.training.objective.compose import compose_advantages, with_signature
 from areal_lab.training.objective.formulas import Role
@@ -31,7 +40,9 @@ samples, or `[T]` of tokens, or `AdvantagesAndReturns` of tokens."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvantageFacts:
-    """What advantages may ask for, of `N` samples with `T` tokens that the policy chose."""
+    """Arguments that advantages may request, for `N` samples with `T` tokens that the policy
+    chose.
+    """
 
     length_tokens: Int[Tensor, " N"]
     mask: Bool[Tensor, " T"]
@@ -41,21 +52,22 @@ class AdvantageFacts:
     token_rewards: Float[Tensor, " T"] | None = None
     """Minus the KL penalty of each token; None without `actor.kl_ctl`."""
     values: Float[Tensor, " T"] | None = None
-    """Of a critic, before each token; None without one."""
+    """Values of a critic, before each token; None without a critic."""
     bootstrap_values: Float[Tensor, " N"] | None = None
-    """Of a critic, beyond the last token; 0 for responses that ended."""
+    """Values of a critic beyond the last token; 0 for responses that ended."""
 
 
 def choose_advantages(settings: TrainerSettings) -> Advantages:
-    """Group advantages by the settings, or the named or custom function.
-
-    Raises:
-        ValueError: if a custom function cannot be imported, or a name or keyword of
-            `actor.advantage` is wrong.
-    """
+    """Group advantages by the settings, or the named, custom or pickled function."""
     actor = settings.actor
-    if actor.advantage_fn:
+    if settings.advantage_file:
+        function = unpickle_function(Path(settings.advantage_file).read_bytes())
+    elif actor.advantage_fn:
         function = imported("advantage_fn", actor.advantage_fn)
+        try:
+            check_signature(function)
+        except ValueError as error:
+            raise ValueError(f"advantage_fn {actor.advantage_fn!r} {error}") from error
     elif actor.advantage:
         function = compose_advantages(call_of("actor.advantage", actor.advantage, Role.ADVANTAGE))
     else:
@@ -86,21 +98,37 @@ def asked_facts(function: Advantages) -> list[str]:
 
 
 def asked_of(function: Advantages, facts: AdvantageFacts) -> Mapping[str, Any]:
-    """Those facts that the function asks for."""
+    """Arguments that the function requests."""
     return {name: getattr(facts, name) for name in asked_facts(function)}
 
 
+def check_signature(function: Advantages) -> None:
+    """Check that a function can be called for advantages, before anything is computed."""
+    form = Form("advantages(rewards, groups)", may_wait=False)
+    try:
+        check_call(function, form, dict.fromkeys(asked_facts(function)))
+    except ValueError as error:
+        known = ", ".join(field.name for field in fields(AdvantageFacts))
+        raise ValueError(f"{error}. By name it may take any of {known}") from error
+
+
+def check_given(function: Advantages) -> None:
+    """Check a function that a program passes; a critic is checked by the settings."""
+    check_signature(function)
+    if needs_critic(function):
+        raise ValueError(
+            "takes values of a critic, which the settings name and check; save the function in a "
+            "module, and set actor.advantage_fn=module:function"
+        )
+
+
 def needs_critic(function: Advantages) -> bool:
-    """Whether the advantages are made from values."""
+    """Return whether the advantages are made from values."""
     return "values" in asked_facts(function)
 
 
 def check_advantages(found: Any, *, samples: int, tokens: int) -> None:
-    """Refuse what is neither of samples nor of tokens.
-
-    Raises:
-        ValueError: with its shape.
-    """
+    """Refuse what is neither of samples nor of tokens."""
     advantages = getattr(found, "advantages", found)
     shape = tuple(getattr(advantages, "shape", ()))
     if shape not in ((samples,), (tokens,)):
@@ -111,7 +139,7 @@ def check_advantages(found: Any, *, samples: int, tokens: int) -> None:
 
 
 def _less_overlong(function: Advantages, penalty: Callable[[Tensor], Tensor]) -> Advantages:
-    """Advantages of the rewards less a penalty on long responses."""
+    """Advantages of the rewards minus a penalty on long responses."""
     own = asked_facts(function)
 
     def advantages(rewards: Tensor, groups: Tensor, **given: Any) -> Any:
@@ -120,3 +148,14 @@ def _less_overlong(function: Advantages, penalty: Callable[[Tensor], Tensor]) ->
 
     asked = dict.fromkeys(["length_tokens", *own])
     return with_signature(advantages, ("rewards", "groups"), list(asked))
+
+
+def _check_named(path: str) -> None:
+    try:
+        check_signature(load_function(path))
+    except ValueError as error:
+        raise ValueError(f"{path!r} {error}") from error
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], _check_named))

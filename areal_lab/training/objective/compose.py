@@ -1,9 +1,9 @@
-"""From calls of named functions to a policy loss and to advantages, with what a trainer passes.
+"""Build a policy loss and advantages from calls of named functions and the trainer's facts.
 
     Call(policy_loss, aggregate=Call(sequence_mean))
         --compose_loss--> loss(*tensors, sequence_count=...)
 
-A part that needs facts of the batch, such as the count of its sequences, is made again for each
+A part that needs facts of the batch, such as the count of its sequences, is bound again for each
 micro-batch; everything else is bound once.
 """
 
@@ -37,11 +37,7 @@ _POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSIT
 
 
 def imported_formula(path: str, role: Role) -> Formula:
-    """A custom function, `module:function`, with the keywords of its signature.
-
-    Raises:
-        ValueError: in one line, if it cannot be imported or has no signature.
-    """
+    """A custom function, `module:function`, with the keywords of its signature."""
     try:
         signature = inspect.signature(load_function(path))
     except (ImportError, TypeError, ValueError) as error:
@@ -70,12 +66,7 @@ def imported_formula(path: str, role: Role) -> Formula:
 
 
 def compose_loss(call: Call, *, at_behavior: bool = False) -> PolicyLoss:
-    """A policy loss as a trainer calls it.
-
-    Args:
-        call: of a function of the role `Role.LOSS`.
-        at_behavior: pass the behavior log-probs as the proximal ones too.
-    """
+    """A policy loss as a trainer calls it."""
     function = load_function(call.formula.path)
     if call.formula.one_old_policy:
         return anchored_at_behavior(function, **_keywords(call, {}))
@@ -96,7 +87,7 @@ def compose_advantages(call: Call) -> Callable[..., Any]:
 
 
 def _of_tokens(function: Callable[..., Any], facts: list[str]) -> Callable[..., Any]:
-    """Advantages of tokens, which may have no use for groups."""
+    """Advantages of tokens, which may ignore groups."""
 
     def advantages(
         rewards: Float[Tensor, " N"], groups: Int[Tensor, " N"], **given: Tensor | Segments
@@ -120,7 +111,7 @@ def with_signature(
 
 
 def _at_behavior(loss: Callable[..., HasLoss]) -> PolicyLoss:
-    """A loss centered at the behavior policy, whose weight pi_prox / pi_behav is 1."""
+    """Loss centered at the behavior policy, whose weight pi_prox / pi_behav is 1."""
 
     def centered(
         logprobs: Tensor,
@@ -137,7 +128,7 @@ def _at_behavior(loss: Callable[..., HasLoss]) -> PolicyLoss:
 
 
 def _with_parts(function: Callable[..., Any], call: Call, facts: list[str]) -> Callable[..., Any]:
-    """A loss whose parts are made from the facts of each call."""
+    """Loss whose parts are bound to the facts of each call."""
     own = call.formula.facts
     # A loss that asks for a count adds up over micro-batches; a composed one does, whatever its
     # aggregate asks for.
@@ -152,7 +143,6 @@ def _with_parts(function: Callable[..., Any], call: Call, facts: list[str]) -> C
 
 
 def _keywords(call: Call, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The keywords of a call, its parts as functions."""
     found = dict(call.values)
     for name, part in call.parts.items():
         if isinstance(part, tuple):
@@ -165,7 +155,7 @@ def _keywords(call: Call, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _function(call: Call, given: Mapping[str, Any]) -> Callable[..., Any]:
-    """A part as a function, with its own facts bound."""
+    """Part as a function, with its facts bound."""
     function = load_function(call.formula.path)
     keywords = _keywords(call, given)
     keywords |= {name: given[name] for name in call.formula.facts if name in given}
@@ -182,7 +172,6 @@ def _bound(function: Callable[..., Any], keywords: Mapping[str, Any]) -> Callabl
 
 
 def _parts(call: Call) -> Iterator[Call]:
-    """All parts of a call, and theirs."""
     for part in call.parts.values():
         for one in part if isinstance(part, tuple) else (part,):
             yield one
@@ -194,7 +183,6 @@ def _facts(part: Call) -> list[str]:
 
 
 def _words(annotation: Any) -> str:
-    """An annotation as it is written; empty if there is none."""
     if annotation is inspect.Parameter.empty:
         return ""
     return (

@@ -1,10 +1,10 @@
-"""A mapping of a config, such as `actor.loss`, as calls of named functions; or its problems.
+"""Parse a mapping of a config, such as `actor.loss`, into calls of named functions, or problems.
 
     {name: policy_loss, surrogate: {name: cispo}, correct: [{name: truncate, cap: 5}]}
         --read_call--> Call(policy_loss, parts={surrogate: Call, correct: (Call,)})
 
 Without torch. A custom function (`module:function`) is not imported unless `look_up` does: its
-keywords are then taken as they are, until a process of its own looks at them
+keywords are then unchecked, until a separate process checks them
 (`areal_lab.training.objective.trial_call`).
 """
 
@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias
 
 from areal_lab.config.mappings import NAME, named
 from areal_lab.config.problem import Kind, Problem
-from areal_lab.config.suggest import did_you_mean
+from areal_lab.config.unknown import did_you_mean
 from areal_lab.training.objective.formula_index import find_formula, formulas, known_names
 from areal_lab.training.objective.formulas import (
     EXAMPLES,
@@ -29,7 +29,7 @@ from areal_lab.training.objective.formulas import (
 )
 
 LookUp: TypeAlias = Callable[[str, Role], Formula]
-"""From `module:function` and its role; raises ValueError."""
+"""Function from `module:function` and a role to a formula; raises ValueError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,14 +53,7 @@ def not_looked_up(path: str, role: Role) -> Formula:
 def read_call(
     setting: str, given: Any, role: Role, look_up: LookUp = not_looked_up
 ) -> tuple[Call | None, list[Problem]]:
-    """The call that a mapping describes, and everything that is wrong with it.
-
-    Args:
-        setting: where it stands, as `actor.loss`, for messages.
-        given: a mapping with `name` and keywords, or text that is a name.
-        role: what the function is to be.
-        look_up: finds custom functions.
-    """
+    """The call that a mapping describes, and everything that is wrong with it."""
     given = named(given)
     if not isinstance(given, Mapping) or NAME not in given:
         what = f"but must name a {role}" if isinstance(given, Mapping) else f"but must be a {role}"
@@ -82,7 +75,7 @@ def read_call(
 
 
 class _Reader:
-    """Sorts the keywords of one mapping; collects problems."""
+    """Parser of the keywords of one mapping; collects problems."""
 
     def __init__(self, setting: str, formula: Formula, look_up: LookUp) -> None:
         self.problems: list[Problem] = []
@@ -115,7 +108,7 @@ class _Reader:
         self.values[key] = taken
 
     def find_missing(self, given: Mapping[str, Any]) -> None:
-        """Refuse keywords that have to be given; take a default that needs facts of the batch."""
+        """Refuse missing required keywords; take a default that needs facts of the batch."""
         for key, keyword in self._formula.settable.items():
             full = f"{self._setting}.{key}"
             if key in given:
@@ -187,7 +180,7 @@ _MOST_SHOWN: Final = 80
 
 
 def _taken(keyword: Keyword, value: Any) -> Any:
-    """The value as the function takes it; `_WRONG` if it does not fit."""
+    """Value as the function takes it; `_WRONG` if it does not fit."""
     if value is None:
         return None if keyword.optional else _WRONG
     number = _number(value)
@@ -210,7 +203,7 @@ def _taken(keyword: Keyword, value: Any) -> Any:
 
 
 def _number(value: Any) -> Any:
-    """`inf` as the number that it means, lists of numbers as tuples; anything else as it is."""
+    """Parse `inf` as a number, and lists of numbers as tuples."""
     if isinstance(value, str) and value.lstrip("-") in ("inf", ".inf"):
         return float(value.replace(".", ""))
     if isinstance(value, Sequence) and not isinstance(value, str):

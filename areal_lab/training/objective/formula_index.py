@@ -1,15 +1,9 @@
-"""The functions of `areal_lab.functional` that a config can name.
-
-    functional/__init__.py (what is public) --+
-    functional/**/*.py (signature, docstring) +--> Formula(name, role, keywords, source, refusal)
-
-Read from the source text, not imported: `--help` and the checks of a config need no torch. A
-function that joins the functional core is here by itself, with the role that its signature has.
-"""
+"""The functions of `areal_lab.functional` that a config can name, as an index, text and tables."""
 
 from __future__ import annotations
 
 import ast
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -30,26 +24,27 @@ from areal_lab.training.objective.formulas import (
 
 _FOLDER: Final = Path(__file__).parents[2] / "functional"
 _OF_SAMPLES: Final = ("group", "named", "multi_reward", "agent", "whitening")
-"""Files whose functions of rewards give advantages; those of others give returns or penalties."""
+"""Files whose functions of rewards return advantages; those of others return returns or
+penalties."""
 _NEEDS: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "greedy_rewards": "the reward of a greedy response to each prompt, which no run makes yet",
+        "greedy_rewards": "the reward of a greedy response to each prompt, which no run has",
         "episode_rewards": "returns of the steps of an episode, but a response has one reward",
         "agents": "the agent of each sample and its running baseline",
-        "log_ratio": "ratios of the policies, which are not there when advantages are taken",
-        "logprobs": "log-probs before the update, which are not there when advantages are taken",
+        "log_ratio": "ratios of the policies, not available when advantages are computed",
+        "logprobs": "log-probs before the update, not available when advantages are computed",
         "advantages": "other advantages to start from",
         "noise": "random numbers for each token; take the loss clip_cov, which draws them",
         "weight": "a tensor of weights; take a surrogate that has them",
-        "kept": "a mask for each token; take `reject` or `mask_outside`, which make one",
+        "kept": "a mask for each token; take `reject` or `mask_outside`, which compute one",
         "lengths": "lengths; take the advantages opo, which have this baseline",
-        "weight_sum": "the sum of the weights over the whole batch, of which a loss sees a part",
+        "weight_sum": "the sum of the weights over the whole batch, but a loss gets a part",
         "corrections": "several corrections: write them as a list, [{name: ...}, {name: ...}]",
         "components": "several rewards per sample, but a trajectory has their total",
         "token_rewards": "rewards of tokens, but a response has one reward",
     }
 )
-"""What a function needs that no config can give it, by the parameter that tells it."""
+"""Requirements that no config can provide, by the parameter that shows them."""
 
 
 @cache
@@ -162,7 +157,7 @@ def _refusal(lacking: Iterable[str]) -> str:
 def _role(
     module: str, returns: str, names: Sequence[str], annotations: Mapping[str, str]
 ) -> Role | None:
-    """The role that a signature has; None if it is not one that a config names."""
+    """Role of a signature; None if a config cannot name such a function."""
     role = PARTS.get(returns) or _BY_RESULT.get(returns)
     if role is None and module.endswith(".aggregate"):
         role = Role.AGGREGATE
@@ -183,6 +178,7 @@ def _role(
 _BY_RESULT: Final[Mapping[str, Role]] = MappingProxyType(
     {
         "PolicyLossResult": Role.LOSS,
+        "ConstrainedLossResult": Role.LOSS,
         "BehaviorWeight": Role.CORRECTION,
         "AnchoredPolicy": Role.RATIO,
         "Surrogate": Role.SURROGATE,
@@ -207,7 +203,6 @@ def _advantage_role(
 
 
 def _source(doc: str) -> str:
-    """The paper that a docstring names."""
     lines = iter(doc.splitlines())
     for line in lines:
         start = line.find("Source: ")
@@ -219,3 +214,78 @@ def _source(doc: str) -> str:
                 found.append(more)
             return " ".join(" ".join(found).split()).removesuffix(".")
     return ""
+
+
+_TITLES = {
+    Role.LOSS: ("Policy losses", "`actor.loss`"),
+    Role.ADVANTAGE: ("Advantages", "`actor.advantage`"),
+    Role.SURROGATE: ("Surrogates", "`surrogate` of `policy_loss`"),
+    Role.RATIO: ("Ratios", "`ratio` of `policy_loss`"),
+    Role.CORRECTION: ("Corrections", "`correct` of a loss; a list is applied in order"),
+    Role.AGGREGATE: ("Aggregates", "`aggregate` of `policy_loss`"),
+    Role.BASELINE: ("Baselines", "`baseline` of the advantages `group`"),
+    Role.SCALE: ("Scales", "`scale` of the advantages `group`, `gpg` and `pass_at_k`"),
+    Role.STATISTIC: ("Statistics of a sequence", "`statistic` of the correction `reject`"),
+    Role.DIVERGENCE: ("Divergences", "`divergence` of the correction `reject`"),
+}
+
+
+def format_formulas(width: int = 100) -> str:
+    """The losses and advantages of `areal-lab train`, with their keywords and defaults."""
+    lines: list[str] = []
+    for role in (Role.LOSS, Role.ADVANTAGE):
+        title, where = _TITLES[role]
+        lines += [f"{title}, for {where.strip('`')}={{name: ...}}, with their keywords", ""]
+        for one in formulas(role).values():
+            if not one.refusal:
+                text = f"{one.short_name}  {_keywords(one, '{}')}".rstrip()
+                lines += textwrap.wrap(text, width, initial_indent="  ", subsequent_indent="      ")
+        lines.append("")
+    lines.append("Surrogates, ratios, corrections and aggregates by name: docs/losses.md")
+    return "\n".join(lines)
+
+
+def markdown_lists() -> str:
+    """A section per role: a table of what can be named, and what cannot and why."""
+    return "\n\n".join("\n".join(_section(role)) for role in Role)
+
+
+def _section(role: Role) -> Iterator[str]:
+    title, where = _TITLES[role]
+    yield from (f"## {title}", "", f"For {where}.", "")
+    yield from ("| name | keywords and defaults | meaning | source |", "|---|---|---|---|")
+    known = formulas(role).values()
+    for one in known:
+        if not one.refusal:
+            cells = (f"`{one.short_name}`", _keywords(one, "`{}`"), one.summary, one.source)
+            yield f"| {' | '.join(_cell(cell) for cell in cells)} |"
+    refused = [one for one in known if one.refusal]
+    if refused:
+        yield from ("", "These functions of `areal_lab.functional` cannot be used in a config:", "")
+        yield from (f"- `{one.short_name}` {_cell(one.refusal)}." for one in refused)
+
+
+def _keywords(formula: Formula, form: str) -> str:
+    """`clip_epsilon=0.2, correct=unbounded`; required ones without a default."""
+    given = (
+        f"{one.name}={_yaml(one.default)}" if one.default is not None else f"{one.name} (required)"
+        for one in formula.settable.values()
+    )
+    return ", ".join(form.format(one) for one in given)
+
+
+def _yaml(default: str) -> str:
+    words = {
+        "None": "null",
+        "True": "true",
+        "False": "false",
+        "math.inf": "inf",
+        '-float("inf")': "-inf",
+    }
+    if default.startswith("("):
+        return f"[{default[1:-1]}]"
+    return words.get(default, default)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")

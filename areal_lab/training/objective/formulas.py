@@ -1,4 +1,4 @@
-"""What a config knows of a function that it names: its role, its keywords, what they take.
+"""Description of a function that a config names: its role, its keywords, and their values.
 
     "clip_epsilon: ClipEpsilon = 0.2" --keyword_of--> Keyword(clip_epsilon, a number or two, 0.2)
 
@@ -15,20 +15,20 @@ from typing import Final
 
 FACTS: Final = (
     *("token_count", "sequences", "sequence_count", "turns", "groups", "group_count"),
-    *("group_tokens", "versions", "trainer_version"),
+    *("group_tokens", "versions", "trainer_version", "dual_variable"),
 )
-"""What a trainer passes to a loss and its parts: the fields of `BatchFacts`."""
+"""Arguments that a trainer passes to a loss and its parts: the fields of `BatchFacts`."""
 SAMPLE_FACTS: Final = (
     *("rewards", "groups", "length_tokens", "mask", "sequences"),
     *("token_rewards", "values", "bootstrap_values"),
 )
-"""What a trainer passes to advantages."""
+"""Arguments that a trainer passes to advantages."""
 SEGMENTS: Final = ("turns", "groups", "sequences")
 """Facts that a keyword of type `Segments` may take by name."""
 
 
 class Role(StrEnum):
-    """What a function is used for; the text is for people."""
+    """Use of a function; the text is for people."""
 
     LOSS = "policy loss"
     ADVANTAGE = "advantages"
@@ -43,7 +43,7 @@ class Role(StrEnum):
 
 
 class Value(StrEnum):
-    """What a keyword takes in YAML; the text is for people."""
+    """Type of a keyword in YAML; the text is for people."""
 
     NUMBER = "a number"
     INTEGER = "an integer"
@@ -70,7 +70,7 @@ _VALUES: Final[Mapping[str, Value]] = MappingProxyType(
         "": Value.ANY,
     }
 )
-"""Annotations of keywords; others hold tensors, or a part."""
+"""Annotations of keywords; other annotations are tensors, or a part."""
 PARTS: Final[Mapping[str, Role]] = MappingProxyType(
     {
         "Correction": Role.CORRECTION,
@@ -118,15 +118,15 @@ class Keyword:
     part: Role | None = None
     """The role of the function that it takes; None if it takes a value."""
     default: str | None = None
-    """As in the source; None if it is required."""
+    """Default in the source; None if it is required."""
     optional: bool = False
-    """Whether it may be null."""
+    """True if it may be null."""
     filled: bool = False
-    """Whether the trainer fills it."""
+    """True if the trainer fills it."""
 
     @property
     def allowed(self) -> str:
-        """What it takes, in words."""
+        """Allowed values, in words."""
         null = ", or null" * self.optional
         if self.part is None:
             return f"{self.value}{null}"
@@ -161,11 +161,11 @@ class Formula:
     role: Role
     keywords: tuple[Keyword, ...] = ()
     makes: bool = False
-    """Whether a call with the keywords gives the function, as `truncate(5.0)` does."""
+    """True if a call with the keywords gives the function, as `truncate(5.0)` does."""
     takes_any: bool = False
-    """Whether it may have keywords that are not listed here."""
+    """True if it may have keywords that are not listed here."""
     one_old_policy: bool = False
-    """Whether it is a loss of four tensors, such as `ppo`."""
+    """True if it is a loss of four tensors, such as `ppo`."""
     summary: str = ""
     """First line of its docstring."""
     source: str = ""
@@ -192,18 +192,15 @@ class Formula:
 
 
 def facts_of(role: Role, *, makes: bool) -> Sequence[str]:
-    """What the trainer passes by name to a function of a role."""
+    """Arguments that the trainer passes by name to a function of a role."""
     return SAMPLE_FACTS if role is Role.ADVANTAGE else () if makes else FACTS
 
 
 def keyword_of(name: str, annotation: str, default: str | None, facts: Sequence[str]) -> Keyword:
-    """A keyword from its signature.
+    """Return a keyword from its signature.
 
     Args:
-        name: of the parameter.
-        annotation: as in the source.
-        default: as in the source; None if it has none.
-        facts: names that the trainer fills.
+        default: as in the source; None without one.
     """
     kinds = [part.strip() for part in annotation.split("|")]
     bare = kinds[0]

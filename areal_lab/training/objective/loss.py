@@ -1,4 +1,4 @@
-"""The policy loss that the settings ask for.
+"""Policy loss from the settings.
 
     default, named, custom, pickled --choose_loss--> ChosenLoss --call--> loss of a micro-batch
                                                             |
@@ -25,13 +25,13 @@ from areal_lab.config.functions import load_function, main, unpickle_function
 from areal_lab.config.problem import ConfigError
 from areal_lab.control.events import Version
 from areal_lab.functional.corrections.weights import truncate
-from areal_lab.functional.losses.keywords import requested_keywords
 from areal_lab.functional.losses.policy import (
     HasLoss,
     PolicyLoss,
     anchored_at_behavior,
     decoupled_ppo,
     ppo,
+    requested_keywords,
 )
 from areal_lab.functional.segments import Segments
 from areal_lab.training.objective.compose import compose_loss, imported_formula
@@ -64,6 +64,8 @@ class BatchFacts:
     group_tokens: Int[Tensor, " groups"]
     versions: Int[Tensor, " R"]
     trainer_version: Version
+    dual_variable: float = 0.0
+    """Multiplier of the constraint of a loss that asks for it; see `Learner.dual`."""
 
 
 _COUNTS = frozenset({"token_count", "sequence_count", "group_count"})
@@ -74,9 +76,10 @@ _LOCAL: Final = frozenset(
         *("ppo", "decoupled_ppo", "grpo", "dr_grpo", "dapo", "dual_clip_ppo", "token_tis"),
         *("sequence_tis", "icepop", "sequence_mis", "geometric_mis", "a3po", "reinforce", "cispo"),
         *("truncated_reinforce", "importance_sampling", "aipo", "topr", "dppo_tv", "dppo_kl"),
-        *("gspo", "gspo_token", "luspo", "gmpo", "sapo", "vespo"),
+        *("gspo", "gspo_token", "luspo", "gmpo", "sapo", "vespo", "kpop", "trm", "mu_grpo"),
         *("unbounded", "truncate", "mask_outside", "mask_above", "sequence_product"),
         *("sequence_geometric_mean", "mask_sequences_outside", "mask_outlier_sequences"),
+        "mask_binary_kl",
     }
 )
 """Losses that are sums of advantages times factors of the same response, without a penalty, and
@@ -89,13 +92,14 @@ class ChosenLoss:
 
     function: PolicyLoss
     vanishes_without_advantage: bool
-    """Whether a token of advantage 0 is known to contribute neither loss nor gradient.
+    """True if a token of advantage 0 is known to contribute neither loss nor gradient.
 
     True for PPO, a sum of advantages times bounded factors, and for others of its kind; another
     loss may have a penalty or bonus, so no token is omitted for it."""
 
     def __call__(self, tokens: LossTokens, facts: BatchFacts) -> tuple[Tensor, HasLoss]:
-        """The micro-batch's share of the minibatch's loss, and what the function returned.
+        """Return the micro-batch's share of the minibatch's loss, and the result of the
+        function.
 
         Shares add up to the minibatch's loss. A function that requests none of the counts is
         assumed to return a mean over its tokens, which is weighted by their share of the minibatch.
@@ -116,11 +120,8 @@ def requested_facts(function: Callable[..., Any]) -> list[str]:
 
 
 def choose_loss(settings: TrainerSettings) -> ChosenLoss:
-    """Decoupled PPO with a truncated weight, standard PPO, or the named or custom function.
-
-    Raises:
-        ValueError: if a custom loss cannot be imported, or cannot be called as a policy loss, or a
-            name or keyword of `actor.loss` is wrong.
+    """Return decoupled PPO with a truncated weight, standard PPO, or the named or custom
+    function.
     """
     if settings.loss_file:
         return _custom_loss(unpickle_function(Path(settings.loss_file).read_bytes()), "loss")
@@ -145,11 +146,7 @@ def choose_loss(settings: TrainerSettings) -> ChosenLoss:
 
 
 def call_of(setting: str, given: Mapping[str, Any], role: Role) -> Call:
-    """What a setting names.
-
-    Raises:
-        ConfigError: if the name or a keyword is wrong.
-    """
+    """Return the call that a setting names."""
     call, problems = read_call(setting, given, role, imported_formula)
     if call is None:
         raise ConfigError(*problems)
@@ -157,7 +154,7 @@ def call_of(setting: str, given: Mapping[str, Any], role: Role) -> Call:
 
 
 def _is_local(call: Call) -> bool:
-    """Whether a response of advantage 0 adds nothing, and changes nothing of the others."""
+    """Return whether a response of advantage 0 adds nothing, and does not affect the others."""
     parts = [
         one for part in call.parts.values() for one in (part if isinstance(part, tuple) else [part])
     ]
@@ -165,15 +162,13 @@ def _is_local(call: Call) -> bool:
 
 
 def check_loss(function: Callable[..., Any], name: str) -> None:
-    """Check that a function can be called as a policy loss, before anything is computed.
-
-    Raises:
-        ValueError: if it does not take the five tensors, or requires an unknown keyword.
-    """
+    """Check that a function can be called as a policy loss, before anything is computed."""
     known = [field.name for field in fields(BatchFacts)]
     try:
         signature = inspect.signature(function, follow_wrapped=False)
         signature.bind(*[None] * 5, **dict.fromkeys(requested_facts(function)))
+        if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+            raise TypeError("it is async or yields, but must return the loss")
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"{name} cannot be called as a policy loss: {error}. It takes logprobs, "
@@ -188,11 +183,7 @@ def _custom_loss(function: Callable[..., Any], name: str) -> ChosenLoss:
 
 
 def imported(field: str, path: str) -> Callable[..., Any]:
-    """The function of a setting.
-
-    Raises:
-        ValueError: in one line, if it cannot be imported.
-    """
+    """The function of a setting."""
     try:
         return load_function(path)
     except (ImportError, ValueError) as error:

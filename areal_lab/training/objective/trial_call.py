@@ -1,14 +1,15 @@
 """Build the loss and the advantages of a config and call them once, before a run starts.
 
 A program, `python -m areal_lab.training.objective.trial_call SETTINGS` (the JSON of
-`TrainerSettings`), for torch and the modules of custom functions may be heavy. It prints one line
-per problem. Numbers that the functional core refuses (a cap of 0) are refused here, with its own
-words.
+`TrainerSettings`), because torch and the modules of custom functions may be heavy. It prints one
+line per problem. Numbers that the functional core refuses (a cap of 0) are refused here, in the
+same words.
 """
 
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import torch
 
@@ -64,21 +65,35 @@ def _try_loss(settings: TrainerSettings) -> None:
         versions=group,
         trainer_version=1,
     )
-    tokens = LossTokens(
-        logprobs, proximal, behavior, torch.tensor([1.0, 1.0, 1.0, -1.0]), torch.ones(4).bool()
-    )
-    loss, _ = choose_loss(settings)(tokens, facts)
-    if loss.dim() > 0:
+    advantages, mask = torch.tensor([1.0, 1.0, 1.0, -1.0]), torch.ones(4).bool()
+    function, vanishes = choose_loss(settings), True
+    # Stale tokens, and then fresh ones, whose three policies are one.
+    for old, older in ((proximal, behavior), (logprobs.detach(), logprobs.detach())):
+        loss, _ = function(LossTokens(logprobs, old, older, advantages, mask), facts)
+        if loss.dim() > 0:
+            raise ValueError(
+                f"the loss has shape {tuple(loss.shape)}, but must be one number: "
+                "take its token_mean(value, mask)"
+            )
+        vanishes = vanishes and _has_no_gradient(loss, logprobs)
+    if vanishes:
         raise ValueError(
-            f"the loss has shape {tuple(loss.shape)}, but must be one number: "
-            "take its token_mean(value, mask)"
+            "the loss has no gradient for advantages of 1 and -1, so that nothing would be "
+            "trained; check its bounds"
         )
+
+
+def _has_no_gradient(loss: torch.Tensor, logprobs: torch.Tensor) -> bool:
+    if not loss.requires_grad:
+        return True
+    gradient: torch.Tensor | None = torch.autograd.grad(loss, logprobs, allow_unused=True)[0]
+    return gradient is None or not bool(gradient.any())
 
 
 def _try_advantages(settings: TrainerSettings) -> None:
     """Call the advantages on two prompts with two responses each."""
     function = choose_advantages(settings)
-    rewards, groups = torch.tensor([0.0, 1.0, 1.0, 1.0]), torch.tensor([0, 0, 1, 1])
+    groups, vanish = torch.tensor([0, 0, 1, 1]), True
     lengths = torch.tensor([3, 1, 2, 2])
     facts = AdvantageFacts(
         length_tokens=lengths,
@@ -88,7 +103,17 @@ def _try_advantages(settings: TrainerSettings) -> None:
         values=torch.zeros(8),
         bootstrap_values=torch.zeros(4),
     )
-    check_advantages(function(rewards, groups, **asked_of(function, facts)), samples=4, tokens=8)
+    for high in (1.0, 100.0, -100.0):  # whatever rewards a custom function is for
+        rewards = torch.tensor([0.0, high, high, high])
+        found = function(rewards, groups, **asked_of(function, facts))
+        check_advantages(found, samples=4, tokens=8)
+        advantages: Any = getattr(found, "advantages", found)
+        vanish = vanish and not bool(advantages.any())
+    if vanish:
+        raise ValueError(
+            "all advantages are 0, although rewards of a group differ, so that nothing would be "
+            "trained; subtract a baseline that is not the reward itself"
+        )
 
 
 def _check(text: str) -> None:

@@ -1,4 +1,4 @@
-"""A policy loss typed into a text field: compiled, tried once, with errors that name the line.
+"""Policy loss typed into a text field: compiled, tried once, with errors that name the line.
 
     text --read_loss--> TypedLoss(function, check)      or TypedLoss(problem="line 3: ...")
 
@@ -21,7 +21,7 @@ import torch
 
 from areal_lab import functional
 from areal_lab.functional import GradientCheck, HasLoss, gradient_check
-from areal_lab.functional.losses.keywords import keywords_of_batch, loss_of
+from areal_lab.functional.losses.policy import keywords_of_batch, loss_of
 from areal_lab.training.objective.loss import check_loss
 
 _FILE: Final = "<your loss>"
@@ -34,13 +34,13 @@ class TypedLoss:
 
     text: str
     name: str = ""
-    """Of the function."""
+    """Name of the function."""
     function: Callable[..., HasLoss] | None = None
-    """None if it cannot train."""
+    """Function; None if it cannot train."""
     problem: str = ""
     """Why it cannot, in one line."""
     check: GradientCheck | None = None
-    """Which inputs got a gradient; None if it could not be called."""
+    """Inputs that got a gradient; None if the function could not be called."""
 
 
 EXAMPLES = MappingProxyType(
@@ -119,11 +119,7 @@ def read_loss(text: str) -> TypedLoss:
 
 
 def _require_a_number(function: Callable[..., HasLoss]) -> None:
-    """Call a loss on four on-policy tokens.
-
-    Raises:
-        ValueError: if what it returns is not one number.
-    """
+    """Call a loss on four on-policy tokens."""
     ids, mask = torch.zeros(4, dtype=torch.long), torch.ones(4, dtype=torch.bool)
     logprobs, advantages = torch.full((4,), -1.0), torch.tensor([1.0, -1.0, 0.5, -0.5])
     call = partial(function, **keywords_of_batch(function, ids, mask))
@@ -136,7 +132,7 @@ def _require_a_number(function: Callable[..., HasLoss]) -> None:
 
 
 def _where(error: Exception) -> str:
-    """The error, after the line of the text in which it came up, if it came up there."""
+    """Format the error, with the line of the text in which it was raised, if known."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if frame.filename == _FILE]
     message = " ".join(str(error).split()) or type(error).__name__

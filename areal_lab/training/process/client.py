@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
@@ -24,18 +23,17 @@ from typing import Any, Final, Protocol, Self, TypeVar
 from uuid import uuid4
 
 from areal_lab.engines.protocol import WeightsFolder
-from areal_lab.host.pipes import shut, socket_pair
+from areal_lab.engines.weights.records import Transfer
+from areal_lab.host.owned_folders import remove_tree
+from areal_lab.host.pipes import in_own_thread, shut, socket_pair
 from areal_lab.host.processes import (
-    MALLOC_FOR_TRAINING,
+    MEMORY_FOR_TRAINING,
     STOP_GRACE_S,
     ChildDied,
     RunningProcess,
     start_child,
 )
-from areal_lab.host.threads import in_own_thread
 from areal_lab.training.protocol import (
-    BatchMissing,
-    BatchNotRead,
     Copied,
     Exported,
     ExportRequest,
@@ -44,7 +42,6 @@ from areal_lab.training.protocol import (
     RankDone,
     Saved,
     SaveRequest,
-    StepReply,
     TrainBatchRequest,
     TrainerFailed,
     TrainerReady,
@@ -52,12 +49,13 @@ from areal_lab.training.protocol import (
 )
 from areal_lab.training.settings import TrainerSettings
 
-Reply = TypeVar("Reply", TrainerReady, StepReply, Exported, Copied, Saved, Pushed, RankDone)
+Reply = TypeVar("Reply", TrainerReady, TrainStepResult, Exported, Copied, Saved, Pushed, RankDone)
 
 _PIPES: Final = 3
-"""Of rank 0: for requests, pushes and the ends of checkpoints; the others have the first one."""
+"""Pipes of rank 0: for requests, pushes and the ends of checkpoints; the others have the first
+one."""
 DEATH_NOTICE_S: Final = 1.0
-"""Longest delay between the first failure of a rank and its error, where others do not reply."""
+"""Longest delay between the first failure of a rank and its error, if others do not reply."""
 
 
 WORKER: Final = "areal_lab.training.process.worker"
@@ -70,7 +68,7 @@ class StartRank(Protocol):
     async def __call__(
         self, rank: int, settings: TrainerSettings, *, pipes: int, environment: Mapping[str, str]
     ) -> tuple[RunningProcess, list[Connection]]:
-        """Start `WORKER` with `rank_arguments` and this many `--pipe`; returns our ends of them."""
+        """Start `WORKER` with `rank_arguments` and this many `--pipe`; return our ends of them."""
         ...
 
 
@@ -79,7 +77,6 @@ class RanksHere:
     """Starts ranks as children of this process."""
 
     log_path: Path
-    """Of rank 0."""
 
     async def __call__(
         self, rank: int, settings: TrainerSettings, *, pipes: int, environment: Mapping[str, str]
@@ -143,7 +140,7 @@ class TrainerProcess:
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _push_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _reply_pending: bool = False
-    """Whether a reply is outstanding, also after the waiting task was cancelled."""
+    """True if a reply is outstanding, also after the waiting task was cancelled."""
 
     @property
     def child(self) -> RunningProcess:
@@ -157,15 +154,9 @@ class TrainerProcess:
         """Start the processes and wait until its model is loaded and version 0 is exported.
 
         Args:
-            log_path: file for its output, if it is started here.
             start_rank: starts each process; None starts all here.
-
-        Raises:
-            TrainingError: if it reports why it cannot start.
-            ChildDied: if it ends without a message.
-            Exception: the first one of `start_rank`; the other processes are ended.
         """
-        if settings.ranks > 1 and not settings.rendezvous:
+        if settings.sharded and not settings.rendezvous:
             root = Path(settings.weights_root)
             root.mkdir(parents=True, exist_ok=True)
             # A new file each time: one that was left by another group would mislead the ranks.
@@ -197,18 +188,8 @@ class TrainerProcess:
         return cls(children, ready, first, push_pipe, save_pipe)
 
     async def train(self, request: TrainBatchRequest) -> TrainStepResult:
-        """Train on one batch.
-
-        Raises:
-            BatchMissing: a batch that is not in the request cannot be read; nothing was trained.
-            TrainingError: the step failed; the process has ended.
-            ChildDied: the process ended without a message.
-        """
-        reply = await self._request(request, StepReply)
-        if isinstance(reply, BatchNotRead):
-            raise BatchMissing(reply.message)
-        assert isinstance(reply, TrainStepResult), "there is no other reply"
-        return reply
+        """Train on one batch, which the first process hands on to the others."""
+        return await self._request(request, TrainStepResult)
 
     async def export(self) -> Exported:
         """Write the trainer's weights for the engines, or keep them in its memory.
@@ -235,24 +216,19 @@ class TrainerProcess:
         return await self._request(request, Saved)
 
     async def start_save(self, request: SaveRequest) -> Copied:
-        """Begin to write a checkpoint; `saved` has to be awaited before the next one.
+        """Start to write a checkpoint; `saved` must be awaited before the next one.
 
         Raises as `train` does.
         """
         return await self._request(replace(request, asynchronous=True), Copied)
 
     async def saved(self) -> Saved:
-        """Wait for the end of `start_save`'s checkpoint.
-
-        Raises:
-            TrainingError: it could not be written; the process keeps running.
-            ChildDied: the process ended without a message.
-        """
+        """Wait for the end of `start_save`'s checkpoint."""
         return await _receive(self.child, self._save_pipe, Saved)
 
     async def remove(self, weights: WeightsFolder) -> None:
         """Remove exported weights that no engine needs any more."""
-        await asyncio.to_thread(shutil.rmtree, weights.path, ignore_errors=True)
+        await asyncio.to_thread(remove_tree, weights.path)
 
     async def stop(self) -> None:
         """End the process: by message, then by signal. Idempotent."""
@@ -276,11 +252,14 @@ class TrainerProcess:
     ) -> Reply:
         async with self._lock:
             self._reply_pending = True
+            sent = request
             for pipe in self._pipes:
                 try:
-                    await asyncio.to_thread(pipe.send, request)
+                    await asyncio.to_thread(pipe.send, sent)
                 except OSError:
                     pass  # reading the reply reports how the process ended
+                if isinstance(request, TrainBatchRequest):
+                    sent = TrainBatchRequest(request.version)
             reply = await _receive_all(self.children, self._pipes, kind)
             self._reply_pending = False
             return reply
@@ -297,11 +276,11 @@ async def _end(running: Mapping[int, tuple[RunningProcess, list[Connection]]]) -
 async def _receive_all(
     children: Sequence[RunningProcess], pipes: Sequence[Connection], kind: type[Reply]
 ) -> Reply:
-    """The first rank's reply, when all have replied.
+    """Return the first rank's reply when all have replied.
 
-    Where one fails, the others wait for it in vain and are not waited for. A failure is told when
+    If one fails, the others wait for it in vain and are not waited for. A failure is reported when
     it comes; a process that died without a message comes first, if it is noticed within
-    `DEATH_NOTICE_S`: what its peers tell is that it is gone.
+    `DEATH_NOTICE_S`: its peers only report that it is gone.
     """
     first = asyncio.create_task(_receive(children[0], pipes[0], kind))
     others: list[asyncio.Task[Any]] = [
@@ -355,17 +334,34 @@ async def _receive(child: RunningProcess, pipe: Connection, kind: type[Reply]) -
 
 
 def _note_error(receiving: asyncio.Task[Any]) -> None:
-    """Take the error of a read that is not waited for any longer."""
+    """Retrieve the error of a read that nothing waits for any more."""
     if not receiving.cancelled():
         receiving.exception()
+
+
+_ALLOCATOR: Final = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""Settings of torch's allocator: the name for all devices and the older one, which both work."""
+
+
+def _allocator(environment: Mapping[str, str], settings: TrainerSettings) -> dict[str, str]:
+    """Segments that grow, unless the user has set the allocator up: packed rows of a new length in
+    each step would cut fixed ones into pieces that fit nothing.
+
+    Handles of memory in such segments need rights that processes in a container often lack.
+    """
+    handles = Transfer(settings.config.rollout.transfer) is Transfer.CUDA_IPC
+    if handles or any(name in environment for name in _ALLOCATOR):
+        return {}
+    return {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 
 
 def _environment(settings: TrainerSettings, rank: int) -> dict[str, str]:
     threads = settings.threads
     gpus = settings.gpus.split(",") if settings.gpus else ()
     return {
-        **{name: value for name, value in MALLOC_FOR_TRAINING.items() if name not in os.environ},
+        **{name: value for name, value in MEMORY_FOR_TRAINING.items() if name not in os.environ},
         **({"CUDA_VISIBLE_DEVICES": gpus[rank]} if gpus else {}),
+        **(_allocator(os.environ, settings) if settings.device == "cuda" else {}),
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
         "TOKENIZERS_PARALLELISM": "false",

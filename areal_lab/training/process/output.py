@@ -1,4 +1,4 @@
-"""What the trainer gives away: weights for engines, and checkpoints.
+"""Outputs of the trainer: weights for engines, and checkpoints.
 
     learner --export--> folder, adapter folder, or memory of the first rank (for `Pusher`)
             --save----> Hugging Face folder, trainer's state, critic: gathered, then written
@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from safetensors import SafetensorError
 from torch.distributed import ProcessGroup
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 from transformers import PreTrainedModel
 
 from areal_lab.control.events import Version
@@ -27,8 +28,18 @@ from areal_lab.engines.weights.folder import write_weights
 from areal_lab.engines.weights.push import Pusher
 from areal_lab.engines.weights.records import Transfer, WeightsInMemory
 from areal_lab.host.claim import Claim
-from areal_lab.host.durable import flush_tree, replace_flushed
-from areal_lab.models.dtypes import compute_dtype
+from areal_lab.host.durable import (
+    disk_error,
+    flush_tree,
+    make_way,
+    mode_by_umask,
+    replace_flushed,
+    writing,
+)
+from areal_lab.host.owned_folders import remove_tree
+from areal_lab.models import checkpoint_files
+from areal_lab.models.checkpoint_files import step_of
+from areal_lab.models.folder import compute_dtype
 from areal_lab.training.checkpoint import state_of_learner, write_state
 from areal_lab.training.critic import Critic
 from areal_lab.training.learner import Learner
@@ -43,8 +54,8 @@ from areal_lab.training.protocol import STATE_FOLDER, SaveRequest
 from areal_lab.training.ranks import ALONE, Ranks
 from areal_lab.training.settings import TrainerSettings
 
-_OF_A_CHECKPOINT = ("run.json", "offline.json", wrapping.FILE)
-"""Files that runs add to a checkpoint; a run that starts from that one has its own."""
+_OF_A_CHECKPOINT = ("run.json", "offline.json", wrapping.FILE, checkpoint_files.FILE)
+"""Files that runs add to a checkpoint; a run that starts from it writes new ones."""
 ADAPTER_FOLDER = "adapter"
 """Subfolder of a checkpoint with the LoRA adapter, for `peft.PeftModel.from_pretrained`."""
 CRITIC_FOLDER = "critic"
@@ -59,11 +70,10 @@ def export(
 
     Args:
         learner: whole, or one of several ranks, which must all export.
-        version: of its weights.
-        pusher: holds them, where engines get them from memory; the first rank's.
+        pusher: keeps them, if engines get them from memory; the first rank's.
 
     Returns:
-        Where the weights are; None on all ranks but the first.
+        Location of the weights; None on all ranks but the first.
     """
     settings, ranks = learner.settings, learner.ranks
     dtype = export_dtype(settings)
@@ -75,19 +85,17 @@ def export(
         return write_adapter_folder(learner.model, root, version, dtype=dtype, tensors=adapter)
     if pusher is None and not _from_memory(settings):
         return _model_folder(learner, version)
-    tensors = merged_tensors(learner.model, ranks, dtype=dtype)
+    tensors = merged_tensors(learner.model, ranks, dtype=dtype, rounded=settings.param_dtype)
     return None if pusher is None else pusher.hold(tensors, version, dtype=dtype)
 
 
 def first_weights(
     learner: Learner, version: Version, exported: WeightsFolder | WeightsInMemory | None
 ) -> WeightsFolder | None:
-    """The folder that engines are started with: the first version as a model folder.
+    """Return the folder with which engines start: the first version as a model folder.
 
     Args:
         learner: one of the ranks, which must all call this.
-        version: of its weights.
-        exported: the same version in the form that running engines receive.
 
     Returns:
         None on all ranks but the first.
@@ -104,7 +112,7 @@ def first_weights(
 def _model_folder(learner: Learner, version: Version) -> WeightsFolder | None:
     settings, ranks = learner.settings, learner.ranks
     dtype = export_dtype(settings)
-    tensors = merged_tensors(learner.model, ranks, dtype=dtype)
+    tensors = merged_tensors(learner.model, ranks, dtype=dtype, rounded=settings.param_dtype)
     if not ranks.first:
         return None
     root = Path(settings.weights_root)
@@ -113,7 +121,7 @@ def _model_folder(learner: Learner, version: Version) -> WeightsFolder | None:
 
 def _from_memory(settings: TrainerSettings) -> bool:
     transfer = Transfer(settings.config.rollout.transfer)
-    return transfer in (Transfer.HTTP_TENSOR, Transfer.DISTRIBUTED)
+    return transfer in (Transfer.HTTP_TENSOR, Transfer.DISTRIBUTED, Transfer.CUDA_IPC)
 
 
 def export_dtype(settings: TrainerSettings) -> torch.dtype:
@@ -128,7 +136,7 @@ def save(learner: Learner, request: SaveRequest) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedSave:
-    """What a checkpoint is written from; writing needs no group of ranks but that of its state."""
+    """Contents of a checkpoint; writing needs no group of ranks except that of its state."""
 
     request: SaveRequest
     source: Path
@@ -142,7 +150,6 @@ class PreparedSave:
         """Write the folder and let it appear; every rank calls this.
 
         Args:
-            ranks: of the trainer.
             group: of these ranks, in which they agree on the parts of the state; the default one
                 if None, which then nothing else may use.
         """
@@ -159,14 +166,15 @@ class PreparedSave:
                 for file in _tokenizer_files(self.source):
                     shutil.copy(file, folder / CRITIC_FOLDER)
 
-        self.folder.write(self.source, add)
+        tensors = tree_leaves((self.state, None if self.critic is None else self.critic.tensors))
+        more_bytes = sum(one.nbytes for one in tensors if isinstance(one, torch.Tensor))
+        self.folder.write(self.source, add, more_bytes)
 
 
 def prepare_save(learner: Learner, request: SaveRequest) -> PreparedSave:
     """Gather what a checkpoint is written from; a collective call where there are several ranks.
 
     Args:
-        learner: whole, or one of several ranks.
         request: if it is asynchronous, everything is copied, so that the learner may train on.
     """
     ranks = learner.ranks
@@ -192,15 +200,25 @@ def copied(value: Any) -> Any:
 
 
 class ModelParts(NamedTuple):
-    """A model and the tensors to save instead of its own; none on all ranks but the first."""
+    """Model and the tensors to save instead of its parameters; empty on all ranks but the first."""
 
     model: PreTrainedModel
     tensors: dict[str, torch.Tensor]
     adapter: dict[str, torch.Tensor] | None = None
 
+    @property
+    def size_bytes(self) -> int:
+        """Size of the tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
     def write(self, folder: Path) -> None:
         """Write a model folder, and the adapter into `ADAPTER_FOLDER` of it."""
-        self.model.save_pretrained(folder, state_dict=self.tensors)
+        try:
+            self.model.save_pretrained(folder, state_dict=self.tensors)
+        except SafetensorError as error:
+            raise disk_error(str(error), folder) from error
+        for file in folder.glob("*.safetensors"):
+            mode_by_umask(file)
         if self.adapter is not None:
             (folder / ADAPTER_FOLDER).mkdir()
             write_adapter(self.model, self.adapter, folder / ADAPTER_FOLDER)
@@ -210,42 +228,43 @@ class WholeFolder(NamedTuple):
     """A folder that appears complete or not at all, also after a power failure."""
 
     path: Path
-    """Where it appears; an older one of that name is replaced."""
+    """Final path; an existing file or folder of that name is renamed."""
     temporary: Path
-    """Where it is written; made by the first rank, and the same on all."""
+    """Path while writing; made by the first rank, and the same on all."""
     parts: ModelParts
     first: bool
-    """Whether this is the first rank, which writes the model."""
+    """True if this is the first rank, which writes the model."""
     claim: Claim | None
-    """Of the run to the folder around it."""
+    """Claim of the run to the folder around it."""
 
-    def write(self, source: Path, add: Callable[[Path], None]) -> None:
+    def write(self, source: Path, add: Callable[[Path], None], more_bytes: int = 0) -> None:
         """Write it.
 
         Args:
             source: folder that the model was loaded from; its tokenizer files are copied.
-            add: adds to the folder before it appears; called by every rank.
-
-        Raises:
-            RunTaken: another process continues the run; the folder does not appear.
         """
         if not self.first:
             return add(self.temporary)
         try:
-            # What all ranks do comes first: nobody waits while this one writes.
-            add(self.temporary)
-            self.parts.write(self.temporary)
-            for file in _tokenizer_files(source):
-                shutil.copy(file, self.temporary)
-            self.temporary.chmod(0o755)
-            flush_tree(self.temporary)
-            if self.claim is not None:
-                self.claim.check()
-            if self.path.exists():
-                shutil.rmtree(self.path)
-            return replace_flushed(self.temporary, self.path)
+            with writing(self.path, self.parts.size_bytes + more_bytes):
+                self._write(source, add)
         finally:
-            shutil.rmtree(self.temporary, ignore_errors=True)
+            remove_tree(self.temporary)
+
+    def _write(self, source: Path, add: Callable[[Path], None]) -> None:
+        # What all ranks do comes first: nobody waits while this one writes.
+        add(self.temporary)
+        self.parts.write(self.temporary)
+        for file in _tokenizer_files(source):
+            shutil.copy(file, self.temporary)
+        self.temporary.chmod(0o755)
+        if (step := step_of(self.path.name)) is not None:
+            checkpoint_files.write_digests(self.temporary, step)
+        flush_tree(self.temporary)
+        if self.claim is not None:
+            self.claim.check()
+        make_way(self.path)
+        replace_flushed(self.temporary, self.path)
 
 
 def begin_folder(
@@ -256,15 +275,7 @@ def begin_folder(
     copy: bool = False,
     claim: Claim | None = None,
 ) -> WholeFolder:
-    """Gather a model to save, and make the folder to write it into.
-
-    Args:
-        model: whole, or one of the shards.
-        path: folder to create.
-        ranks: all of them call this.
-        copy: whether the model may train on before the folder is written.
-        claim: of the run to the folder around it.
-    """
+    """Gather a model to save, and make the folder to write it into."""
     tensors = merged_tensors(model, ranks, copy=copy)
     adapter = None
     if has_lora(model):
@@ -297,17 +308,14 @@ def save_folder(
     Adapters are merged into the weights, and also saved separately in `ADAPTER_FOLDER`.
 
     Args:
-        model: whole, or one of the shards.
         source: folder that the model was loaded from; its tokenizer files are copied.
-        path: folder to create; an older one of that name is replaced.
-        add: adds to the folder before it appears; called by every rank.
-        ranks: all of them call this.
+        path: folder to create; what has that name is renamed (`durable.make_way`).
     """
     begin_folder(model, path, ranks=ranks).write(source, add)
 
 
 def _tokenizer_files(source: Path) -> list[Path]:
-    """All files besides the weights that a tokenizer may consist of.
+    """Files of a tokenizer, all files except the weights.
 
     They are copied because loading and saving a tokenizer may change it.
     """

@@ -7,48 +7,53 @@ ExportRequest -> weights for engines, in a folder or in memory (-> the device is
 PushRequest -> weights in memory to engines -> Pushed, in a separate thread (`pushing`)
 SaveRequest -> Hugging Face folder, trainer's state, files of the pipeline -> Saved, or a copy of
                them -> Copied, and Saved from a separate thread (`saving`)
+
+Free the device for engines that take turns on it, and return to it.
+
+    on the device --leave--> in main memory --come_back--> on the device
+      weights, gradients, moments, frozen models                 (gradients are dropped)
+
+On a CPU nothing moves: gradients and freed memory are returned to the system.
 """
 
 from __future__ import annotations
 
-import shutil
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
+from torch import Tensor, nn
 
 from areal_lab.control.events import Version
-from areal_lab.data.trajectory import Trajectory
+from areal_lab.data.arrays import unpack_samples
 from areal_lab.engines.protocol import WeightsFolder
 from areal_lab.engines.weights.push import Pusher
 from areal_lab.engines.weights.records import Transfer, WeightsInMemory
+from areal_lab.host.memory import return_freed_memory
+from areal_lab.host.owned_folders import remove_tree
 from areal_lab.host.processes import on_parent_death
-from areal_lab.runlog.tokens.fields import fields_path, write_fields
+from areal_lab.models.copies import limit_process_memory
+from areal_lab.runlog.token_columns import fields_path, write_fields
 from areal_lab.training.checkpoint import load_state, seed_step
+from areal_lab.training.critic import Critic
 from areal_lab.training.learner import Learner, make_learner
-from areal_lab.training.lora import (
-    add_lora,
-    target_modules,
-)
+from areal_lab.training.lora import add_lora, target_modules
 from areal_lab.training.metrics import token_fields
 from areal_lab.training.model import load_policy
-from areal_lab.training.parallel.group import RankPlace, another_group, join, leave, waiting_at_most
-from areal_lab.training.process.offload import come_back, leave_device
+from areal_lab.training.optimizer import Optimizer
+from areal_lab.training.parallel import RankPlace, another_group, join, leave, waiting_at_most
 from areal_lab.training.process.output import export, first_weights, prepare_save, save
-from areal_lab.training.process.pushing import make_pusher, start_pushing
-from areal_lab.training.process.saving import BackgroundSaves
+from areal_lab.training.process.threads import BackgroundSaves, make_pusher, start_pushing
 from areal_lab.training.protocol import (
-    BatchMissing,
-    BatchNotRead,
     Copied,
     Exported,
     ExportRequest,
     RankDone,
-    ReadBatch,
     Saved,
     SaveRequest,
     Span,
@@ -59,6 +64,7 @@ from areal_lab.training.protocol import (
 from areal_lab.training.ranks import ALONE, Ranks
 from areal_lab.training.settings import TrainerSettings
 from areal_lab.training.step import train_batch
+from areal_lab.training.timeline import record_profile
 
 
 def serve(
@@ -67,29 +73,24 @@ def serve(
     settings_json: str,
     rank: int = 0,
     save_pipe: Connection | None = None,
-    *,
-    read_batch: ReadBatch | None = None,
 ) -> bool:
     """Load the model and serve messages until `None` or the end of the pipe.
 
-    Every rank gets every message, and takes part; the first one has the reply.
+    Every rank gets every message, and takes part; the first one has the reply, and gets the batch,
+    which it hands on to the others.
 
     Args:
-        pipe: to the pipeline.
-        push_pipe: for pushes; the first rank's only.
-        settings_json: the same for all ranks.
-        rank: number of this one.
         save_pipe: for the ends of checkpoints that are written meanwhile; the first rank's only.
-        read_batch: reads batches that are not in their requests.
 
     Returns:
         True after `None`; False if the pipeline is gone.
     """
     settings = TrainerSettings.from_json(settings_json)
     # If the pipeline is killed, only this process can remove the weights.
-    on_parent_death(lambda: shutil.rmtree(settings.weights_root, ignore_errors=True))
+    on_parent_death(lambda: remove_tree(settings.weights_root))
     torch.set_num_threads(settings.threads)
     torch.manual_seed(settings.config.seed)
+    limit_process_memory(settings.device, settings.gpu_memory_fraction)
     ranks = _join(settings, rank)
     learner = _load(settings, ranks)
     version = settings.first_version
@@ -117,37 +118,24 @@ def serve(
         if message is None:
             _log("stopping as requested")
             saves.wait()
-            if ranks.count > 1:
+            if pusher is not None:
+                pusher.release()
+            if settings.sharded:
                 leave()
             return True
         timeout_s = settings.actor.collective_timeout_s
-        if isinstance(message, TrainBatchRequest) and message.batch is not None:
-            found = _with_batch(message, read_batch, ranks)
-            if isinstance(found, BatchNotRead):
-                pipe.send(found if ranks.first else RankDone())
-                continue
-            message = found
         with waiting_at_most(timeout_s) if ranks.count > 1 else nullcontext():
+            if isinstance(message, TrainBatchRequest):
+                message = _with_trajectories(ranks.announce(message))
             reply = _answer(learner, message, version, pusher, saves)
         pipe.send(reply if ranks.first else RankDone())
         version += isinstance(message, TrainBatchRequest)
 
 
-def _with_batch(
-    request: TrainBatchRequest, read_batch: ReadBatch | None, ranks: Ranks
-) -> TrainBatchRequest | BatchNotRead:
-    """The request with its trajectories, if all ranks could read them."""
-    assert read_batch is not None, "who sends such requests starts the trainer with it"
-    trajectories: tuple[Trajectory, ...] = ()
-    missing = ""
-    try:
-        trajectories = read_batch(request.batch)
-    except BatchMissing as error:
-        missing = str(error)
-        _log(f"the batch cannot be read: {missing}")
-    if ranks.most(int(bool(missing))):
-        return BatchNotRead(missing or "another rank could not read the batch; see its log")
-    return replace(request, trajectories=trajectories, batch=None)
+def _with_trajectories(request: TrainBatchRequest) -> TrainBatchRequest:
+    if request.packed is None:
+        return request
+    return TrainBatchRequest(request.version, tuple(unpack_samples(request.packed)))
 
 
 def _answer(
@@ -187,9 +175,10 @@ def _background_saves(
 
 
 def _join(settings: TrainerSettings, rank: int) -> Ranks:
-    if settings.ranks == 1:
+    if not settings.sharded:
         return ALONE
-    _log(f"waiting for the other {settings.ranks - 1} rank(s)")
+    if settings.ranks > 1:
+        _log(f"waiting for the other {settings.ranks - 1} rank(s)")
     return join(
         RankPlace(
             rank=rank,
@@ -205,7 +194,7 @@ def _join(settings: TrainerSettings, rank: int) -> Ranks:
 
 
 def _load(settings: TrainerSettings, ranks: Ranks) -> Learner:
-    """The model with its adapters, sharded, with its optimizer."""
+    """Load the model with its adapters, sharded, with its optimizer."""
     actor = settings.actor
     _log(f"loading {settings.model_path}")
     model = load_policy(
@@ -245,12 +234,7 @@ def _ready(
 
 
 def train(learner: Learner, request: TrainBatchRequest, version: Version) -> TrainStepResult:
-    """Run one step.
-
-    Raises:
-        ValueError: if the request is for another version than the trainer has.
-        NonFiniteStep: from `train_batch`.
-    """
+    """Run one step."""
     if request.version != version:
         raise ValueError(f"asked to train version {request.version}, but the trainer has {version}")
     seed_step(learner.settings.config.seed, version)
@@ -259,8 +243,20 @@ def train(learner: Learner, request: TrainBatchRequest, version: Version) -> Tra
         start_s = time.time()
         come_back(learner)
         spans = (Span("onload", start_s, time.time()),)
-    outcome = train_batch(learner, request)
-    spans += outcome.spans
+    profile = b""
+    profiled = version + 1 in learner.settings.actor.profile_steps and learner.ranks.first
+    if profiled:
+        _log(f"profiling step {version + 1}")
+        step = partial(train_batch, learner, request, profiled=True)
+        outcome, profile = record_profile(step, learner.device)
+        _log(f"the profile of step {version + 1} has {len(profile) / 1e6:.1f} MB")
+        ended_s = outcome.spans[-1].end_s if outcome.spans else time.time()
+        spans += (*outcome.spans, Span("write profile", ended_s, time.time()))
+    else:
+        outcome = train_batch(learner, request)
+        spans += outcome.spans
+    for optimizer in _optimizers(learner):
+        optimizer.zero_grad()  # exports and checkpoints copy the weights into that memory
     if (folder := learner.settings.fields_folder) and learner.ranks.first:
         start_s = time.time()
         fields = token_fields(outcome.advantages, outcome.records)
@@ -268,8 +264,59 @@ def train(learner: Learner, request: TrainBatchRequest, version: Version) -> Tra
             claim.check()
         write_fields(fields_path(Path(folder), version + 1), fields)
         spans = (*spans, Span("token fields", start_s, time.time()))
-    return TrainStepResult(version + 1, outcome.metrics, spans)
+    return TrainStepResult(version + 1, outcome.metrics | outcome.measured, spans, profile)
 
 
 def _log(line: str) -> None:
     print(f"trainer: {line}", file=sys.stderr, flush=True)
+
+
+def leave_device(learner: Learner) -> None:
+    """Free the memory that the learner has on its device; it can be exported and saved meanwhile.
+
+    With several ranks, each of them calls this.
+    """
+    for optimizer in _optimizers(learner):
+        optimizer.zero_grad()
+    if _moves(learner):
+        move(learner, torch.device("cpu"))
+    if learner.device.type == "cuda":
+        torch.cuda.empty_cache()
+    return_freed_memory()
+
+
+def come_back(learner: Learner) -> None:
+    """Inverse of `leave_device`, before a step."""
+    if _moves(learner):
+        move(learner, learner.device)
+
+
+def _moves(learner: Learner) -> bool:
+    # With `actor.offload` shards move by themselves, layer by layer, and belong to main memory.
+    return learner.device.type != "cpu" and not learner.settings.actor.offload
+
+
+def move(learner: Learner, to: torch.device) -> None:
+    """Move weights and moments; parameters stay the objects that optimizer and shards know."""
+    for module in _modules(learner):
+        module.to(to)
+    for optimizer in _optimizers(learner):
+        for state in optimizer.adamw.state.values():
+            for name, value in state.items():
+                if isinstance(value, Tensor):
+                    state[name] = value.to(to)
+
+
+def _modules(learner: Learner) -> Iterator[nn.Module]:
+    yield learner.policy
+    if isinstance(learner.critic, Critic):
+        yield learner.critic.values
+    for frozen in (learner.reference, learner.teacher):
+        if frozen is not None and frozen.policy is not learner.policy:
+            yield frozen.policy
+
+
+def _optimizers(learner: Learner) -> Iterator[Optimizer]:
+    yield learner.optimizer
+    if isinstance(learner.critic, Critic):
+        yield learner.critic.optimizer

@@ -2,7 +2,7 @@
 
 Reads pickled records of `areal_lab.training.protocol` from its pipes and replies to them;
 log lines go to standard error. Any error is sent as `TrainerFailed`, and the process exits with 1.
-SIGTERM ends it at once, and so does the end of its parent.
+SIGTERM ends it immediately, and so does the end of its parent.
 """
 
 from __future__ import annotations
@@ -13,20 +13,17 @@ import sys
 import traceback
 from multiprocessing.connection import Connection
 
+from areal_lab.host.durable import with_type
 from areal_lab.host.pipes import open_pipe
-from areal_lab.host.processes import heavy_imports, watch_parent
-from areal_lab.training.protocol import ReadBatch, TrainerFailed
+from areal_lab.host.processes import heavy_imports, log_exception, watch_parent
+from areal_lab.training.protocol import TrainerFailed
 
 LINGER_S = 5.0
 """Longest wait for the pipeline to react to a failure before the process ends."""
 
 
-def main(read_batch: ReadBatch | None = None) -> int:
-    """Parse the command line, serve, and report errors. Returns the exit code.
-
-    Args:
-        read_batch: reads batches that are not in their requests.
-    """
+def main() -> int:
+    """Parse the command line, serve, and report errors. Returns the exit code."""
     watcher = watch_parent()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     parser = argparse.ArgumentParser(description="trainer process of areal_lab")
@@ -49,20 +46,13 @@ def main(read_batch: ReadBatch | None = None) -> int:
 
         code, pipeline_lives = (
             0,
-            serve(
-                pipe,
-                push_pipe,
-                arguments.settings,
-                arguments.rank,
-                save_pipe,
-                read_batch=read_batch,
-            ),
+            serve(pipe, push_pipe, arguments.settings, arguments.rank, save_pipe),
         )
     except Exception as error:
         # The only broad except here: any error is reported to the pipeline.
-        traceback.print_exc()
+        log_exception()
         where = f"trainer rank {arguments.rank}: " if arguments.rank else ""
-        message = f"{where}{type(error).__name__}: {error}{remedy(error)}"
+        message = f"{where}{with_type(error)}{remedy(error)}"
         failure = TrainerFailed(message, traceback.format_exc())
         code, pipeline_lives = 1, _report(pipe, failure)
     if watcher is not None and not pipeline_lives:
@@ -71,12 +61,12 @@ def main(read_batch: ReadBatch | None = None) -> int:
 
 
 def out_of_memory(error: Exception) -> bool:
-    """Whether memory ran out. torch has a type for this on GPUs, but none on CPUs."""
+    """Return whether memory ran out. torch has a type for this on GPUs, but none on CPUs."""
     return type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
 
 
 def remedy(error: Exception) -> str:
-    """What to change if memory ran out."""
+    """Settings to change if memory ran out."""
     if not out_of_memory(error):
         return ""
     return (
@@ -87,7 +77,7 @@ def remedy(error: Exception) -> str:
 
 
 def _report(pipe: Connection, failure: TrainerFailed) -> bool:
-    """Send a failure; returns whether the pipeline is still there."""
+    """Send a failure; return whether the pipeline still exists."""
     try:
         pipe.send(failure)
         # Let the pipeline read this before it notices that the process ended.

@@ -22,12 +22,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from areal_lab.data.seeds import sample_seed
+from areal_lab.data.problems import sample_seed
 from areal_lab.training.objective.advantages import choose_advantages
 from areal_lab.training.settings import TrainerSettings
-from cosim.load import check_cosim, load_cosim
+from cosim.load import load_cosim, resolve_cosim
 from cosim.policy import Policy
-from cosim.rows import Row
+from cosim.sampler import Row
 from cosim.schema import CosimConfig
 
 Weights = Mapping[str, Tensor]
@@ -101,13 +101,13 @@ def train(overrides: Sequence[str], versions: int, kept: Collection[int]) -> Tra
         kept: numbers of optimizer steps.
     """
     config = load_cosim("cosim", ["eta=0", *overrides])
-    problems, folder = check_cosim(config)
+    resolved = resolve_cosim(config)
     transformers_logging.disable_progress_bar()
-    policy = Policy(config, problems, folder)
+    policy = Policy(resolved)
     size = config.dataset.batch_size
     # Attention in plain products: torch.func cannot map over the trainer's or a fused one.
     model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager", local_files_only=True
+        resolved.model, dtype=torch.float32, attn_implementation="eager", local_files_only=True
     )
     names = [name for name, _ in model.named_parameters()]
     with _recorded_updates(names, kept) as weights:

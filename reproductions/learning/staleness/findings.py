@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from statistics import fmean
 
-from areal_lab.metrics.alarm import Bounds
+from areal_lab.config.sections import AlarmsConfig
 from reproductions.learning.setting import OBJECTIVES
 from reproductions.learning.staleness.cells import PREDICTORS, Cell, counted, noise
 from reproductions.learning.staleness.evidence import LIMITS, Evidence, of
@@ -144,7 +144,7 @@ def elsewhere(evidence: Evidence) -> Iterator[str]:
 
 def alarm(evidence: Evidence) -> Iterator[str]:
     """What the alarm `drift` of a run tells of all stale cells, those of the map and the others."""
-    bound = Bounds().drift
+    bound = AlarmsConfig().drift
     cells = [one for one in (*evidence.made_from.stale, *evidence.tested) if one.gain > 0]
     above = [cell.loss > cell.gain / 2 for cell in cells if cell.drift > bound]
     below = [cell.loss > cell.gain / 2 for cell in cells if cell.drift <= bound]

@@ -12,9 +12,8 @@ from typing import Any, ParamSpec
 
 import httpx2
 
-from areal_lab.agents.gateway.app import create_app
-from areal_lab.agents.gateway.calls import Answer
-from areal_lab.agents.gateway.conversation import Scores
+from areal_lab.agents.gateway.calls import Answer, Scores
+from areal_lab.agents.gateway.server import create_app
 from areal_lab.agents.gateway.service import Service
 from areal_lab.agents.gateway.sessions import Limits
 from areal_lab.agents.messages import ChatFinish, ChatReply, ChatRequest, Message, ToolCall
@@ -128,7 +127,7 @@ class Scripted:
             return self.script(request, number)
         return says(f"reply {number}", request_id=f"r{number}")
 
-    def prompt_tokens(self, request: ChatRequest) -> int:
+    async def prompt_tokens(self, request: ChatRequest) -> int:
         return sum(len(each.content.split()) for each in request.messages)
 
     def rows(self, scores: Scores) -> list[dict[str, Any]]:

@@ -10,8 +10,8 @@ from typing import Any
 import httpx2
 import pytest
 
+from areal_lab.agents.gateway.calls import PromptTooLong
 from areal_lab.agents.gateway.chat import CHAT
-from areal_lab.agents.gateway.conversation import PromptTooLong
 from areal_lab.agents.gateway.errors import ApiError
 from tests.agents.gateway.scripted import (
     ADMIN,

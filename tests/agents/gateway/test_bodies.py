@@ -13,9 +13,9 @@ from areal_lab.agents.gateway.anthropic import ANTHROPIC
 from areal_lab.agents.gateway.calls import Call, Dialect, prompt
 from areal_lab.agents.gateway.chat import CHAT
 from areal_lab.agents.gateway.errors import ApiError
-from areal_lab.agents.gateway.exchanges import body_digest
 from areal_lab.agents.gateway.reading import parse_json
 from areal_lab.agents.gateway.responses import RESPONSES
+from areal_lab.agents.gateway.service import body_digest
 from areal_lab.agents.messages import ChatReply, Message, ToolCall
 from tests.agents.gateway.scripted import (
     answered,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -19,11 +20,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from areal_lab.agents import conversation
 from areal_lab.agents.conversation import TreeConversation
-from areal_lab.agents.gateway.app import create_app
-from areal_lab.agents.gateway.conversation import Scores
+from areal_lab.agents.gateway.calls import Scores
+from areal_lab.agents.gateway.server import create_app
 from areal_lab.agents.gateway.service import Service
 from areal_lab.agents.gateway.sessions import Session
+from areal_lab.agents.messages import Message, Tool
 from areal_lab.agents.replies import ReplyReader
 from areal_lab.agents.session_tree import SessionTree
 from areal_lab.agents.turns import tokens_through
@@ -381,10 +384,16 @@ async def test_a_call_that_is_none_reaches_the_agent_as_text_and_is_noted(bad: s
         await one.end()
 
 
-@pytest.mark.parametrize("characters", [2_000, 2**20])
+@pytest.mark.parametrize(
+    ("characters", "why"),
+    [
+        (2_000, "context of 400 must have room for one more"),
+        (2**20, "context of 400 tokens has room for 71,936 at most"),
+    ],
+)
 @virtually
 async def test_a_result_that_is_longer_than_the_room_is_refused_and_ends_the_sample(
-    characters: int,
+    characters: int, why: str
 ) -> None:
     async with lab("SMOLLM2", Random(1), CALL, context_tokens=400) as one:
         first = await one.chat(HI)
@@ -394,11 +403,137 @@ async def test_a_result_that_is_longer_than_the_room_is_refused_and_ends_the_sam
         reply = await one.agent.post("/chat/completions", body)
         error = reply.json()["error"]
         assert (reply.status_code, error["code"]) == (400, "context_length_exceeded")
-        assert "context of 400 must have room for one more" in error["message"]
+        assert why in error["message"]
         assert one.conversation.end == "context"
         # An agent that shortens its history has room again.
         await one.chat({**HI, "content": "3 + 3?"}, max_tokens=1)
         assert one.conversation.end == "length"
+        await one.end()
+
+
+def huge_bodies(text: str) -> list[tuple[str, Json]]:
+    """Bodies with much text at different places."""
+    question = {"role": "user", "content": text}
+    call = {"id": "a", "type": "function", "function": {"name": "add", "arguments": text}}
+    tool = {"type": "function", "function": {"name": "add", "description": text}}
+    schema = {"name": "add", "parameters": {"properties": {text: {}}}}
+    parts = [{"type": "text", "text": text[:1000]}] * (len(text) // 1000)
+    return [
+        ("/chat/completions", {"messages": [question]}),
+        ("/chat/completions", {"messages": [{"role": "user", "content": parts}]}),
+        ("/chat/completions", {"messages": [HI, {"role": "assistant", "tool_calls": [call]}]}),
+        ("/chat/completions", {"messages": [HI, {"role": "assistant", "reasoning": text}]}),
+        ("/chat/completions", {"messages": [HI], "tools": [tool]}),
+        (
+            "/chat/completions",
+            {"messages": [HI], "tools": [{"type": "function", "function": schema}]},
+        ),
+        ("/responses", {"input": text}),
+        ("/responses", {"input": "2 + 3?", "instructions": text}),
+        ("/messages", {"messages": [question], "max_tokens": 5}),
+        ("/messages", {"messages": [HI], "system": text, "max_tokens": 5}),
+        ("/messages/count_tokens", {"messages": [question]}),
+    ]
+
+
+@virtually
+async def test_text_that_cannot_fit_is_refused_before_template_and_tokenizer_read_it() -> None:
+    async with lab("SMOLLM2", Random(1), context_tokens=400) as one:
+        await one.chat(HI)
+        form = one.conversation.tree._form
+
+        def read(*_: object, **__: object) -> Any:
+            raise AssertionError("it was read")
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(form, "text", read)
+            patch.setattr(form, "encode", read)
+            for path, body in huge_bodies("x" * 2**20):
+                reply = await one.agent.post(path, body)
+                assert reply.status_code == 400, (path, reply.text)
+                assert "room for 71,936 at most" in reply.text
+            for body in (
+                {"messages": [HI] * 20_000},
+                {"messages": [HI], "tools": [ADD] * 20_000},
+                {"messages": [{"role": "user", "content": [{"type": "text"}] * 20_000}]},
+                {"messages": [HI], "stop": ["a"] * 20_000},
+            ):
+                reply = await one.agent.post("/chat/completions", body)
+                assert reply.status_code == 400, reply.text
+                assert "20,000 entries, of 16,384 at most" in reply.text
+            part = {"type": "text", "text": "x"}
+            for path, body in (
+                ("/responses", {"input": [HI] * 20_000}),
+                ("/messages", {"messages": [{"role": "user", "content": [part] * 20_000}]}),
+                ("/messages", {"messages": [{"role": "assistant", "content": [part] * 20_000}]}),
+            ):
+                reply = await one.agent.post(path, {**body, "max_tokens": 1})
+                assert "20,000 entries, of 16,384 at most" in reply.text
+            for path, body in huge_bodies("x" * 2**23):
+                assert (await one.agent.post(path, body)).status_code == 413, path
+        assert one.session.body_bytes == 0
+        await one.chat({**HI, "content": "3 + 3?"}, max_tokens=1)
+        await one.end()
+
+
+def test_long_text_is_encoded_outside_of_the_event_loop_to_the_same_tokens() -> None:
+    long = {"role": "user", "content": "2 + 3 = 5, and so on. " * 1000}
+
+    async def scenario() -> None:
+        async with lab("SMOLLM2", Random(1), *["ok"] * 9) as one:
+            one.model.longest_s = 0
+            form, threads = one.conversation.tree._form, set()
+            encode = form.encode
+
+            def noted(text: str) -> tuple[int, ...]:
+                threads.add(threading.current_thread().name)
+                return encode(text)
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(form, "encode", noted)
+                first = await one.chat(long)
+                # Several at once: each continues what was there when it began.
+                again = [one.chat(long, first, {**HI, "content": str(i)}) for i in range(4)]
+                await asyncio.gather(*again, one.chat(long), one.chat(HI))
+                counted = await one.agent.post("/messages/count_tokens", {"messages": [long]})
+            assert {name.partition("_")[0] for name in threads} == {"draft", "MainThread"}
+            prompts = [one.conversation.tree.prompt_of(n) for n in range(7)]
+            asked = [Message(role="user", content=long["content"])]
+            tool = Tool(name="add", description="Add two numbers.")
+            assert prompts[0] == encode(form.text(asked, [tool], now=NOW))
+            assert counted.json()["input_tokens"] == len(encode(form.text(asked, now=NOW)))
+            await one.end()
+
+    asyncio.run(scenario())
+
+
+@virtually
+async def test_what_a_session_keeps_and_sends_at_once_is_limited() -> None:
+    async with lab("SMOLLM2", Random(1), context_tokens=4000) as one:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(conversation, "MOST_STORED_CHARACTERS", 25_000)
+            replies = [await one.agent.chat("x" * 10_000 + str(i), max_tokens=1) for i in range(4)]
+        assert [each.status_code for each in replies] == [200, 200, 400, 400]
+        assert "start another session" in replies[-1].text
+        one.session.body_bytes = one.service.limits.session_body_bytes - 100
+        refused = await one.agent.chat("x" * 200)
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        one.session.body_bytes = 0
+        assert (await one.agent.chat("x")).status_code == 200
+        await one.end()
+
+
+@virtually
+async def test_a_run_says_that_it_ignores_a_seed() -> None:
+    async with lab("SMOLLM2", Random(1)) as one:
+        for path, body in (
+            ("/chat/completions", {"messages": [HI]}),
+            ("/responses", {"input": "?"}),
+        ):
+            seeded = await one.agent.post(path, {**body, "seed": 5})
+            assert "seed is ignored" in seeded.headers["x-areal-lab-note"]
+            plain = await one.agent.post(path, body)
+            assert "x-areal-lab-note" not in plain.headers
         await one.end()
 
 

@@ -194,6 +194,26 @@ def test_every_dialect_keeps_the_name_of_a_named_tool(
     assert refused("must be one of the tools", dialect.parse, other).param == "tool_choice"
 
 
+def test_unknown_fields_are_noted_by_name_and_counted_as_one() -> None:
+    known = frozenset({"model"})
+    assert reading.unknown_note({"model": "m", "user": "u", "top_k": 2}, known) == ()
+    assert reading.unknown_note({"top_pp": 1, "model": "m"}, known) == (
+        "unknown fields are ignored: top_pp",
+    )
+    many = {f"f{number}": 1 for number in range(9)} | {"\r\nx: 1": 2}
+    (note,) = reading.unknown_note(many, known)
+    assert note == "unknown fields are ignored: f0, f1, f2, f3, f4, ..."
+    assert reading.unknown_note({"\n": 1}, known) == ("unknown fields are ignored: ...",)
+
+
+@pytest.mark.parametrize(
+    "name", ["guided_json", "structured_outputs", "chat_template_kwargs", "regex"]
+)
+def test_grammars_and_variables_of_templates_are_never_ignored_silently(name: str) -> None:
+    given = {name: {"type": "object"}}
+    assert reading.sampling_notes(given, reading.Choice("auto")) == (f"{name} is ignored",)
+
+
 def test_what_is_not_served_is_noted_if_it_would_change_something() -> None:
     neutral = {
         "presence_penalty": 0,

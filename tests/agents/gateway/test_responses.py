@@ -34,6 +34,22 @@ def output(*replies: Any, **fields: Any) -> list[dict[str, Any]]:
 # --- requests ---
 
 
+@pytest.mark.parametrize(
+    ("text", "notes"),
+    [
+        (None, ()),
+        ({"format": {"type": "text"}, "verbosity": "low"}, ()),
+        (
+            {"format": {"type": "json_schema", "name": "n", "schema": {}}},
+            ("text.format is ignored",),
+        ),
+        ({"format": {"type": "json_object"}}, ("text.format is ignored",)),
+    ],
+)
+def test_a_format_of_text_is_never_ignored_silently(text: Any, notes: tuple[str, ...]) -> None:
+    assert parse({"input": "hi", "text": text}).notes == notes
+
+
 def test_a_string_is_a_users_message_and_instructions_stand_before_it() -> None:
     call = parse(body(instructions="Be brief."))
     assert call.request.messages == (Message(role="user", content="2+3?"),)

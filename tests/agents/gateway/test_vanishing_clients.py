@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from areal_lab.agents.gateway.exchanges import Exchange
+from areal_lab.agents.gateway.service import Exchange
 from areal_lab.engines.protocol import SamplingParams
 from tests.agents.gateway.scripted import Agent, Lab, chat_of, sse
 from tests.agents.gateway.sockets import (

@@ -43,8 +43,8 @@ def test_a_named_file_is_made_once_and_stays(tmp_path: Path) -> None:
     [
         ("a-key", 0o644, r"others can read \(mode 644\); run: chmod 600"),
         ("a-key", 0o620, r"others can read \(mode 620\)"),
-        ("", 0o600, "its content is no key"),
-        ("two words", 0o600, "its content is no key"),
+        ("", 0o600, "its content is not a key"),
+        ("two words", 0o600, "its content is not a key"),
         ("schlüssel", 0o600, "it is no ASCII text"),
     ],
 )

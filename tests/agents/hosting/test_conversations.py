@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from areal_lab.agents.catalogue import make_workflow
-from areal_lab.agents.gateway.conversation import Scores
+from areal_lab.agents.gateway.calls import Scores
 from areal_lab.agents.gateway.server import base_url, bind, is_loopback
 from areal_lab.agents.hosting.conversations import Conversations, Serving, run_limits
 from areal_lab.agents.hosting.online import Online

@@ -12,7 +12,7 @@ import pytest
 from areal_lab.agents.gateway import server
 from areal_lab.agents.hosting.online import Online
 from areal_lab.agents.workflow import opened
-from areal_lab.rewards.failure_rate import RewardError
+from areal_lab.rewards.service import RewardError
 from tests.agents.hosting.test_outside import PROBLEM, TEMPLATE
 from tests.agents.scripted import Scripted
 from tests.data.byte_tokenizer import save_byte_tokenizer

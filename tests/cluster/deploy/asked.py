@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from areal_lab.cli.deploy import DeployKind, DeployOptions, deployment_files, request_of
+from areal_lab.cli.deploy import request_of
 from areal_lab.cluster.deploy.files import read_yaml_text
+from areal_lab.cluster.deploy.kinds import DeployKind, deployment_files
+from areal_lab.cluster.deploy.request import DeployConfig
 from areal_lab.config.load import load_config
 from areal_lab.config.schema import TrainConfig
 
@@ -23,12 +25,12 @@ def files_of(
 
     Args:
         config: a config, or arguments of the command.
-        options: fields of `DeployOptions`.
+        options: fields of `DeployConfig`.
     """
     if not isinstance(config, TrainConfig):
         names = [one for one in config if "=" not in one]
         config = load_config(names, [one for one in config if "=" in one])
-    request = request_of(kind, config, DeployOptions(**options), [kind, config.experiment_name])
+    request = request_of(kind, config, DeployConfig(**options), [kind, config.experiment_name])
     return {file.name: file.text for file in deployment_files(kind, request)}
 
 

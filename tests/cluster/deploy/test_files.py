@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_lab.cluster.deploy.files import Edited, File, read_yaml_text, write_files, yaml_text
+from areal_lab.cluster.deploy.files import (
+    Edited,
+    File,
+    comments,
+    read_yaml_text,
+    write_files,
+    yaml_text,
+)
 
 ODD = st.text(st.characters(exclude_categories=["Cs"])) | st.sampled_from(
     [
@@ -42,16 +49,23 @@ VALUES = st.recursive(
 
 @given(st.dictionaries(ODD, VALUES, min_size=1, max_size=3))
 def test_yaml_reads_back_as_it_was(document: dict[str, Any]) -> None:
-    text = yaml_text(document, document, head=["Made by a test."])
-    assert read_yaml_text(text) == [document, document]
-    assert text.startswith("# Made by a test.\n")
+    text = yaml_text(document)
+    nested = f"a:\n  {yaml_text(document, 2)}\n"
+    head = comments(["Made by a test."])
+    assert read_yaml_text(f"{head}{text}\n---\n{nested}") == [document, {"a": document}]
+    assert head == "# Made by a test.\n"
+
+
+@given(ODD)
+def test_a_value_reads_back_at_any_depth(text: str) -> None:
+    assert read_yaml_text(f"a:\n  b: {yaml_text(text, 2)}\n  c: 1") == [{"a": {"b": text, "c": 1}}]
 
 
 @pytest.mark.parametrize(
     "word", ["1e3", "0o17", "1_000", "12:30:00", "no", "Y", "null", ".5", "-1"]
 )
 def test_text_that_some_parser_takes_for_something_else_is_quoted(word: str) -> None:
-    assert yaml_text({"a": word}) == f'a: "{word}"\n'
+    assert yaml_text({"a": word}) == f'a: "{word}"'
 
 
 def test_a_file_that_was_not_edited_is_replaced(tmp_path: Path) -> None:

@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from typer.main import get_command_from_info
 
 from areal_lab.cli.app import app
-from areal_lab.cli.deploy import DeployKind, DeployOptions, request_of
+from areal_lab.cli.deploy import request_of
 from areal_lab.cluster.deploy.files import read_yaml_text
-from areal_lab.cluster.deploy.kubernetes import check_references
-from areal_lab.cluster.deploy.request import host_command, job_name, train_command
-from areal_lab.cluster.deploy.slurm import slurm_files
+from areal_lab.cluster.deploy.kinds import DeployKind, check_references, deployment_files
+from areal_lab.cluster.deploy.request import DeployConfig, job_name
 from areal_lab.cluster.records import TOKEN_VARIABLE
 from areal_lab.config.load import load_config
 from areal_lab.config.shipped import training_configs
@@ -29,9 +28,11 @@ ODD = st.text(st.characters(exclude_categories=["Cs"]), max_size=20).filter(
 ) | st.sampled_from(
     ["$HOME", "`id`", "a'b\"c", "\\", "\n---\n", "# x", "${X}", "{a: b}", "--x", "*"]
 )
+ODD_NAMES = ODD.map(lambda text: re.sub(r"[/\\\x00-\x1f\x7f]", "_", f"x{text}x"))
+"""Of folders."""
 
 
-TWO_MACHINES = request_of(DeployKind.SLURM, load_config("tiny"), DeployOptions(nodes=2))
+TWO_MACHINES = request_of(DeployKind.SLURM, load_config("tiny"), DeployConfig(nodes=2))
 
 
 @pytest.mark.parametrize("name", training_configs())
@@ -65,7 +66,8 @@ def test_where_a_run_takes_place_is_on_its_command_line_and_in_no_config() -> No
 
 
 @settings(max_examples=20)
-@given(ODD, ODD, ODD, st.sampled_from(KINDS))
+@example("slash", "/", "/.", DeployKind.SLURM)
+@given(ODD_NAMES, ODD, ODD, st.sampled_from(KINDS))
 def test_odd_characters_in_settings_arrive_unchanged(
     tmp_path_factory: pytest.TempPathFactory, name: str, stop: str, text: str, kind: DeployKind
 ) -> None:
@@ -87,7 +89,8 @@ def test_names_of_jobs_are_valid_whatever_the_experiment_is_called(text: str) ->
 @given(st.lists(ODD, max_size=3))
 def test_what_the_command_line_was_stays_a_comment(words: list[str]) -> None:
     request = replace(TWO_MACHINES, arguments=words)
-    for written, plain in zip(slurm_files(request), slurm_files(TWO_MACHINES), strict=True):
+    files = (deployment_files(DeployKind.SLURM, one) for one in (request, TWO_MACHINES))
+    for written, plain in zip(*files, strict=True):
         lines = [line for line in written.text.splitlines() if not line.startswith("# Written by:")]
         assert lines == plain.text.splitlines()
 
@@ -117,6 +120,11 @@ def test_the_job_has_a_controller_with_a_stable_name_and_a_secret_token() -> Non
     assert "cluster.n_nodes=4 cluster.n_gpus_per_node=4 " in script
     (container,) = pod["containers"]
     assert container["resources"]["limits"]["nvidia.com/gpu"] == "4"
+    (shared,) = (one["emptyDir"] for one in pod["volumes"] if one["name"] == "shared-memory")
+    assert shared["medium"] == "Memory"
+    sizes = (shared["sizeLimit"], container["resources"]["limits"]["memory"])
+    shared_gib, memory_gib = (int(size.removesuffix("Gi")) for size in sizes)
+    assert 0 < shared_gib < memory_gib, "it is a part of the memory"
     (token,) = container["env"]
     assert token["valueFrom"]["secretKeyRef"] == {"name": f"{name}-secrets", "key": "auth_token"}
     rules = [rule["action"] for rule in spec["podFailurePolicy"]["rules"]]
@@ -142,13 +150,13 @@ def test_the_rayjob_has_a_group_per_role_and_places_nothing_on_its_head() -> Non
 def test_the_command_lines_are_those_of_this_program(scheduler: str, tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(TWO_MACHINES.config)
-    program, command, config, *changes = train_command(TWO_MACHINES, str(path), scheduler)
+    program, command, config, *changes = TWO_MACHINES.train_command(str(path), scheduler)
     assert (program, command) == ("areal-lab", "train")
     found = load_config(config, changes)
     assert (found.scheduler.type, found.cluster.n_nodes) == (scheduler, 2)
     assert found.cluster.port == (6380 if scheduler == "manual" else 0)
     assert found.scheduler.start_timeout_s == 1800
-    _, command, *options = host_command("there", TWO_MACHINES)
+    _, command, *options = TWO_MACHINES.host_command("there")
     (host,) = [one for one in app.registered_commands if one.callback.__name__ == command]
     given = get_command_from_info(
         host, pretty_exceptions_short=False, rich_markup_mode=None
@@ -244,8 +252,9 @@ def test_references_that_lead_nowhere_are_found() -> None:
     files = files_of(DeployKind.JOB, nodes=2)
     read = [one for text in files.values() for one in read_yaml_text(text)]
     check_references(read, TWO_MACHINES)
+    named = TWO_MACHINES.options.with_settings({"name": "other"})
     with pytest.raises(ValueError, match="not from the Secret other-secrets"):
-        check_references(read, replace(TWO_MACHINES, name="other"))
+        check_references(read, replace(TWO_MACHINES, options=named))
     for kind, name in (("ConfigMap", "tiny-config"), ("PersistentVolumeClaim", "tiny-runs")):
         with pytest.raises(ValueError, match=f"no {kind} is named {name}"):
             check_references([one for one in read if one["kind"] != kind], TWO_MACHINES)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft7Validator
 
-from areal_lab.cli.deploy import DeployKind
+from areal_lab.cluster.deploy.kinds import DeployKind
 from areal_lab.config.shipped import training_configs
 from tests.cluster.deploy.asked import FOUR_NODES, documents, files_of
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from areal_lab.cli.deploy import DeployKind
 from areal_lab.cluster.deploy.files import read_yaml_text
+from areal_lab.cluster.deploy.kinds import DeployKind
 from tests.cluster.deploy.asked import documents, files_of
 
 Program = Callable[[str, str], None]

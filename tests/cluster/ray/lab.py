@@ -18,7 +18,7 @@ import psutil
 
 from areal_lab.cluster.hosts import Hosts
 from areal_lab.cluster.ray.scheduler import RayScheduler
-from areal_lab.config.cluster import ClusterConfig, SchedulerConfig
+from areal_lab.config.sections import ClusterConfig, SchedulerConfig
 
 GONE_S = 60.0
 """Longest wait for processes to end."""
@@ -115,7 +115,7 @@ def lab(folder: Path) -> Iterator[Lab]:
 
 
 def is_agent(process: psutil.Process) -> bool:
-    return _runs(process, "areal_lab.cluster.agent.main")
+    return _runs(process, "areal_lab.cluster.agent.run")
 
 
 def is_driver(process: psutil.Process) -> bool:

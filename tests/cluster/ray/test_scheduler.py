@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from areal_lab.cluster.ray.addresses import address_of_agent
-from areal_lab.cluster.ray.environment import driver_environment
-from areal_lab.cluster.ray.scheduler import RayScheduler
+from areal_lab.cluster.ray.scheduler import RayScheduler, driver_environment
 from areal_lab.cluster.scheduler import Invitation
-from areal_lab.config.cluster import ClusterConfig, SchedulerConfig
+from areal_lab.config.sections import ClusterConfig, SchedulerConfig
 from areal_lab.extras import MissingExtra
 from areal_lab.host.processes import inherited_environment
 

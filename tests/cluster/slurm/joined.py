@@ -14,7 +14,7 @@ import psutil
 
 from areal_lab.cluster.hosts import Hosts
 from areal_lab.cluster.slurm.scheduler import SlurmScheduler
-from areal_lab.config.cluster import ClusterConfig, SchedulerConfig
+from areal_lab.config.sections import ClusterConfig, SchedulerConfig
 from tests.cluster.host_lab import DEADLINE_S, gone, start_sleeper, until
 
 

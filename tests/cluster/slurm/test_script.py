@@ -9,7 +9,7 @@ import pytest
 
 from areal_lab.cluster.slurm.commands import Job
 from areal_lab.cluster.slurm.script import batch_script, refused_option, step_command
-from areal_lab.config.cluster import ClusterConfig
+from areal_lab.config.sections import ClusterConfig
 
 RUN = "10.0.0.1:6380"
 

@@ -104,7 +104,7 @@ class ToySlurm:
 
     def agents(self) -> list[psutil.Process]:
         """The host agents that run in jobs of this cluster."""
-        agent = ["-m", "areal_lab.cluster.agent.main"]
+        agent = ["-m", "areal_lab.cluster.agent.run"]
         return [process for process in self.processes() if process.cmdline()[1:3] == agent]
 
     def agent_on(self, node: str) -> psutil.Process:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_lab.data.arrays.jagged import Field, Jagged, concat_rows, row_count, slice_rows
+from areal_lab.data.arrays import Field, Jagged, concat_rows, row_count, slice_rows
 
 ROWS = st.lists(st.lists(st.integers(0, 99), max_size=4), min_size=1, max_size=6)
 

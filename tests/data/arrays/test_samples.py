@@ -11,8 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from areal_lab.data.arrays.jagged import Jagged, concat_rows, row_count, slice_rows
-from areal_lab.data.arrays.samples import pack_samples, unpack_samples
+from areal_lab.data.arrays import (
+    Jagged,
+    concat_rows,
+    pack_samples,
+    row_count,
+    slice_rows,
+    unpack_samples,
+)
 from areal_lab.data.images import PlacedImage, image_of_picture
 from areal_lab.data.trajectory import Observation, SampleEnd, Segment, Trajectory
 

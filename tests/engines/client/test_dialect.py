@@ -17,10 +17,15 @@ from areal_lab.engines.client.dialect import Call, Dialect, Digest, GenerateOpti
 from areal_lab.engines.client.engine_client import EngineClient
 from areal_lab.engines.client.sglang import SGLANG
 from areal_lab.engines.client.vllm import VLLM, VLLM_ON_CPU
-from areal_lab.engines.errors import EngineError, EngineUnreachable, VersionMismatch
 from areal_lab.engines.keys import KEY_VARIABLE
 from areal_lab.engines.launch.detect import dialect_at
-from areal_lab.engines.protocol import PauseMode, WeightsFolder
+from areal_lab.engines.protocol import (
+    EngineError,
+    EngineUnreachable,
+    PauseMode,
+    VersionMismatch,
+    WeightsFolder,
+)
 from areal_lab.engines.weights.folder import write_weights
 from areal_lab.engines.weights.records import EngineTarget
 from tests.engines.tiny import request, tiny_model

@@ -21,10 +21,21 @@ from areal_lab.engines.client.engine_client import EngineClient
 from areal_lab.engines.client.resubmit import continuation, merge
 from areal_lab.engines.client.sglang import SGLANG
 from areal_lab.engines.client.vllm import VLLM
-from areal_lab.engines.errors import EngineError, EngineUnreachable, VersionMismatch
-from areal_lab.engines.protocol import Generated, PauseMode, WeightsFolder
+from areal_lab.engines.protocol import (
+    EngineError,
+    EngineUnreachable,
+    Generated,
+    PauseMode,
+    VersionMismatch,
+    WeightsFolder,
+)
 from areal_lab.engines.weights.folder import write_weights
-from areal_lab.engines.weights.verify_folder import check_folder
+from areal_lab.engines.weights.verify_folder import (
+    MANIFEST,
+    check_folder,
+    folder_shapes,
+    read_manifest_here,
+)
 from tests.engines.tiny import END_TOKEN, request, tiny_model
 
 T = TypeVar("T")
@@ -426,6 +437,29 @@ def test_a_damaged_folder_never_reaches_an_engine(weights: WeightsFolder, damage
     assert "\n" not in str(raised.value)
     assert URL in str(raised.value)
     assert calls == []
+
+
+@pytest.mark.parametrize("manifest", ["whole", "of other weights", "damaged", "gone"])
+def test_only_a_manifest_of_these_weights_leaves_the_check_to_the_engine(
+    weights: WeightsFolder, manifest: str
+) -> None:
+    file, path = weights.path / "model.safetensors", weights.path / MANIFEST
+    content = bytearray(file.read_bytes())
+    content[-5] ^= 1
+    file.write_bytes(content)
+    match manifest:
+        case "of other weights":
+            path.write_text(path.read_text().replace(weights.checksum, "xxh3_128:0"))
+        case "damaged":
+            path.write_text(path.read_text()[:-5])
+        case "gone":
+            path.unlink()
+    if manifest == "whole":
+        shapes = folder_shapes(weights.path)
+        assert asyncio.run(read_manifest_here(weights)) == (weights, shapes)
+    else:
+        with pytest.raises(EngineError, match="is damaged"):
+            asyncio.run(read_manifest_here(weights))
 
 
 def test_weights_of_other_shapes_never_reach_an_engine(tmp_path: Path) -> None:

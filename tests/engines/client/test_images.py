@@ -13,8 +13,7 @@ from areal_lab.engines.client.sglang import SGLANG
 from areal_lab.engines.client.stream import SampleStream
 from areal_lab.engines.client.vllm import VLLM
 from areal_lab.engines.embedded.wire import parse_generate
-from areal_lab.engines.errors import EngineError
-from areal_lab.engines.protocol import NEVER, GenerateRequest, SamplingParams
+from areal_lab.engines.protocol import NEVER, EngineError, GenerateRequest, SamplingParams
 from tests.vision_folder import FACTS, IMAGE, START, STOP, VIDEO, picture
 
 WHOLE = GenerateOptions(stream=False, stream_interval=8, cache_name="")

@@ -21,8 +21,7 @@ from areal_lab.engines.client.dialect import Chunk, Span
 from areal_lab.engines.client.engine_client import EngineClient
 from areal_lab.engines.client.stream import SampleStream
 from areal_lab.engines.client.vllm import VLLM
-from areal_lab.engines.errors import EngineError, EngineUnreachable
-from areal_lab.engines.protocol import Generated, PauseMode
+from areal_lab.engines.protocol import EngineError, EngineUnreachable, Generated, PauseMode
 from tests.data.byte_tokenizer import byte_tokenizer, save_byte_tokenizer
 from tests.engines.tiny import request
 

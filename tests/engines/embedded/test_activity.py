@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from areal_lab.engines.embedded.activity import ActivityLog
 from areal_lab.engines.embedded.batcher import Batcher
+from areal_lab.engines.embedded.scheduler import ActivityLog
 from tests.engines.tiny import request, tiny_model
 
 

@@ -5,19 +5,28 @@ from __future__ import annotations
 import copy
 import dataclasses
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 from transformers import PreTrainedModel
 
+from areal_lab.data.stop_strings import StopScanner
 from areal_lab.data.tokenize import TextCodec
 from areal_lab.data.trajectory import Segment
+from areal_lab.engines.client import sglang
 from areal_lab.engines.client.resubmit import continuation
 from areal_lab.engines.embedded import batcher as batcher_module
-from areal_lab.engines.embedded.attention import IMPLEMENTATION, decode_blocks
+from areal_lab.engines.embedded import wire
+from areal_lab.engines.embedded.attention import (
+    IMPLEMENTATION,
+    SPLIT_COST_ON_A_GPU_TOKENS,
+    decode_blocks,
+    similar_rows,
+)
 from areal_lab.engines.embedded.batcher import Batcher, Refused, VersionSpan
-from areal_lab.engines.protocol import Generated, PauseMode
+from areal_lab.engines.protocol import EngineError, Generated, PauseMode
 from areal_lab.engines.weights.folder import CorruptWeights, deduplicated_state
 from tests.data.byte_tokenizer import byte_tokenizer
 from tests.data.test_stop_strings import decoding_everything
@@ -78,6 +87,10 @@ def test_rows_of_very_different_lengths_are_attended_in_blocks() -> None:
         (5, 6),
     ]
     assert [block.longest for block in blocks] == [3, 200, 4, 120, 2]
+    # A GPU pays for calls, not for padding, until a few rows are very long.
+    assert list(similar_rows(lengths, SPLIT_COST_ON_A_GPU_TOKENS)) == [range(6)]
+    long = (*lengths * 100, 100_000)
+    assert list(similar_rows(long, SPLIT_COST_ON_A_GPU_TOKENS)) == [range(600), range(600, 601)]
 
 
 def test_greedy_tokens_are_those_of_transformers() -> None:
@@ -381,3 +394,102 @@ def test_the_context_can_be_filled_to_its_end() -> None:
     batcher.check(one)
     batcher.add(one)
     assert largest_error(model, run(batcher)["r"]) < 3e-5  # 168 tokens of rounding
+
+
+# --- requests at fault ---
+
+POISON = VOCABULARY - 1
+"""A token whose embedding is NaN."""
+
+
+def poisoned_model() -> PreTrainedModel:
+    model = tiny_model()
+    with torch.no_grad():
+        model.get_input_embeddings().weight[POISON] = float("nan")
+        model.get_output_embeddings().weight[POISON] = 0  # so that others do not sample it
+    return model
+
+
+@pytest.mark.parametrize("max_running", [2, 64])
+def test_a_request_that_cannot_be_sampled_fails_alone(max_running: int) -> None:
+    """Those beside it get the tokens that they get without it."""
+    good = [
+        dataclasses.replace(
+            one,
+            prompt_tokens=tuple(token % POISON for token in one.prompt_tokens),
+            sampling=dataclasses.replace(one.sampling, top_k=5),
+        )
+        for one in ragged_requests(9)
+    ]
+    expected: dict[str, list[int]] = {}
+    for poisoned in (False, True):
+        batcher = batcher_of(poisoned_model(), max_running_requests=max_running)
+        for index, one in enumerate(good):
+            batcher.add(one)
+            if poisoned and index % 3 == 1:
+                batcher.add(request(f"bad{index}", [5, POISON, 6], 4))
+        samples = run(batcher)
+        errors = {name: one.error for name, one in samples.items() if one.error}
+        found = {name: one.tokens for name, one in samples.items() if not one.error}
+        expected = expected or found
+        assert found == expected
+        assert found.keys() == {one.request_id for one in good}
+        assert set(errors) == ({"bad1", "bad4", "bad7"} if poisoned else set())
+        for name, error in errors.items():
+            assert f"request {name} failed: FloatingPointError" in error
+            assert samples[name].finish_reason == "abort"
+            with pytest.raises(EngineError, match=f"it gave up: request {name} failed"):
+                sglang.read(wire.reply(samples[name], "0", 0.0))
+    # It is as good as new.
+    batcher.add(good[0])
+    assert run(batcher)[good[0].request_id].tokens == expected[good[0].request_id]
+
+
+class _Raises(StopScanner):
+    """Fails at a response's second token."""
+
+    def completing(self, tokens: Sequence[int]) -> int | None:
+        if len(self._window):
+            raise UnicodeError("planted")
+        return super().completing(tokens)
+
+
+def test_an_error_after_a_token_was_sampled_ends_its_request_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    batcher = batcher_of(tiny_model(), codec=lambda: TextCodec(byte_tokenizer()))
+    for index in range(3):
+        batcher.add(request(f"r{index}", [5, 6, index], 6, seed=index))
+    undisturbed = {name: one.tokens for name, one in run(batcher).items()}
+    for index in range(3):
+        batcher.add(request(f"r{index}", [5, 6, index], 6, seed=index))
+        if index == 1:
+            monkeypatch.setattr(batcher_module, "StopScanner", _Raises)
+            batcher.add(request("bad", [9, 9], 6, stop=("never",)))
+    samples = run(batcher)
+    assert "UnicodeError: planted" in str(samples.pop("bad").error)
+    assert {name: one.tokens for name, one in samples.items()} == undisturbed
+
+
+def test_an_engine_that_can_compute_nothing_raises_its_error() -> None:
+    model = tiny_model()
+    with torch.no_grad():
+        model.get_output_embeddings().weight.fill_(float("nan"))
+    batcher = batcher_of(model)
+    batcher.add(request("r", [5], 3))
+    with pytest.raises(FloatingPointError, match="not finite"):
+        batcher.step()
+
+
+def test_requests_of_one_call_are_queued_together_or_not_at_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    batcher = batcher_of(tiny_model(), codec=lambda: TextCodec(byte_tokenizer()))
+
+    def raises(*_: object) -> None:
+        raise UnicodeError("planted")
+
+    monkeypatch.setattr(batcher_module, "StopScanner", raises)
+    with pytest.raises(UnicodeError):
+        batcher.add_all([request("a", [5]), request("b", [5], stop=("x",))])
+    assert not batcher.waiting

@@ -100,7 +100,7 @@ def test_a_device_generates_what_the_cpu_does_and_is_waited_for_once_a_step(tmp_
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", KINDS)
 def test_logprobs_on_a_gpu_are_those_of_a_plain_forward(tmp_path: Path, kind: str) -> None:
-    """Never run so far: no GPU was at hand."""
+    """Not run on a GPU yet (docs/gpu.md)."""
     import torch
 
     from areal_lab.engines.embedded.batcher import Batcher

@@ -10,12 +10,14 @@ import pytest
 import torch
 
 from areal_lab.engines.client.engine_client import EngineClient, EngineError, VersionMismatch
+from areal_lab.engines.embedded.attention import IMPLEMENTATION
 from areal_lab.engines.embedded.batcher import Batcher, Refused, WrongMoment
-from areal_lab.engines.embedded.memory import RELEASED
+from areal_lab.engines.embedded.loading import RELEASED
+from areal_lab.engines.embedded.pages import PAGE_TOKENS, pages_of
 from areal_lab.engines.protocol import MemoryTag, PauseMode
 from areal_lab.engines.weights.folder import CorruptWeights, deduplicated_state, write_weights
 from tests.engines.embedded.test_server import launch
-from tests.engines.tiny import plain_logprobs, request, tiny_model
+from tests.engines.tiny import plain_logprobs, ragged_requests, request, tiny_model
 
 WIDE = {"hidden_size": 512, "intermediate_size": 2048, "num_attention_heads": 8}
 """About 34 MB of weights, which is more than a process's memory varies by."""
@@ -119,3 +121,46 @@ def test_a_server_gives_its_memory_back_and_generates_with_new_weights(tmp_path:
             await engine.stop()
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("kept", [0, 1 << 30])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_limit_of_the_cache_holds_and_changes_no_token(rows: int, kept: int) -> None:
+    requests = ragged_requests(14)
+
+    def generated(**options: int) -> tuple[dict[str, list[int]], int, int]:
+        model = tiny_model(seed=0, tied=True)
+        model.set_attn_implementation(IMPLEMENTATION)
+        batcher = Batcher(model, version="0", kept_prefix_bytes=kept, **options)
+        samples = [batcher.add(one) for one in requests]
+        most_bytes = most_rows = 0
+        while any(sample.finish_reason is None for sample in samples):
+            batcher.step()
+            most_bytes = max(most_bytes, batcher.cache_bytes)
+            most_rows = max(most_rows, len(batcher.running))
+        tokens = {sample.request.request_id: sample.tokens for sample in samples}
+        return tokens, most_bytes, most_rows
+
+    longest = max(len(one.prompt_tokens) + one.sampling.max_new_tokens for one in requests)
+    token_bytes = Batcher(tiny_model(seed=0, tied=True), version="0")._cache.token_bytes
+    pages = 1 + rows * pages_of(longest, PAGE_TOKENS)  # one for the rows that pad a batch
+    limit = pages * PAGE_TOKENS * token_bytes
+    free, free_bytes, free_rows = generated()
+    limited, most_bytes, most_rows = generated(cache_limit_bytes=limit)
+    assert limited == free
+    assert most_bytes <= limit < free_bytes
+    assert 1 <= most_rows < free_rows
+
+
+def test_a_request_beyond_the_limit_of_the_cache_is_refused_with_numbers() -> None:
+    token_bytes = Batcher(tiny_model(), version="0")._cache.token_bytes
+    limit = 2 * PAGE_TOKENS * token_bytes
+    batcher = Batcher(tiny_model(), version="0", cache_limit_bytes=limit)
+    # The last token is sampled and never computed.
+    batcher.check(request("fits", [5, 6, 7, 8], PAGE_TOKENS - 3))
+    message = (
+        r"needs 4 \+ 62 tokens \(prompt and max_new_tokens\), but the cache holds 64; raise "
+        r"rollout\.cache_gib \(--cache-limit-bytes of a server\)"
+    )
+    with pytest.raises(Refused, match=message):
+        batcher.check(request("long", [5, 6, 7, 8], PAGE_TOKENS - 2))

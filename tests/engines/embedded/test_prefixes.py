@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from areal_lab.engines.embedded import batcher as batcher_module
 from areal_lab.engines.embedded.batcher import Batcher, Sample
-from areal_lab.engines.embedded.cache import KVCache
-from areal_lab.engines.embedded.prefixes import KeptPrefixes, Prefixes
+from areal_lab.engines.embedded.cache import KeptPrefixes, KVCache, Prefixes
 from areal_lab.engines.protocol import MemoryTag, PauseMode
 from areal_lab.engines.weights.folder import deduplicated_state
 from tests.engines.embedded.test_batcher import FLOAT32_ERROR, batcher_of
@@ -227,11 +226,11 @@ def test_a_copied_prefix_has_no_memory_during_the_pass(monkeypatch: pytest.Monke
     assert len(copies) == 4  # two layers of each turn
 
 
-@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("times", [1, 2, 99])
 def test_kept_prefixes_make_room_for_running_requests(
     monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
-    """The memory ends when the first layer has grown."""
+    """The memory ends when the first layer has grown: for a moment, for a step, or for good."""
     model = tiny_model()
     batcher = batcher_of(model, kept_prefix_bytes=ENOUGH)
     sample = turn_of(batcher, list(range(2, 12)), "first")
@@ -247,13 +246,16 @@ def test_kept_prefixes_make_room_for_running_requests(
 
     monkeypatch.setattr(torch.Tensor, "new_zeros", short_of_memory)
     batcher.add(request("long", [*range(2, 12), *sample.tokens, *range(20, 90)], 4))
-    if times == 2:
+    if times == 99:
         with pytest.raises(torch.OutOfMemoryError):
             batcher.step()
         return
     long = run(batcher)["long"]
-    assert long.cached_tokens == 13
     assert largest_error(model, long) < FLOAT32_ERROR
+    if times == 2:  # alone, without anything that is kept
+        assert long.retractions > 0
+        return
+    assert long.cached_tokens == 13
     assert len(calls) == 3, "a layer that has grown does not grow again"
     kept = len(long.request.prompt_tokens) + 3
     assert batcher.kept_prefix_bytes == kept * first_bytes // 13

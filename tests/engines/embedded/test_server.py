@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import random
 import select
 import socket
 import subprocess
@@ -27,6 +29,7 @@ from areal_lab.engines.client.engine_client import (
     VersionMismatch,
 )
 from areal_lab.engines.client.resubmit import merged_samples, remaining_requests
+from areal_lab.engines.embedded import app as embedded_app
 from areal_lab.engines.embedded.app import create_app
 from areal_lab.engines.embedded.batcher import Refused
 from areal_lab.engines.embedded.received import receiving_device
@@ -41,6 +44,7 @@ from areal_lab.host.processes import ChildDied
 from tests.data.byte_tokenizer import byte_tokenizer, save_byte_tokenizer
 from tests.data.test_stop_strings import decoding_everything
 from tests.engines.tiny import END_TOKEN, plain_logprobs, request, tiny_model
+from tests.fuzz import damaged_bytes, damaged_json, mutations, one_line
 
 BOUND_MS = 20_000
 LONG = 200
@@ -81,7 +85,12 @@ class Lab:
 
 
 async def launch(
-    weights: WeightsFolder, log_path: Path, *, port: int = 0, tokenizer: Path | None = None
+    weights: WeightsFolder,
+    log_path: Path,
+    *,
+    port: int = 0,
+    tokenizer: Path | None = None,
+    cache_limit_bytes: int | None = None,
 ) -> EngineProcess:
     return await launch_engine(
         "embedded",
@@ -91,6 +100,7 @@ async def launch(
             port=port,
             max_running_requests=4,
             tokenizer=tokenizer,
+            cache_limit_bytes=cache_limit_bytes,
         ),
         log_path=log_path,
     )
@@ -221,6 +231,8 @@ def test_the_reply_has_sglangs_fields(lab: Lab) -> None:
             {"input_ids": [5], "sampling_params": 3},
             "sampling_params is 3, but must be",
         ),
+        ("/generate", {"input_ids": [5], "stream": "false"}, "stream is 'false', but must be a"),
+        ("/generate", {"input_ids": [[5], [6]], "stream": 1}, "stream is 1, but must be a valid"),
         ("/pause_generation", {"mode": "later"}, "mode is 'later', but must be 'retract', 'abort'"),
         ("/abort_request", {}, "needs rid (a request id) or abort_all"),
         ("/update_weights_from_disk", {}, "model_path is missing"),
@@ -254,16 +266,176 @@ def test_bad_requests_get_one_line(
     lab.run(scenario())
 
 
+async def sampled(http: httpx2.AsyncClient) -> list[int]:
+    """The tokens of a valid request, which are always the same."""
+    sampling = {"max_new_tokens": 5, "temperature": 0.7, "top_p": 0.9, "sampling_seed": 3}
+    answer = await http.post("/generate", json={"input_ids": [5, 6], "sampling_params": sampling})
+    assert answer.status_code == httpx2.codes.OK, answer.text
+    tokens: list[int] = answer.json()["output_ids"]
+    return tokens
+
+
+HOSTILE = (
+    *('{"temperature": 1e-40}', '{"temperature": 1e-6}', '{"temperature": NaN}'),
+    *('{"temperature": Infinity}', '{"temperature": 1e39}', '{"temperature": -1e-50}'),
+    *('{"temperature": 1e400}', f'{{"temperature": {"9" * 400}}}', '{"temperature": -0.0001}'),
+    *('{"top_p": 1e-46}', '{"top_p": 1e-310}', '{"top_p": NaN}', '{"top_p": 1.0000001}'),
+    *(f'{{"top_k": {10**30}}}', '{"top_k": 0}', f'{{"max_new_tokens": {2**64}}}'),
+    *(f'{{"sampling_seed": {10**30}}}', f'{{"stop_token_ids": [{2**70}]}}'),
+    *('{"stop_token_ids": [-1]}', '{"logit_bias": {"5": NaN}}', '{"logit_bias": {"x": -1e9}}'),
+    *('{"logit_bias": {"5": -1e9}}', '{"stop": "\\ud800"}', '{"stop": ["a", "\\udfff"]}'),
+    *(f'{{"stop": "{"x" * 2000}"}}', f'{{"stop": {json.dumps(["a"] * 300)}}}', '{"\\ud800": 1}'),
+    *(f'{{"stream_interval": {10**20}}}', "[" * 5000 + "]" * 5000),
+    json.dumps({f"k{i}": i for i in range(5000)}),
+)
+"""Sampling parameters that nothing can be sampled with."""
+
+
+def test_sampling_parameters_that_cannot_be_served_are_refused_and_the_engine_lives(
+    lab: Lab,
+) -> None:
+    async def scenario() -> None:
+        async with lab.http() as http:
+            expected = await sampled(http)
+            json_type = {"content-type": "application/json"}
+            for text in HOSTILE:
+                for prompts in ("[5]", "[[5], [6]]"):
+                    for stream in ("false", "true"):
+                        body = f'{{"input_ids": {prompts}, "stream": {stream}, "sampling_params": '
+                        answer = await http.post(
+                            "/generate",
+                            content=f"{body}{text}}}",
+                            headers=json_type,
+                        )
+                        assert answer.status_code == httpx2.codes.BAD_REQUEST, (text, answer.text)
+                        assert len(answer.text) < 1000
+            for rid in ('"\\ud800"', '""', json.dumps("x" * 5000)):
+                answer = await http.post(
+                    "/generate", content=f'{{"input_ids": [5], "rid": {rid}}}', headers=json_type
+                )
+                assert answer.status_code == httpx2.codes.BAD_REQUEST, rid
+                assert "rid is " in answer.json()["error"]["message"]
+            assert await sampled(http) == expected
+
+    lab.run(scenario())
+
+
+GENERATE = {
+    "input_ids": [5, 6, 7],
+    "rid": "r",
+    "sampling_params": {
+        "max_new_tokens": 2,
+        "temperature": 0.7,
+        "top_p": 0.9,
+        "top_k": 20,
+        "stop": ["ab", "c"],
+        "stop_token_ids": [3],
+        "ignore_eos": False,
+        "sampling_seed": 5,
+        "logit_bias": {},
+        "stream_interval": 1,
+    },
+    "image_data": None,
+    "stream": False,
+}
+OTHERS = {
+    "/generate": {"input_ids": [[5], [6, 7]], "sampling_params": {"max_new_tokens": 1}},
+    "/abort_request": {"rid": "x", "abort_all": False},
+    "/update_weights_from_disk": {"model_path": "/nowhere", "weight_version": "1"},
+    "/weights_checker": {"action": "checksum"},
+    "/update_weights_from_tensor": {"serialized_named_tensors": ["AAAA"], "weight_version": "1"},
+    "/update_weights_from_distributed": {
+        "group_name": "g",
+        "names": ["a"],
+        "dtypes": ["float32"],
+        "shapes": [[1]],
+    },
+    "/continue_generation": {},
+    "/spans?since=0": None,
+}
+
+
+@mutations
+def test_no_body_stops_an_engine_or_changes_what_others_sample(lab: Lab, count: int) -> None:
+    rng = random.Random(0)
+
+    async def one(http: httpx2.AsyncClient) -> bool:
+        """Return whether the request validly aborted every other: damage can set `abort_all`."""
+        path, body = rng.choice([("/generate", GENERATE)] * len(OTHERS) + list(OTHERS.items()))
+        if body is None:
+            digits = rng.choice(("-1", "1e5", "9" * 5000, "%ff", str(10**30)))
+            answer = await http.get(path.replace("0", digits))
+        else:
+            body = damaged_json(rng, body) if rng.randrange(8) else body
+            content = json.dumps(body).encode()
+            content = damaged_bytes(rng, content) if rng.randrange(2) else content
+            headers = {"content-type": "application/json"}
+            answer = await http.post(path, content=content, headers=headers)
+        assert answer.status_code in (200, 400, 409, 422), (path, body, answer.text)
+        if answer.is_error:
+            told = answer.json()
+            message = told["message"] if "success" in told else told["error"]["message"]
+            assert one_line(ValueError(message)), answer.text
+            return False
+        return path == "/abort_request" and bool(json.loads(content).get("abort_all"))
+
+    async def scenario() -> None:
+        async with lab.http() as http:
+            expected = await sampled(http)
+            for start in range(0, count, 50):
+                # Side by side, so that they share steps.
+                for _ in range(start, start + 50, 10):
+                    damaged = asyncio.gather(*[one(http) for _ in range(10)])
+                    aborted, tokens = await asyncio.gather(damaged, sampled(http))
+                    whole = len(tokens) if any(aborted) else len(expected)
+                    assert tokens == expected[:whole]
+            assert await sampled(http) == expected
+
+    async def bounded() -> None:
+        async with asyncio.timeout(600):
+            await scenario()
+
+    lab.loop.run_until_complete(bounded())
+
+
 @pytest.mark.parametrize("path", ["/generate", "/pause_generation"])
 def test_a_body_that_is_not_json_is_named_so(lab: Lab, path: str) -> None:
     async def scenario() -> None:
         async with lab.http() as http:
             json_type = {"content-type": "application/json"}
             answer = await http.post(path, content=b"{'", headers=json_type)
+            untyped = await http.post(path, content=b'{"input_ids": [5], "mode": "abort"}')
         assert answer.status_code == httpx2.codes.BAD_REQUEST
         assert answer.json()["error"]["message"].startswith("the body is not JSON: Expecting ")
+        assert untyped.status_code == httpx2.codes.UNSUPPORTED_MEDIA_TYPE
+        assert "content-type is '', but must be application/json" in untyped.text
 
     lab.run(scenario())
+
+
+def test_an_endless_body_is_refused_except_of_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded_app, "MOST_BODY_BYTES", 1000)
+    scheduler = Scheduler(lambda: pytest.fail("nothing is computed"), threads=1)
+    app = create_app(scheduler, model_path="")
+
+    async def endless() -> AsyncIterator[bytes]:
+        for _ in range(20):
+            yield b" " * 100
+
+    async def scenario() -> None:
+        transport = httpx2.ASGITransport(app)
+        json_type = {"content-type": "application/json"}
+        async with httpx2.AsyncClient(
+            transport=transport, base_url="http://engine", headers=json_type
+        ) as http:
+            for path in ("/generate", "/pause_generation", "/init_weights_update_group"):
+                answer = await http.post(path, content=endless())
+                assert answer.status_code == 413
+                assert "the body has more than 1000 bytes" in answer.text
+            answer = await http.post("/update_weights_from_tensor", content=endless())
+            assert answer.status_code == httpx2.codes.BAD_REQUEST
+
+    asyncio.run(scenario())
 
 
 # --- pauses, weights, aborts ---

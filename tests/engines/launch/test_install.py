@@ -18,12 +18,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from areal_lab.cli import app as cli
-from areal_lab.engines.launch import environments, install, install_progress
+from areal_lab.engines.launch import environments, install
 from areal_lab.engines.launch.backends import BACKENDS, INSTALLABLE, Build, InstallCost
-from areal_lab.engines.launch.environments import Condition, Environment, environment
-from areal_lab.engines.launch.install import InstallError, Recipe, check, describe, needed
-from areal_lab.engines.launch.install_progress import Progress
-from areal_lab.engines.launch.verify_environment import verify
+from areal_lab.engines.launch.environments import Condition, Environment, environment, verify
+from areal_lab.engines.launch.install import InstallError, Progress, Recipe, check, describe, needed
 from areal_lab.host.processes import last_lines
 
 
@@ -260,7 +258,7 @@ def test_the_build_follows_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_progress_counts_the_packages_in_pips_output(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(install_progress, "_INTERVAL_S", 0.0)
+    monkeypatch.setattr(install, "_INTERVAL_S", 0.0)
     progress = Progress(Console())
     progress.pip("Collecting torch==2.13.0\n  Downloading torch.whl (190.5 MB)\n", 0, 3)
     progress.pip("Collecting six (from torch)\nCollecting torch==2.13.0\n", 0, 3)

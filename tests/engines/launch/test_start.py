@@ -24,10 +24,10 @@ from areal_lab.engines.keys import KEY_VARIABLE, authorization
 from areal_lab.engines.launch import start as launch
 from areal_lab.engines.launch.backends import EMBEDDED, SGLANG, VLLM, Backend, ServerOptions
 from areal_lab.engines.launch.options import fit_to_machine, server_command
-from areal_lab.engines.launch.scratch import Scratch
 from areal_lab.engines.launch.start import (
     EngineProcess,
     PortTaken,
+    Scratch,
     Start,
     bind,
     check_host,

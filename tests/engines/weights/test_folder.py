@@ -50,6 +50,8 @@ def test_a_folder_is_an_ordinary_model_folder(
     manifest = read_manifest(folder.path)
     assert manifest is not None
     assert manifest["version"] == 3
+    # The umask decides, also of what safetensors wrote.
+    assert len({file.stat().st_mode for file in folder.path.iterdir()}) == 1
 
     loaded = AutoModelForCausalLM.from_pretrained(folder.path)
     assert loaded.dtype == dtype
@@ -160,10 +162,15 @@ def test_shared_memory_is_taken_if_it_has_room(memory: Path, tmp_path: Path) -> 
 
 
 def test_else_the_run_folder(memory: Path, tmp_path: Path) -> None:
-    root = choose_weights_root(tmp_path / "run", 1 << 60)
-    assert root == tmp_path / "run" / "weights"
-    assert root.stat().st_mode & 0o777 == 0o700
-    remove_weights_root(root)
+    run = tmp_path / "run"
+    (run / "weights").mkdir(parents=True)
+    (run / "weights" / "mine").touch()
+    for size_bytes, local, mode in ((1 << 60, True, 0o700), (1, False, 0o755)):
+        root = choose_weights_root(run, size_bytes, local=local)
+        assert root.parent == run
+        assert root.stat().st_mode & 0o755 == mode
+        remove_weights_root(root)
+    assert [path.name for path in run.rglob("*")] == ["weights", "mine"]
     assert list(memory.iterdir()) == []
 
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import inspect
+import json
 import os
+import pickle
 import signal
 import time
 from collections.abc import Coroutine, Iterator
@@ -14,6 +18,7 @@ from typing import Any, TypeVar
 import httpx2
 import pytest
 import torch
+from torch.multiprocessing import reductions
 
 from areal_lab.engines.keys import authorization
 from areal_lab.engines.launch.backends import ServerOptions
@@ -21,9 +26,11 @@ from areal_lab.engines.launch.start import EngineProcess, launch_engine
 from areal_lab.engines.protocol import Generated, PauseMode
 from areal_lab.engines.weights.broadcast import BroadcastSender
 from areal_lab.engines.weights.folder import deduplicated_state, write_weights
+from areal_lab.engines.weights.handles import _CLASSES, PATH, HandleSender, open_handles
+from areal_lab.engines.weights.link import EngineLink
 from areal_lab.engines.weights.push import Pusher, PushOutcome
 from areal_lab.engines.weights.records import EngineTarget, Phase
-from areal_lab.engines.weights.tensor import TensorSender
+from areal_lab.engines.weights.tensor import TensorSender, UnsafePayload
 from tests.engines.tiny import plain_logprobs, request, tiny_model
 
 T = TypeVar("T")
@@ -31,6 +38,7 @@ TIMEOUT_S = 2.0
 SENDERS = {
     "http_tensor": lambda: TensorSender(chunk_bytes=64 << 10),  # three pieces
     "distributed": lambda: BroadcastSender(timeout_s=TIMEOUT_S),
+    "cuda_ipc": HandleSender,  # with shared memory of the host
 }
 
 
@@ -129,9 +137,21 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         lab.stop()
 
 
+@pytest.fixture
+def named_memory() -> Iterator[None]:
+    """Restores how torch shares memory, which a sender of handles sets."""
+    strategy = torch.multiprocessing.get_sharing_strategy()
+    yield
+    torch.multiprocessing.set_sharing_strategy(strategy)
+
+
 @pytest.fixture(params=sorted(SENDERS))
-def pusher(request: pytest.FixtureRequest) -> Iterator[Pusher]:
-    pusher = Pusher(SENDERS[request.param](), timeout_s=TIMEOUT_S + 2)
+def pusher(request: pytest.FixtureRequest, named_memory: None) -> Iterator[Pusher]:  # noqa: ARG001 - used by handles
+    pusher = Pusher(
+        SENDERS[request.param](),
+        timeout_s=TIMEOUT_S + 2,
+        reuses_memory=request.param != "cuda_ipc",
+    )
     yield pusher
     pusher.close()
 
@@ -214,6 +234,105 @@ def test_an_engine_with_other_weights_is_a_mismatch(
     (failure,) = pusher.push(lab.version, lab.targets("a"), flush_cache=True).failures
     assert (failure.problem, failure.phase) == ("mismatch", Phase.VERIFY)
     assert "sent checksum xxh3_128:00, it holds xxh3_128:" in failure.message
+
+
+# --- handles ---
+
+
+def mapped(process: int) -> int:
+    """Shared memory of torch that a process maps."""
+    lines = Path(f"/proc/{process}/maps").read_text().splitlines()
+    return sum("/torch_" in line for line in lines)
+
+
+@pytest.mark.usefixtures("named_memory")
+def test_handles_are_closed_after_the_copy_and_sent_by_value_never(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(TensorSender, "send")
+    pusher = Pusher(HandleSender(), timeout_s=TIMEOUT_S, reuses_memory=False)
+    engine = lab.engine("a").child.pid
+    held = []
+    for _ in range(4):
+        assert lab.push(pusher, "a", "b").failures == ()
+        held.append((mapped(os.getpid()), len(os.listdir("/proc/self/fd"))))
+        assert mapped(engine) == 0
+        assert lab.error("a") < 1e-5
+    (memory, files), (memory_before, files_before) = held[-1], held[1]
+    assert memory == memory_before, "each version frees the memory of the one before"
+    assert files <= files_before
+    pusher.close()
+    assert mapped(os.getpid()) == 0
+
+
+@pytest.mark.usefixtures("named_memory")
+def test_an_engine_that_cannot_open_handles_gets_the_tensors_by_value(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pusher = Pusher(HandleSender(), timeout_s=TIMEOUT_S, reuses_memory=False)
+    refusing = lab.engine("b").base_url
+    post = EngineLink.post
+
+    def lost(link: EngineLink, phase: Phase, path: str, body: Any) -> Any:
+        if path == PATH and link.base_url == refusing:
+            payload = base64.b64decode(json.loads(body)["handles"])
+            gone = base64.b64encode(payload.replace(b"/torch_", b"/t0rch_")).decode()
+            body = json.dumps({"handles": gone, "weight_version": "1"}).encode()
+        return post(link, phase, path, body)
+
+    monkeypatch.setattr(EngineLink, "post", lost)
+    for _ in range(2):  # a second refusal would be said, too
+        assert lab.push(pusher, "a", "b").failures == ()
+        assert lab.error("a") < 1e-5
+        assert lab.error("b") < 1e-5
+    told = capsys.readouterr().err
+    assert told.count("sending them by value") == 1
+    assert f"engine {refusing} did not take version {lab.version - 1}" in told
+    assert "the handles cannot be opened" in told
+    assert "sending them by value" in told
+    pusher.close()
+    assert not [*Path("/dev/shm").glob(f"torch_{os.getpid()}_*")], "refused handles are taken back"
+
+
+def test_a_payload_of_handles_runs_no_code() -> None:
+    class Harmful:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return os.getenv, ("HOME",)
+
+    harmful = base64.b64encode(pickle.dumps([("a", Harmful())])).decode()
+    with pytest.raises(UnsafePayload, match=r"os\.getenv is not part of a handle"):
+        open_handles(harmful)
+    other = base64.b64encode(pickle.dumps([("a", 3)])).decode()
+    with pytest.raises(UnsafePayload, match="not a list of names and tensors"):
+        open_handles(other)
+    for broken in ("", "!", "AAAA"):
+        with pytest.raises(UnsafePayload, match="the handles cannot be opened"):
+            open_handles(broken)
+
+
+def test_handles_of_a_gpu_consist_of_known_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `reduce_tensor` makes of a tensor on a GPU, without the call of CUDA."""
+    opened: list[tuple[Any, ...]] = []
+
+    def rebuild_cuda_tensor(*args: Any) -> torch.Tensor:
+        opened.append(args)
+        return torch.ones(2)
+
+    class OnGPU:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return reductions.rebuild_cuda_tensor, args
+
+    tensor = torch.zeros(3, 2, dtype=torch.bfloat16)
+    storage = type(tensor._typed_storage())
+    layout = (torch.Tensor, tensor.size(), tensor.stride(), 0, storage, tensor.dtype, 0)
+    args = (*layout, b"handle", 12, 512, False, b"counter", 3, b"event", True)
+    expected = inspect.signature(reductions.rebuild_cuda_tensor).parameters
+    assert len(args) == len(expected), "the handle of this version of torch"
+    payload = base64.b64encode(pickle.dumps([("a", OnGPU())])).decode()
+    name = ("torch.multiprocessing.reductions", "rebuild_cuda_tensor")
+    monkeypatch.setitem(_CLASSES, name, rebuild_cuda_tensor)
+    assert open_handles(payload).keys() == {"a"}
+    assert opened == [args]
 
 
 # --- groups ---

@@ -18,18 +18,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from areal_lab.engines.weights.checksums import difference, sglang_checksums
 from areal_lab.engines.weights.folder import checksum, deduplicated_state
+from areal_lab.engines.weights.link import difference, sglang_checksums
 from areal_lab.engines.weights.push import Pusher
 from areal_lab.engines.weights.records import EngineTarget
-from areal_lab.engines.weights.serialize import (
+from areal_lab.engines.weights.tensor import (
+    TensorSender,
     UnsafePayload,
     chunks,
     decode,
     encode,
     update_body,
 )
-from areal_lab.engines.weights.tensor import TensorSender
 from tests.engines.tiny import tiny_model
 
 
@@ -62,7 +62,7 @@ def test_nothing_is_shared_with_the_receiver() -> None:
     source = """
 import os, subprocess, sys, torch
 from pathlib import Path
-from areal_lab.engines.weights.serialize import encode
+from areal_lab.engines.weights.tensor import encode
 tensors = [("a", torch.ones(1 << 16))]
 before = set(os.listdir("/proc/self/fd"))
 payload = encode(tensors)

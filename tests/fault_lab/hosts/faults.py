@@ -21,7 +21,7 @@ class Blow(StrEnum):
 class Moment(StrEnum):
     """When it happens."""
 
-    GENERATING = "in the middle of an answer"
+    GENERATING = "in the middle of a response"
     TRAINING = "during a training step"
     LOADING = "while the engines load weights"
     SAVING = "while a checkpoint is saved"
@@ -73,7 +73,7 @@ TRAINER_FAULTS: Final = tuple(
     for blow in Blow
 )
 _OUTCOMES: Final = {
-    Blow.KILLED: "is continued elsewhere; its hosts end what they run with their leases",
+    Blow.KILLED: "is continued elsewhere; its hosts end its processes when their leases expire",
     Blow.HUNG: "as killed; once it continues it ends, and writes nothing",
     Blow.CUT: "as killed; it loses its hosts, and ends",
 }
@@ -103,7 +103,7 @@ GATEWAY_FAULTS: Final = tuple(
         part=f"{GATEWAY}, on the host of its controller",
         blow=blow,
         moment=moment,
-        outcome=f"{_OUTCOMES[blow]}; clients get an error or silence, no answer",
+        outcome=f"{_OUTCOMES[blow]}; clients get an error or silence, no response",
         shown=_SUMMARIES[blow],
     )
     for moment in IN_A_RUN

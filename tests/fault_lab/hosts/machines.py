@@ -20,8 +20,8 @@ from typing import Final
 import psutil
 
 from areal_lab.cluster.records import TOKEN_VARIABLE
+from areal_lab.host.process_groups import SHARED_MEMORY
 from areal_lab.host.processes import Child, start_child
-from areal_lab.host.shared_memory import SHARED_MEMORY
 from tests.cluster.namespaces import Connection, Network, NetworkHost, connections
 
 GONE_S: Final = 30.0
@@ -30,7 +30,7 @@ STANDING: Final = 2
 """The agent, and the process of which it forks others."""
 _LOOK_S: Final = 0.1
 _MACHINE: Final = "tests.fault_lab.hosts.machine"
-_AGENT: Final = "areal_lab.cluster.agent.main"
+_AGENT: Final = "areal_lab.cluster.agent.run"
 
 
 @dataclass(slots=True)

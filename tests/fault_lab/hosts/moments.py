@@ -29,8 +29,7 @@ from areal_lab.cluster import files
 from areal_lab.control.events import EngineId
 from areal_lab.engines.client.engine_client import EngineClient
 from areal_lab.engines.client.resubmit import PartialSamples
-from areal_lab.engines.errors import EngineUnreachable
-from areal_lab.engines.protocol import GenerateRequest, PauseMode, WeightsFolder
+from areal_lab.engines.protocol import EngineUnreachable, GenerateRequest, PauseMode, WeightsFolder
 from areal_lab.host.processes import RunningProcess
 from areal_lab.pipeline.rollout.groups import Rollout
 from areal_lab.pipeline.state import RunState

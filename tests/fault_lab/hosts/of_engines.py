@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from areal_lab.cluster.records import TOKEN_VARIABLE
-from areal_lab.pipeline.state import RunState, StopSignal
+from areal_lab.pipeline.state import RunState
+from areal_lab.shell.stop import StopSignal
 from tests.cluster.namespaces import Network
 from tests.fault_lab.hosts.faults import (
     ENGINE_FAULTS,

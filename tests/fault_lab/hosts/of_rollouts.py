@@ -17,7 +17,7 @@ from areal_lab.config.schema import TrainConfig
 from areal_lab.controllers.host_pool import host_pool
 from areal_lab.controllers.rollout import AsyncRolloutController
 from areal_lab.controllers.train import AsyncTrainController
-from areal_lab.pipeline.run import prepare
+from areal_lab.resolve.resolved import resolve
 from tests.cluster.namespaces import Network
 from tests.fault_lab.hosts.faults import (
     ROLLOUT_FAULTS,
@@ -80,7 +80,7 @@ class RolloutFaults:
         """One step for each fault."""
         self.heard.on_waiting = self._boot_all
         measured, trained = {}, Counter[int]()
-        problems = prepare(config).train
+        problems = resolve(config).problems.train
         async with AsyncExitStack() as stack:
             pool = await stack.enter_async_context(
                 host_pool(
@@ -98,11 +98,11 @@ class RolloutFaults:
             for fault in ROLLOUT_FAULTS:
                 preparing = asyncio.create_task(rollouts.prepare_batch())
                 scores = await self._scores()
-                await until(lambda: len(rollouts._workers) > 1, "another worker is there")
+                await until(lambda: len(rollouts.workers.alive) > 1, "another worker is there")
                 before = Counter({**rollouts.counts, "host_losses": pool.hosts.hosts.losses})
                 seen_s = await self._strike(fault, scores)
                 batch = await preparing
-                trained.update(one.group for one in rollouts._given[batch.metadata.batch_id])
+                trained.update(rollouts._given[batch.metadata.batch_id][0].groups)
                 await trainer.train(batch)
                 if fault is not ROLLOUT_FAULTS[-1]:
                     (self.folder / WANTED).touch()

@@ -15,6 +15,8 @@ import pytest
 from areal_lab.cluster.host import HostLost
 from areal_lab.cluster.records import TOKEN_VARIABLE
 from areal_lab.config.schema import TrainConfig
+from areal_lab.models.checkpoint_files import checkpoints_of
+from areal_lab.pipeline.resume.positions import set_aside, trained_steps
 from areal_lab.pipeline.resume.recovery import find_recovery
 from areal_lab.pipeline.run import RunResult
 from areal_lab.pipeline.state import RunState
@@ -114,6 +116,8 @@ class TrainerFault:
         """Begin a run, or continue one."""
         if folder is None:
             return run_through(config, None, self.heard, self.state)
+        if trained_steps(folder) and not checkpoints_of(folder):
+            set_aside(folder)
         recovery = find_recovery(folder)
         return run_through(recovery.config, recovery, self.heard, self.state)
 

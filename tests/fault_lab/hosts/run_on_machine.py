@@ -18,12 +18,14 @@ import pytest
 from rich.console import Console
 
 from areal_lab.config.load import load_config
-from areal_lab.host.identity import ProcessIdentity, identity_of
 from areal_lab.host.processes import watch_parent
 from areal_lab.live import presence
-from areal_lab.pipeline.progress import Lines
-from areal_lab.pipeline.run import prepare, run
-from areal_lab.pipeline.state import RunState, StopSignal
+from areal_lab.live.presence import ProcessIdentity, identity_of
+from areal_lab.pipeline.run import run
+from areal_lab.pipeline.state import RunState
+from areal_lab.resolve.resolved import resolve
+from areal_lab.shell.display import Lines
+from areal_lab.shell.stop import StopSignal
 from tests.fault_lab.hosts.faults import Moment
 from tests.fault_lab.hosts.moments import Held, Moments
 
@@ -57,8 +59,7 @@ def main() -> None:
         patch.setattr(presence, "identity_of", partial(as_seen_from_another_machine, name))
         asyncio.run(
             run(
-                config,
-                prepare(config),
+                resolve(config),
                 on_step=lambda _: None,
                 display=Lines(Console()),
                 stop=StopSignal(),

@@ -21,13 +21,15 @@ from areal_lab.cluster.records import TOKEN_VARIABLE
 from areal_lab.config.schema import TrainConfig
 from areal_lab.control.events import Train
 from areal_lab.host.ports import free_port
-from areal_lab.pipeline.progress import Display, Silent
-from areal_lab.pipeline.resume.recovery import Recovery
-from areal_lab.pipeline.run import RunResult, prepare, prepare_recovery, run
-from areal_lab.pipeline.state import RunState, StopSignal
+from areal_lab.pipeline.resume.recovery import Recovery, resolve_recovery
+from areal_lab.pipeline.run import RunResult, run
+from areal_lab.pipeline.state import RunState
+from areal_lab.resolve.resolved import resolve
 from areal_lab.rewards.service import RewardFunction
 from areal_lab.runlog.file import read_log_file
 from areal_lab.runlog.replay import check_replay
+from areal_lab.shell.display import Display, Silent
+from areal_lab.shell.stop import StopSignal
 from tests.cluster.namespaces import Network
 from tests.fault_lab.hosts.faults import (
     Blow,
@@ -218,17 +220,17 @@ def run_through(
     reward_fn: RewardFunction | None = even_digits,
 ) -> RunResult:
     """Run to the end, from the beginning or from the newest checkpoint."""
-    checked = (
-        prepare(config) if recovery is None else prepare_recovery(recovery, None, reward_fn, None)
+    resolved = (
+        resolve(config, reward_fn=reward_fn)
+        if recovery is None
+        else resolve_recovery(recovery, None, reward_fn)
     )
     return asyncio.run(
         run(
-            config,
-            checked,
+            resolved,
             on_step=lambda _: None,
             display=display,
             stop=StopSignal(),
-            reward_fn=reward_fn,
             response_tokens=lambda *_: EXACT_TOKENS,
             state=state,
             recovery=recovery,

@@ -41,7 +41,7 @@ from areal_lab.functional.advantages.whitening import (
 )
 from tests.functional.case import NO_GRADIENT, Case, Ragged
 
-PER_SAMPLE = {"packed = padded": "one number per sample: there is no token layout"}
+PER_SAMPLE = {"packed = padded": "one number per sample: no token layout"}
 WHOLE = Moments(*torch.tensor([9.0, 5.0, 4.0], dtype=torch.double))
 GROUPS = torch.tensor([4, 7, 4, 7, 4, 7, 4, 2])
 
@@ -187,6 +187,6 @@ CASES = [
         function=lambda rates: prompt_weight(grpo_advantages, rates, group_size=4),
         sample=lambda seed: (rewards(seed, 5) / 2,),
         covers=("advantages_by_count",),
-        reasons=NO_GRADIENT | {"packed = padded": "one number per prompt: there are no tokens"},
+        reasons=NO_GRADIENT | {"packed = padded": "one number per prompt: no tokens"},
     ),
 ]

@@ -20,10 +20,12 @@ from areal_lab.functional.losses.corrected import (
     a3po,
     geometric_mis,
     icepop,
+    kpop,
     m2po,
     sequence_mis,
     sequence_tis,
     token_tis,
+    trm,
 )
 from areal_lab.functional.losses.divergence import dppo_kl, dppo_tv, dro, kimi, prime_rl
 from areal_lab.functional.losses.reinforce import (
@@ -36,6 +38,7 @@ from areal_lab.functional.losses.reinforce import (
     truncated_reinforce,
 )
 from areal_lab.functional.losses.sequence import gmpo, gspo, gspo_token, luspo, sapo, vespo
+from areal_lab.functional.losses.stale import mu_grpo, r2vpo, sat
 from tests.functional.case import Case, Ragged
 from tests.functional.cases.losses import tokens
 
@@ -62,7 +65,7 @@ def both_layouts(loss, *extra):
         packed = with_sequences(loss, batch.sequences)(*map(batch.pack, padded))
         if isinstance(ours, Tensor):
             return ours, packed
-        return [ours[0], *map(batch.pack, ours[1:])], list(packed)
+        return [batch.pack(x) if x.dim() else x for x in ours], list(packed)
 
     return layouts
 
@@ -115,6 +118,10 @@ CASES = [
         ("icepop", partial(icepop, low=0.9)),
         ("sequence_mis", sequence_mis),
         ("geometric_mis", partial(geometric_mis, low=0.7, high=1.5)),
+        ("kpop", partial(kpop, delta=0.05)),
+        ("trm", partial(trm, delta=0.2)),
+        ("mu_grpo", partial(mu_grpo, threshold=1.1)),
+        ("r2vpo", partial(r2vpo, variance=0.04, rate=0.1, penalty=0.5)),
         ("m2po", m2po),
         ("reinforce", reinforce),
         ("importance_sampling", importance_sampling),
@@ -132,6 +139,8 @@ CASES = [
 CASES += [
     case(name, loss, reasons=STOPPED)
     for name, loss in [
+        # Its bound is a function of log r without a gradient.
+        ("sat", partial(sat, clip_epsilon=(0.5, 0.5), quantile=0.5)),
         ("cispo", cispo),
         ("truncated_reinforce", truncated_reinforce),
         ("aipo", aipo),

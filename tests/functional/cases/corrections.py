@@ -7,9 +7,11 @@ from torch import Tensor
 
 from areal_lab.functional.corrections.rejection import (
     divergence_mask,
+    mask_binary_kl,
     off_policy_sequence_mask,
     probability_difference_mask,
     reject,
+    veto_suffix_mask,
 )
 from areal_lab.functional.corrections.second_moment import mask_second_moment, second_moment_mask
 from areal_lab.functional.corrections.sequence import (
@@ -117,6 +119,12 @@ def not_unlearned(logprobs, behavior, advantages, mask, sequences=None):
     )
 
 
+def not_vetoed(logprobs, behavior, advantages, mask, sequences=None):
+    return veto_suffix_mask(
+        logprobs, behavior, advantages, mask, threshold=1.1, sequences=sequences
+    )
+
+
 def with_kept(logprobs, proximal, behavior, advantages, mask):
     kept = not_unlearned(logprobs, behavior, advantages, mask)
     return decoupled_ppo(logprobs, proximal, behavior, advantages, mask, correct=keep(kept))
@@ -154,6 +162,7 @@ CORRECTIONS = {
     "reject (k3, token)": reject(k3, high=0.03),
     "reject (k2, sequence sum)": reject(k2, high=0.2, statistic=sum_of_sequence),
     "reject (k3, sequence max)": reject(k3, high=0.2, statistic=max_of_sequence),
+    "mask_binary_kl": mask_binary_kl(0.05),
     "mask_second_moment": mask_second_moment(0.05),
     "self_normalize": chain(mask_outside(0.8, 1.25), self_normalize()),
     "self_normalize (global sums)": self_normalize(weight_sum=torch.tensor(11.0), token_count=10),
@@ -167,6 +176,11 @@ MASKS = {
     "probability_difference_mask (geometric)": (probable_on_average, only_logs, 2),
     "off_policy_sequence_mask": (
         not_unlearned,
+        lambda seed: (tokens(seed)[0], *tokens(seed)[2:]),
+        3,
+    ),
+    "veto_suffix_mask": (
+        not_vetoed,
         lambda seed: (tokens(seed)[0], *tokens(seed)[2:]),
         3,
     ),

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from areal_lab.functional.divergences.sampled import (
+    binary_kl,
     chi_square,
     jensen_shannon,
     kl_from_sampler,
@@ -64,7 +65,23 @@ def by_lag_in_both(batch: Ragged):
     return by_lag(*padded), by_lag(*map(batch.pack, padded))
 
 
+def binary(proximal, behavior, mask):
+    return binary_kl(*(torch.where(mask, -x.abs(), -1.0) for x in (proximal, behavior)))
+
+
+def binary_in_both(batch: Ragged):
+    padded = [batch.draw(0, scale=0.3), batch.draw(1, scale=0.3), batch.mask]
+    return batch.pack(binary(*padded)), binary(*map(batch.pack, padded))
+
+
 CASES = [
+    Case(
+        name="binary_kl",
+        function=binary,
+        sample=two_policies,
+        layouts=binary_in_both,
+        reasons=NO_GRADIENT,
+    ),
     *(
         Case(
             name=name,

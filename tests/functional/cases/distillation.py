@@ -22,7 +22,7 @@ from tests.functional.case import NO_GRADIENT, Case, Ragged
 
 VOCAB, TOP = 5, 2
 BY_DESIGN = dict.fromkeys(
-    ("grad", "double backward"), "by design not the derivative of its value; its own test has it"
+    ("grad", "double backward"), "by design not the derivative of its value; tested separately"
 )
 
 

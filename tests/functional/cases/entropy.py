@@ -68,7 +68,7 @@ CASES += [
         name="adaptive_entropy_coefficient",
         function=adaptive_entropy_coefficient,
         sample=scalars,
-        reasons=A_CONSTANT | {"packed = padded": "of two scalars"},
+        reasons=A_CONSTANT | {"packed = padded": "a function of two scalars"},
     ),
     Case(
         name="top_entropy_mask",

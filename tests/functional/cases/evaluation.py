@@ -10,7 +10,7 @@ from torch import Tensor
 from areal_lab.functional.pass_at_k import pass_at_k
 from tests.functional.case import Case
 
-COUNTS = dict.fromkeys(("grad", "jacrev", "double backward"), "of counts: no gradient")
+COUNTS = dict.fromkeys(("grad", "jacrev", "double backward"), "a function of counts: no gradient")
 
 
 def counts(seed: int) -> tuple[Tensor, ...]:
@@ -24,6 +24,6 @@ CASES = [
         name="pass_at_k",
         function=partial(pass_at_k, k=3),
         sample=counts,
-        reasons={**COUNTS, "packed = padded": "one number per problem: there is no token layout"},
+        reasons={**COUNTS, "packed = padded": "one number per problem: no token layout"},
     ),
 ]

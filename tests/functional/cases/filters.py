@@ -22,9 +22,11 @@ from areal_lab.functional.advantages.reward_shaping import (
 from areal_lab.functional.advantages.whitening import Moments
 from tests.functional.case import Case, Ragged
 
-PER_SAMPLE = {"packed = padded": "one number per sample: there is no token layout"}
-WHICH = dict.fromkeys(("grad", "jacrev", "double backward"), "says which samples: no gradient")
-OF_LENGTHS = dict.fromkeys(("grad", "jacrev", "double backward"), "of integers: no gradient")
+PER_SAMPLE = {"packed = padded": "one number per sample: no token layout"}
+WHICH = dict.fromkeys(("grad", "jacrev", "double backward"), "a selection of samples: no gradient")
+OF_LENGTHS = dict.fromkeys(
+    ("grad", "jacrev", "double backward"), "a function of integers: no gradient"
+)
 
 
 def numbers(seed: int, *shape: int) -> Tensor:

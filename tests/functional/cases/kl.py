@@ -24,7 +24,7 @@ from tests.functional.case import NO_GRADIENT, Case, Ragged
 
 VOCAB = 4
 BY_DESIGN = dict.fromkeys(
-    ("grad", "double backward"), "by design not the derivative of its value; its own test has it"
+    ("grad", "double backward"), "by design not the derivative of its value; tested separately"
 )
 
 
@@ -169,7 +169,7 @@ CASES = [
         name="adaptive_kl_coefficient",
         function=partial(adaptive_kl_coefficient, target_kl=1.0, gain=0.1),
         sample=lambda seed: (normal(seed).abs(), normal(seed + 1).abs()),
-        reasons={**NO_GRADIENT, "packed = padded": "looks at no tokens"},
+        reasons={**NO_GRADIENT, "packed = padded": "no tokens among the inputs"},
     ),
     Case(
         name="full_kl",

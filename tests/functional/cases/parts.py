@@ -46,9 +46,12 @@ from areal_lab.functional import (
 )
 from tests.functional.case import Case, Ragged
 
-SAME = {"packed = padded": "one value per token, whatever the layout"}
+SAME = {"packed = padded": "one value per token in every layout"}
 SAMPLES = {"packed = padded": "one value per sample, not per token"}
-INTEGERS = {**SAME, **dict.fromkeys(("grad", "jacrev", "double backward"), "not of real numbers")}
+INTEGERS = {
+    **SAME,
+    **dict.fromkeys(("grad", "jacrev", "double backward"), "not a function of real numbers"),
+}
 
 
 def tokens(seed: int) -> tuple[Tensor, Tensor]:

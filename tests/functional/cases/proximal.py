@@ -15,7 +15,7 @@ from areal_lab.functional.corrections.proximal import (
 from tests.functional.case import NO_GRADIENT, Case, Ragged
 
 DETACHED = dict.fromkeys(NO_GRADIENT, "the proximal policy is a constant of the loss: no gradient")
-NO_TOKENS = {"packed = padded": "of weights, not of tokens"}
+NO_TOKENS = {"packed = padded": "a function of weights, not of tokens"}
 
 
 def tokens(seed: int) -> tuple[Tensor, ...]:

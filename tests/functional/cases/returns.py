@@ -11,10 +11,12 @@ from areal_lab.functional.advantages.gae import (
     lambda_returns,
     length_adaptive_lambda,
 )
-from areal_lab.functional.advantages.holes import carry_over_holes, last_unmasked, restart_at_holes
 from areal_lab.functional.advantages.returns import (
+    carry_over_holes,
     discounted_returns,
+    last_unmasked,
     reinforce_plus_plus_returns,
+    restart_at_holes,
     terminal_rewards,
     turn_returns,
 )

@@ -7,6 +7,12 @@ from torch import Tensor
 
 from areal_lab.functional.masked import masked_quantiles
 from areal_lab.functional.segments import Segments
+from areal_lab.functional.staleness.control import (
+    age_weights,
+    aligned_part,
+    learning_rate_scale,
+    weight_deviation,
+)
 from areal_lab.functional.staleness.lag import (
     effective_sample_share,
     effective_sample_size,
@@ -64,6 +70,33 @@ def size_of_logs(values, versions, mask):  # noqa: ARG001
     return effective_sample_size_of_logs(1000 * values, mask)
 
 
+def ages(values, versions, mask):  # noqa: ARG001
+    return age_weights(values.abs(), half_life=3.0)
+
+
+def ages_in_both(batch: Ragged):
+    padded = batch_of(batch)
+    return batch.pack(ages(*padded)), ages(*map(batch.pack, padded))
+
+
+def scale(values, versions, mask):  # noqa: ARG001
+    return learning_rate_scale(values, mask, on_policy_share=0.9)
+
+
+def scale_in_both(batch: Ragged):
+    values, versions, mask = map(batch.pack, batch_of(batch))
+    return scale(values[None][0], versions, mask), scale(values, versions, mask)
+
+
+def deviation(values, versions, mask):  # noqa: ARG001
+    return weight_deviation(values, mask)
+
+
+def aligned(values, versions, mask):  # noqa: ARG001
+    first, second = torch.where(mask, values, 0.0), torch.where(mask, values.abs(), 0.0)
+    return aligned_part((first * second).sum(), first.norm(), second.norm(), threshold=0.1)
+
+
 def quantiles(values, versions, mask):  # noqa: ARG001
     return masked_quantiles(values, mask, torch.tensor([0.1, 0.5, 0.99]))
 
@@ -110,6 +143,10 @@ CASES = [
         ("effective_sample_size_by_lag", size_by_lag, None),
         ("effective_sample_share", share, None),
         ("effective_sample_size_of_logs", size_of_logs, None),
+        ("age_weights", ages, ages_in_both),
+        ("learning_rate_scale", scale, scale_in_both),
+        ("weight_deviation", deviation, None),
+        ("aligned_part", aligned, None),
     ]
 ] + [
     Case(

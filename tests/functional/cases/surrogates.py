@@ -13,7 +13,11 @@ from torch import Tensor
 
 from areal_lab.functional.ratios import AnchoredPolicy, sequence_token_ratio, token_ratio
 from areal_lab.functional.segments import sequences_or_rows
-from areal_lab.functional.surrogates.clip import clip_surrogate, dual_clip_surrogate
+from areal_lab.functional.surrogates.clip import (
+    clip_surrogate,
+    dual_clip_surrogate,
+    sat_surrogate,
+)
 from areal_lab.functional.surrogates.covariance import (
     advantage_covariance,
     clip_cov_surrogate,
@@ -44,6 +48,7 @@ from areal_lab.functional.surrogates.squared import (
     dro_surrogate,
     kimi_sequence_surrogate,
     kimi_surrogate,
+    ratio_variance_surrogate,
 )
 from tests.functional.case import NO_GRADIENT, Case, Ragged
 
@@ -117,6 +122,14 @@ CASES = [
         ratio=sequence_token_ratio,
     ),
     case("dual_clip_surrogate", partial(dual_clip_surrogate, dual_clip=1.3), RATIO),
+    case(
+        "sat_surrogate",
+        partial(sat_surrogate, quantile=0.5),
+        RATIO,
+        reasons=dict.fromkeys(
+            ("grad", "double backward"), "the bound is a function of log r without a gradient"
+        ),
+    ),
     case("reinforce_surrogate", reinforce_surrogate, LOGPROBS),
     case("importance_surrogate", importance_surrogate, RATIO),
     case("cispo_surrogate", partial(cispo_surrogate, clip_epsilon=0.2), LOGPROBS),
@@ -135,6 +148,7 @@ CASES = [
     case("kimi_surrogate", kimi_surrogate, BOTH),
     case("kimi_sequence_surrogate", kimi_sequence_surrogate, BOTH),
     case("dro_surrogate", partial(dro_surrogate, beta=0.3), BOTH),
+    case("ratio_variance_surrogate", partial(ratio_variance_surrogate, penalty=0.7), RATIO),
     case(
         "clip_cov_surrogate",
         partial(clip_cov_surrogate, fraction=0.5, band=(0.0, 5.0)),

@@ -14,8 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from areal_lab import logit_tiles
 from areal_lab.functional.logprobs.cutoff import in_turn, min_p, top_k, top_p
-from areal_lab.functional.logprobs.parts import VocabularyPart
-from areal_lab.functional.logprobs.tiles import tile_shape
+from areal_lab.functional.logprobs.tiles import VocabularyPart, tile_shape
 from areal_lab.functional.logprobs.token_logprobs import (
     logprobs_and_entropy,
     logprobs_and_entropy_from_logits,

@@ -18,6 +18,7 @@ from areal_lab.functional.surrogates.clip import (
     clip_bounds,
     clip_surrogate,
     dual_clip_surrogate,
+    sat_surrogate,
 )
 from areal_lab.functional.surrogates.divergence import (
     dppo_kl_surrogate,
@@ -44,6 +45,7 @@ from areal_lab.functional.surrogates.squared import (
     dro_surrogate,
     kimi_sequence_surrogate,
     kimi_surrogate,
+    ratio_variance_surrogate,
 )
 from tests.reference import surrogates as reference
 
@@ -104,6 +106,14 @@ CASES = {
     "dual clip": (
         partial(dual_clip_surrogate, dual_clip=1.5),
         token(reference.clip, low=0.2, high=0.2, dual=1.5),
+    ),
+    "sat, every token within": (
+        partial(sat_surrogate, quantile=1.0, clip_epsilon=(0.2, 0.28)),
+        token(reference.clip, low=0.2, high=0.28),
+    ),
+    "ratio variance": (
+        partial(ratio_variance_surrogate, penalty=0.7),
+        token(reference.ratio_variance, penalty=0.7),
     ),
     "reinforce": (reinforce_surrogate, token(reference.reinforce, weight=lambda *_: 1.0)),
     "importance": (importance_surrogate, token(reference.importance)),
@@ -179,8 +189,9 @@ STRENGTH = {
     "kimi": "tau",
     "kimi by sequence": "tau",
     "dro": "beta",
+    "ratio variance": "penalty",
 }
-"""Surrogates with a squared log ratio, and what its factor is called."""
+"""Surrogates with a squared ratio or log ratio, and what its factor is called."""
 ALL = pytest.mark.parametrize("name", CASES)
 
 
@@ -216,7 +227,7 @@ def test_clipped_says_where_the_gradient_is_gone(batch, name):
     if "gmpo" in name:  # a token without an advantage moves the mean of its sequence, too
         gone = (gradient == 0) & batch.mask
     assert torch.equal(ours.clipped, gone)
-    removing = ("clip", "icepop", "gmpo", "dppo", "prime")
+    removing = ("clip", "sat", "icepop", "gmpo", "dppo", "prime")
     assert ours.clipped.any() == name.startswith((*removing, "dual"))
 
 
@@ -272,7 +283,8 @@ def test_a_ratio_beyond_the_floating_type_gives_no_nan(batch, name, distance, dt
     ours, gradient = run(CASES[name][0], far)
     assert not ours.value.isnan().any()
     assert not gradient.isnan().any()
-    bounded = not name.startswith(("clip", "importance", "gmpo", "dppo", "prime"))
+    unbounded = ("clip", "sat", "importance", "gmpo", "dppo", "prime", "ratio")
+    bounded = not name.startswith(unbounded)
     assert not bounded or (ours.value.isfinite().all() and gradient.isfinite().all())
 
 

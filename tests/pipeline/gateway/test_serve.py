@@ -1,4 +1,4 @@
-"""A gateway of its own in this process, with a real engine: how it ends, what it attaches to."""
+"""A standalone gateway in this process, with a real engine: how it ends, what it attaches to."""
 
 from __future__ import annotations
 
@@ -11,17 +11,14 @@ import signal
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 
-from areal_lab.agents.gateway.sessions import Limits
-from areal_lab.agents.hosting.conversations import Serving
 from areal_lab.config.load import load_config
-from areal_lab.engines.client.resubmit import token_count
+from areal_lab.config.serving import GatewayConfig
 from areal_lab.engines.keys import write_key_file
 from areal_lab.engines.launch.backends import ServerOptions
 from areal_lab.engines.launch.start import EngineProcess, launch_engine
@@ -29,8 +26,9 @@ from areal_lab.host.processes import ChildDied
 from areal_lab.pipeline.gateway import serve
 from areal_lab.pipeline.gateway.prepare import GatewayPlan, prepare_gateway
 from areal_lab.pipeline.gateway.serve import Ready, StandaloneGateway, state_text
-from areal_lab.pipeline.progress import Silent
 from areal_lab.pipeline.servers import sources
+from areal_lab.shell.display import Silent
+from areal_lab.shell.stop import StopSignal
 from benchmarks.tiny_model import write_tiny_model
 from tests.pipeline.test_agent_program import TEMPLATE
 
@@ -46,19 +44,12 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def plan_of(model: Path, *overrides: str, export: bool = False, **limits: Any) -> GatewayPlan:
+def plan_of(model: Path, *overrides: str, export: bool = False, **options: Any) -> GatewayPlan:
     config = load_config(None, [f"actor.path={model}", "rollout.threads=1", *overrides])
-    return prepare_gateway(
-        config,
-        Serving(limits=Limits(**limits)),
-        seed=1,
-        host="127.0.0.1",
-        port=0,
-        admin_key_file="",
-        folder=model.parent / "out",
-        writes_all=export,
-        fits_length=True,
-    )
+    folder = model.parent / "out"
+    written = {"export": folder} if export else {}
+    given = GatewayConfig(seed=1, port=0, pinned=True, **written, **options)
+    return prepare_gateway(config, given, folder=folder, fits_length=True)
 
 
 class Client:
@@ -94,8 +85,8 @@ async def serving(
         plan=plan,
         display=Silent(),
         ready=told.set_result,
-        stop=asyncio.Event(),
-        hurry=asyncio.Event(),
+        stop=StopSignal(),
+        end_now=StopSignal(),
     )
     async with asyncio.timeout(BOUND_S):
         work = asyncio.create_task(gateway.run())
@@ -105,7 +96,7 @@ async def serving(
         ready = told.result()
         async with httpx2.AsyncClient(base_url=ready.url, timeout=60, trust_env=False) as http:
             yield gateway, work, Client(http, ready.key_file.read_text())
-        gateway.stop.set()
+        gateway.stop.request()
         await asyncio.gather(work, return_exceptions=True)
 
 
@@ -123,6 +114,14 @@ def largest_file(size: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def let_sessions_time_out(gateway: StandaloneGateway) -> None:
+    """Move the gateway's clock to the timeout of the sessions that nothing uses now."""
+    service = gateway._service
+    clock, passed_s = service._clock, service.sessions.limits.session_timeout_s
+    service._clock = lambda: clock() + passed_s
+    service.sweep()
 
 
 def watched_engines(monkeypatch: pytest.MonkeyPatch) -> list[EngineProcess]:
@@ -146,7 +145,7 @@ async def until_received(gateway: StandaloneGateway, calls: int) -> int:
         (engine,) = gateway._sampling.values()
         found = [engine.so_far(name, turn) for name, turn in engine.open.items()]
         if len(found) == calls and all(found):
-            return sum(token_count(one) for samples in found for one in samples.values())
+            return sum(len(one.tokens) for samples in found for one in samples.values())
 
 
 def written_tokens(plan: GatewayPlan) -> int:
@@ -167,7 +166,7 @@ def test_calls_end_before_the_gateway_does(model: Path) -> None:
             key = await client.start()
             calling = asyncio.create_task(client.chat(key, tokens=100))
             await until_sampling(gateway)
-            gateway.stop.set()
+            gateway.stop.request()
             reply = await calling
             assert reply.status_code == 200
             await work
@@ -189,8 +188,8 @@ def test_calls_that_are_cut_off_keep_their_tokens(model: Path) -> None:
             key = await client.start()
             calling = asyncio.create_task(client.chat(key, tokens=240, n=128))
             await until_sampling(gateway)
-            gateway.stop.set()
-            gateway.hurry.set()
+            gateway.stop.request()
+            gateway.end_now.request()
             reply = await calling
             await work
             (line,) = lines_of(plan)
@@ -212,7 +211,7 @@ def test_a_gateway_that_is_canceled_writes_its_sessions_too(model: Path) -> None
             await client.chat(key)
             calling = asyncio.create_task(client.chat(key, tokens=240))
             await until_sampling(gateway)
-            gateway.stop.set()
+            gateway.stop.request()
             await asyncio.sleep(0)
             work.cancel()
             await asyncio.gather(work, calling, return_exceptions=True)
@@ -236,7 +235,7 @@ def test_sessions_are_written_once_wherever_they_are_exported(model: Path) -> No
             exported = await client.post("/export_trajectories", client.admin, session)
             assert exported.json()["reward"] == 1.0
             await client.start()  # without a token, it is not written
-            gateway.stop.set()
+            gateway.stop.request()
             await work
         found = lines_of(plan)
         assert sorted(line["samples"][0]["reward"] for line in found) == [0.0, 1.0]
@@ -256,7 +255,7 @@ def test_sessions_are_written_although_the_end_lets_a_client_export_them(model: 
             session = gateway._service.session_by_id("session-0")
             while not session.changed._waiters:
                 await asyncio.sleep(0.001)
-            gateway.stop.set()
+            gateway.stop.request()
             assert (await pending).json()["ended_by"] == "gateway"
             await work
         assert [line["session"]["session_id"] for line in lines_of(plan)] == ["session-0"]
@@ -282,7 +281,7 @@ def test_what_a_full_disk_did_not_take_is_written_at_the_end(model: Path) -> Non
                 body = {"session_id": "session-1"}
                 if full:
                     await client.post("/export_trajectories", client.admin, body)
-            gateway.stop.set()
+            gateway.stop.request()
             await work
         assert [line["session"]["session_id"] for line in lines_of(plan)] == [
             "session-0",
@@ -295,7 +294,7 @@ def test_what_a_full_disk_did_not_take_is_written_at_the_end(model: Path) -> Non
 
 @pytest.mark.parametrize("export", [True, False])
 def test_a_session_that_cannot_be_written_takes_no_other_with_it(model: Path, export: bool) -> None:
-    plan = plan_of(model, export=export, session_timeout_s=0.05)
+    plan = plan_of(model, export=export)
 
     async def scenario() -> None:
         async with serving(plan) as (gateway, work, client):
@@ -307,10 +306,9 @@ def test_a_session_that_cannot_be_written_takes_no_other_with_it(model: Path, ex
                     session.reward = math.inf
                 if name != "left":
                     await client.post("/rl/end_session", key)
-                    while session in gateway._service.sessions.unexported():
-                        gateway._service.sweep()
-                        await asyncio.sleep(0.01)
-            gateway.stop.set()
+                    let_sessions_time_out(gateway)
+                    assert session not in gateway._service.sessions.unexported()
+            gateway.stop.request()
             with pytest.raises(ValueError, match="session session-0 cannot be written"):
                 await work
         found = [line["session"]["session_id"] for line in lines_of(plan)]
@@ -320,7 +318,7 @@ def test_a_session_that_cannot_be_written_takes_no_other_with_it(model: Path, ex
 
 
 def test_sessions_that_are_forgotten_are_written_and_exported_ones_are_not(model: Path) -> None:
-    plan = plan_of(model, session_timeout_s=0.05)
+    plan = plan_of(model)
 
     async def scenario() -> None:
         async with serving(plan) as (gateway, work, client):
@@ -331,10 +329,10 @@ def test_sessions_that_are_forgotten_are_written_and_exported_ones_are_not(model
                 if name == "exported":
                     body = {"session_id": "session-0"}
                     await client.post("/export_trajectories", client.admin, body)
+            let_sessions_time_out(gateway)
             while gateway.written is None or not gateway.written.written:
-                gateway._service.sweep()
                 await asyncio.sleep(0.01)
-            gateway.stop.set()
+            gateway.stop.request()
             await work
         assert [line["session"]["session_id"] for line in lines_of(plan)] == ["session-1"]
 
@@ -377,8 +375,8 @@ def test_a_reply_that_waits_for_an_engine_is_cut_off_with_its_tokens(
             os.kill(engine.child.pid, signal.SIGKILL)
             while gateway._on_engines():
                 await asyncio.sleep(0.001)
-            gateway.stop.set()
-            gateway.hurry.set()
+            gateway.stop.request()
+            gateway.end_now.request()
             await work
             assert (await calling).status_code == 200
         assert received <= written_tokens(plan) < 4 * 240
@@ -396,8 +394,8 @@ def test_a_gateway_that_is_canceled_while_engines_start_leaves_no_folder(
             plan=plan_of(model),
             display=Silent(),
             ready=lambda _: None,
-            stop=asyncio.Event(),
-            hurry=asyncio.Event(),
+            stop=StopSignal(),
+            end_now=StopSignal(),
         )
         work = asyncio.create_task(gateway.run())
         while not list(tmp_path.glob("areal_lab-gateway-*/logs/*")):
@@ -423,13 +421,13 @@ def test_it_attaches_to_running_engines_whatever_their_weights(model: Path) -> N
         )
         port = int(engine.base_url.rsplit(":", 1)[1])
         write_key_file(port, engine.client.key)
-        plan = plan_of(model, f'rollout.addresses=["{engine.base_url}"]')
+        plan = plan_of(model, f'rollout.addresses=["{engine.base_url}"]', export=True)
         try:
-            async with serving(replace(plan, writes_all=True)) as (gateway, work, client):
+            async with serving(plan) as (gateway, work, client):
                 key = await client.start()
                 assert (await client.chat(key)).status_code == 200
                 await client.ended(key)
-                gateway.stop.set()
+                gateway.stop.request()
                 await work
             (line,) = lines_of(plan)
             assert {part["version"] for part in line["samples"][0]["parts"]} == {7}
@@ -444,7 +442,7 @@ def test_the_state_is_one_line() -> None:
     counts = {"sessions": 1200, "calls": 4, "generated_tokens": 56789}
     statistics = {"open_sessions": 2, "requests_in_flight": 1, "counts": counts}
     assert state_text(statistics) == (
-        "sessions: 2 open, 1,200 started; calls: 1 sampling, 4 begun; 56,789 tokens"
+        "sessions: 2 open, 1,200 started; calls: 1 sampling, 4 started; 56,789 tokens"
     )
     troubled = {**statistics, "counts": {"failed": 1, "refused_sessions": 2, "refused_requests": 3}}
-    assert "0 begun, 1 failed, 5 refused; 0 tokens" in state_text(troubled)
+    assert "0 started, 1 failed, 5 refused; 0 tokens" in state_text(troubled)

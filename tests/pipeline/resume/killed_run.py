@@ -20,6 +20,8 @@ import psutil
 from areal_lab.config.load import load_config
 from areal_lab.control.events import GroupId, PushWeights, Save, StartGroup, Train
 from areal_lab.live.presence import read_presence
+from areal_lab.models.checkpoint_files import checkpoints_of
+from areal_lab.pipeline.resume.positions import set_aside, trained_steps
 from areal_lab.runlog.file import read_log_file
 from areal_lab.runlog.lags import trained_batches
 from areal_lab.runlog.records import ActionRecord
@@ -53,7 +55,9 @@ class Kill:
 
 
 def start(folder: Path) -> ForkedPopen:
-    """Start or continue the run of a folder."""
+    """Start or continue the run of a folder; one without a checkpoint as `--restart` does."""
+    if trained_steps(folder) and not checkpoints_of(folder):
+        set_aside(folder)
     with (folder / "logs" / "run.log").open("ab") as output:
         return ForkedPopen(
             [sys.executable, "-m", "areal_lab.cli.app", "train", "--resume", str(folder)],

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from areal_lab.config.schema import TrainConfig
 from areal_lab.control.frontier import Frontier, OpenGroup
 from areal_lab.data.problems import Problem, ProblemSet
+from areal_lab.models.checkpoint_files import write_digests
 from areal_lab.pipeline.resume.positions import positions
 from areal_lab.pipeline.resume.saved_run import RUN_FILE, SavedRun
 from areal_lab.runlog.folder import RunFolder
@@ -25,9 +27,9 @@ FRONTIER = Frontier(
 )
 
 
-def saved_run(config: TrainConfig) -> SavedRun:
+def saved_run(config: TrainConfig, **changes: Any) -> SavedRun:
     """What is saved after step 3."""
-    return SavedRun(
+    saved = SavedRun(
         frontier=FRONTIER,
         positions={},
         training_s=12.5,
@@ -37,9 +39,12 @@ def saved_run(config: TrainConfig) -> SavedRun:
         held_out_before=(0.25, 0.5),
         unscored_before=1,
     )
+    return replace(saved, **changes)
 
 
-def run_folder(parent: Path, *, resumable: bool = True, steps: int = 10) -> RunFolder:
+def run_folder(
+    parent: Path, *, resumable: bool = True, steps: int = 10, digests: bool = True
+) -> RunFolder:
     """A run of `steps` steps that was killed after step 3; with 3 it is complete."""
     config = TrainConfig(run_dir=str(parent), total_train_steps=steps, save_every_steps=1)
     folder = RunFolder.create(config)
@@ -47,11 +52,17 @@ def run_folder(parent: Path, *, resumable: bool = True, steps: int = 10) -> RunF
         folder.append_metrics({"step": step, "reward_mean": 0.5})
         checkpoint = folder.checkpoint(step)
         checkpoint.mkdir()
+        (checkpoint / "config.json").write_text("{}")
+        (checkpoint / "model.safetensors").write_bytes(bytes(range(64)))
         if resumable and step > 1:
             (checkpoint / "trainer").mkdir()
-            saved = replace(saved_run(config), positions=positions(folder.path))
+            (checkpoint / "trainer" / ".metadata").write_bytes(b"state")
+            frontier = replace(FRONTIER, version=step, open=FRONTIER.open[: step - 1])
+            saved = saved_run(config, frontier=frontier, positions=positions(folder.path))
             if step == steps:
                 saved = replace(saved, frontier=replace(FRONTIER, open=()))
             (checkpoint / RUN_FILE).write_bytes(saved.to_json())
+        if digests:
+            write_digests(checkpoint, step)
     folder.append_metrics({"step": 4, "reward_mean": 0.5})
     return folder

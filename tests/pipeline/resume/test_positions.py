@@ -37,9 +37,10 @@ def test_what_came_after_the_checkpoint_is_removed(tmp_path: Path) -> None:
             file.write(f'{{"step": {step}}}\n')
         (killed / "trajectories" / f"step-{step:05d}.jsonl").write_text("{}\n")
     (killed / "alarms.jsonl").write_text("{}\n")
-    (killed / "checkpoints" / "step-00003").mkdir()
     (killed / "checkpoints" / ".step-00004.writing-x1").mkdir()
     (killed / "trajectories" / ".step-00005.jsonl.tmp").touch()
+    (killed / "trajectories" / ".step-00005.jsonl.0123456789abcdef.tmp").touch()
+    (killed / "checkpoints" / ".step-00001.removed-0123456789abcdef").mkdir()
     cut_back(killed, at, version=2)
     assert names(killed) == names(done)
     assert (killed / "events.jsonl").read_text() == (done / "events.jsonl").read_text()
@@ -50,7 +51,8 @@ def test_what_came_after_the_checkpoint_is_removed(tmp_path: Path) -> None:
 def test_a_run_without_a_checkpoint_starts_over(tmp_path: Path) -> None:
     written(tmp_path, 3)
     cut_back(tmp_path, {}, version=0)
-    assert names(tmp_path) == {"trajectories", "checkpoints"}
+    kept = {f"checkpoints/step-0000{step}" for step in (1, 2, 3)}
+    assert names(tmp_path) == {"trajectories", "checkpoints", *kept}
 
 
 def test_a_file_that_lost_its_end_is_refused_before_anything_is_cut(tmp_path: Path) -> None:
@@ -66,7 +68,7 @@ def test_a_file_that_lost_its_end_is_refused_before_anything_is_cut(tmp_path: Pa
 def test_a_file_that_was_replaced_is_refused_before_anything_is_cut(tmp_path: Path) -> None:
     written(tmp_path, 3)
     before = names(tmp_path)
-    with pytest.raises(ValueError, match="no end of a line at byte 13"):
+    with pytest.raises(ValueError, match="no line break at byte 13"):
         cut_back(tmp_path, {"events.jsonl": 12, "metrics.jsonl": 13}, version=1)
     assert names(tmp_path) == before
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,10 +15,11 @@ from areal_lab.config.problem import ConfigError
 from areal_lab.control.coordinator import Coordinator
 from areal_lab.control.events import STARTS_OVER, Finish, StartGroup
 from areal_lab.live.presence import new_presence, write_presence
+from areal_lab.models.checkpoint_files import write_digests
 from areal_lab.pipeline.resume.recovery import check_data, check_given, find_recovery
 from areal_lab.pipeline.resume.saved_run import RUN_FILE, read_saved_run
 from areal_lab.runlog.folder import RunFolder
-from areal_lab.runlog.held_out import append_held_out, held_out_rewards, measured_of
+from areal_lab.runlog.held_out import HeldOutReward, append_held_out, held_out_rewards
 from tests.host.test_claim import continue_elsewhere
 from tests.pipeline.resume.saved import FRONTIER, PROBLEMS, run_folder
 
@@ -57,18 +59,21 @@ def test_a_run_continues_from_its_newest_complete_checkpoint(tmp_path: Path) -> 
     ]
 
 
-def test_the_checkpoint_before_is_used_if_the_newest_has_no_state(tmp_path: Path) -> None:
-    folder = run_folder(tmp_path)
+def test_a_newest_checkpoint_without_a_state_is_not_removed_for_the_one_before(
+    tmp_path: Path,
+) -> None:
+    folder = run_folder(tmp_path, digests=False)
     (folder.checkpoint(3) / RUN_FILE).unlink()
+    with pytest.raises(ConfigError, match=r"step-00003 has a model and no state .* step-00002"):
+        find_recovery(folder.path)
+    folder.checkpoint(3).rename(tmp_path / "kept")
     assert find_recovery(folder.path).checkpoint == folder.checkpoint(2)
 
 
-def test_a_run_that_was_killed_before_a_checkpoint_starts_over(tmp_path: Path) -> None:
+def test_a_run_that_has_not_trained_starts_over(tmp_path: Path) -> None:
     folder = run_folder(tmp_path)
-    for path in (folder.path / "checkpoints").iterdir():
-        for name in path.rglob("*"):
-            name.rmdir() if name.is_dir() else name.unlink()
-        path.rmdir()
+    shutil.rmtree(folder.path / "checkpoints")
+    (folder.path / "metrics.jsonl").write_text('{"step": 0}\n')
     recovery = find_recovery(folder.path, ["seed=7", "total_train_steps=2"])
     assert (recovery.version, recovery.checkpoint, recovery.config.seed) == (0, None, 7)
     assert recovery.started((0,)).open_groups == ()
@@ -96,6 +101,7 @@ def test_a_bound_that_was_changed_by_hand_stays(tmp_path: Path) -> None:
     file = folder.checkpoint(3) / RUN_FILE
     saved = read_saved_run(folder.checkpoint(3))
     file.write_bytes(replace(saved, frontier=replace(FRONTIER, eta=1.0)).to_json())
+    write_digests(folder.checkpoint(3), 3)
     assert find_recovery(folder.path).limits.schedule.eta == 1
 
 
@@ -118,14 +124,14 @@ def test_what_a_run_keeps_is_refused_all_at_once(tmp_path: Path) -> None:
 
 def test_a_complete_run_continues_with_more_steps_only(tmp_path: Path) -> None:
     folder = run_folder(tmp_path, steps=3)
-    append_held_out(folder.path, measured_of(3, [0.5]))
+    append_held_out(folder.path, HeldOutReward([0.5]).measured(3))
     # It was killed while it measured its last weights, so it measures them again.
     recovery = find_recovery(folder.path)
     assert Coordinator(recovery.limits).handle(recovery.started((0,)))[-1] == Finish("complete")
     recovery.cut_back()
     assert not (folder.path / "held_out.jsonl").exists()
-    append_held_out(folder.path, measured_of(3, [0.5]))
-    append_held_out(folder.path, measured_of(4, [0.5]))
+    append_held_out(folder.path, HeldOutReward([0.5]).measured(3))
+    append_held_out(folder.path, HeldOutReward([0.5]).measured(4))
     folder.write_json("summary.json", {"status": "complete"})
     assert refusals(folder) == ["total_train_steps"]
     find_recovery(folder.path, ["total_train_steps=5"]).cut_back()
@@ -149,7 +155,7 @@ def test_a_process_that_cannot_be_seen_is_named(tmp_path: Path) -> None:
     assert not find_recovery(folder.path).notes
     continue_elsewhere(folder.path)
     (note,) = find_recovery(folder.path).notes
-    assert note.startswith("note: process 7 on host elsewhere had the run before, and cannot be")
+    assert note.startswith("note: process 7 on host elsewhere had the run before and cannot be")
 
 
 def test_what_is_no_run_or_has_no_state_is_refused(tmp_path: Path) -> None:

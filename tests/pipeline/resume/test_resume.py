@@ -14,7 +14,9 @@ import psutil
 import pytest
 from omegaconf import OmegaConf
 
+from areal_lab.config.problem import ConfigError
 from areal_lab.host.processes import ChildDied
+from areal_lab.models.checkpoint_files import checkpoint_fault, checkpoints_of
 from areal_lab.pipeline.resume.recovery import find_recovery
 from areal_lab.pipeline.train import resume_run
 from areal_lab.runlog.folder import RunFolder
@@ -62,8 +64,18 @@ def test_at_eta_0_a_resumed_run_is_bit_equal(tmp_path: Path, beside: bool) -> No
     for checkpoint in sorted((killed / "checkpoints").iterdir())[4:]:
         shutil.rmtree(checkpoint)  # as if it was killed before the last one was complete
     assert find_recovery(killed).version == 4
+    newest = killed / "checkpoints" / "step-00004"
+    for file in (newest / "model.safetensors", *(newest / "trainer").iterdir()):
+        sound = file.read_bytes()
+        file.write_bytes(sound[:-9] + bytes([sound[-9] ^ 4]) + sound[-8:])
+        with pytest.raises(ConfigError, match=rf"step-00004 is damaged: .*{file.name} has other"):
+            find_recovery(killed)
+        file.write_bytes(sound)
+    copy = shutil.copytree(newest, killed / "checkpoints" / "step-00004-copy")
     run = resume_run(killed)
     assert [report.step for report in run] == [5]
+    assert checkpoint_fault(copy) == ""
+    shutil.rmtree(copy)
     check_folder(killed, STEPS, largest_lag=0)
     again = AGAIN if beside else ()
     assert comparable(killed, again) == comparable(whole, again)
@@ -141,7 +153,7 @@ def test_kills_at_random_moments_leave_no_trace(
         )
         code = live(folder, kill)
         assert code != 0, f"{kill} came too late, after {kills} kills"
-        saved = find_recovery(folder).saved
+        saved = find_recovery(folder).saved if checkpoints_of(folder) else None
         tokens += 0 if saved is None else saved.running_tokens
     assert live(folder, None) == 0
     check_folder(folder, MANY, largest_lag=eta)

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_lab.agents.workflow import Episode, Row, Turn
+from areal_lab.agents.workflow import Episode, Row
 from areal_lab.config.schema import TrainConfig
 from areal_lab.data.problems import PromptSource
-from areal_lab.data.trajectory import Observation, Segment
+from areal_lab.data.trajectory import Observation, Segment, Turn
 from areal_lab.engines.protocol import Generated
 from areal_lab.pipeline.resume.saved_run import (
     GROUPS_FILE,
@@ -25,8 +25,9 @@ from areal_lab.pipeline.resume.saved_run import (
     read_open_tokens,
     read_saved_run,
 )
-from areal_lab.pipeline.rollout.scored import SampledTurn, ScoredGroup
+from areal_lab.pipeline.rollout.scored import ScoredGroup
 from areal_lab.rewards.service import RewardOutcome
+from areal_lab.runlog.records import TurnTimes
 from tests.pipeline.resume.saved import FRONTIER, PROBLEMS, saved_run
 
 SOURCE = PromptSource(PROBLEMS.train, seed=1)
@@ -99,10 +100,17 @@ def test_finished_groups_keep_every_digit(logprobs: list[list[float]]) -> None:
         started_s=1.5,
         generated_s=2.5,
         scored_s=3.25,
-        turns=(SampledTurn(sample=0, engine=1, start_s=1.5, end_s=2.0, tokens=3),),
+        turns=(TurnTimes(sample=0, engine=1, start_s=1.5, end_s=2.0, tokens=3),),
     )
     tokens = OpenTokens({7: group}, {8: {one.request_id: one for one in generated}})
-    assert _read(open_tokens_to_bytes(tokens)) == tokens
+    content = open_tokens_to_bytes(tokens)
+    assert _read(content) == tokens
+    saved = json.loads(gzip.decompress(content))["finished"][0]
+    assert list(saved) == [
+        *("group", "samples", "completions", "prompt_tokens", "started_s", "generated_s"),
+        *("scored_s", "turns", "images"),
+    ]
+    assert saved["turns"] == [{"sample": 0, "engine": 1, "start_s": 1.5, "end_s": 2.0, "tokens": 3}]
     assert tokens.running_tokens == sum(map(len, logprobs))
 
 

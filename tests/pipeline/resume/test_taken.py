@@ -13,7 +13,7 @@ from areal_lab.config.problem import ConfigError
 from areal_lab.host.claim import RunTaken
 from areal_lab.live.presence import Present, read_presence
 from areal_lab.pipeline.resume.restart import FINAL_CODES
-from areal_lab.pipeline.step_report import StepReport
+from areal_lab.shell.step_report import StepReport
 from areal_lab.training.process.output import begin_folder
 from benchmarks.tiny_model import write_tiny_model
 from tests.host.test_claim import contents, continue_elsewhere

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from areal_lab.agents.workflow import Episode, Turn
-from areal_lab.data.trajectory import SampleEnd
-from areal_lab.pipeline.rollout.outcomes import (
+from areal_lab.agents.workflow import Episode
+from areal_lab.data.trajectory import SampleEnd, Turn
+from areal_lab.pipeline.rollout.scored import (
     OUTCOMES,
     Outcome,
     counted,

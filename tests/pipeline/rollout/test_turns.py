@@ -21,8 +21,7 @@ from areal_lab.engines.protocol import Generated, GenerateRequest, SamplingParam
 from areal_lab.pipeline.rollout.groups import Rollout
 from areal_lab.pipeline.rollout.scored import ScoredGroup
 from areal_lab.pipeline.rollout.turns import TurnRouter
-from areal_lab.rewards.failure_rate import FailureRate, RewardError
-from areal_lab.rewards.service import RewardOutcome
+from areal_lab.rewards.service import FailureRate, RewardError, RewardOutcome
 from tests.agents.scripted import CODEC
 from tests.data.byte_tokenizer import BEGIN, END
 
@@ -283,7 +282,7 @@ class Rewards:
 
 def test_samples_with_a_reward_and_samples_with_returns_of_turns_are_told_apart_by_name() -> None:
     """Their advantages cannot be compared, which the trainer would notice after a whole batch."""
-    either = r"returns of its turns, but sample 0 of group 7 has one reward.*a number each time"
+    either = r"returns of its turns, but sample 0 of group 7 has one reward.*always return a number"
     with pytest.raises(RewardError, match=f"sample 2 of group 7 has {either}") as raised:
         play(rollout(Fleet(1), Rewards((False,), (False,), (True,))))
     assert "\n" not in str(raised.value)
@@ -314,7 +313,7 @@ def test_a_turn_has_the_tokens_that_the_context_leaves(room: int) -> None:
     assert group.samples[0].end == ("length" if room > TURN_TOKENS else "context")
     full = replace(one, context_tokens=prompt, failures=FailureRate(largest=1.0))
     failed = play(full, samples=1)
-    assert "has to have room for one more" in failed.samples[0].outcome.detail
+    assert "must have room for one more" in failed.samples[0].outcome.detail
 
 
 def test_turns_are_recorded_with_their_engine() -> None:

@@ -16,7 +16,7 @@ import pytest
 from areal_lab.engines.client.addresses import CannotAttach
 from areal_lab.engines.keys import KEY_VARIABLE, write_key_file
 from areal_lab.engines.protocol import LoraShape
-from areal_lab.pipeline.servers.attach import attach, model_difference
+from areal_lab.pipeline.servers.sources import attach, model_difference
 
 
 class Other(ThreadingHTTPServer):

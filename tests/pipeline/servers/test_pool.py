@@ -20,10 +20,12 @@ from areal_lab.engines.client.engine_client import EngineClient, EngineError, En
 from areal_lab.engines.client.vllm import VLLM
 from areal_lab.engines.launch.start import EngineProcess
 from areal_lab.engines.protocol import PauseMode, WeightsFolder
+from areal_lab.host import silence
 from areal_lab.host.processes import ChildDied, start_command
-from areal_lab.pipeline.servers import attach
-from areal_lab.pipeline.servers.health import HealthLimits
+from areal_lab.pipeline.servers import sources
+from areal_lab.pipeline.servers.health import HealthLimits, _wait_for_silence
 from areal_lab.pipeline.servers.pool import ServerPool
+from areal_lab.pipeline.servers.server import Server
 
 WEIGHTS = WeightsFolder(path=Path(), version=3, checksum="", size_bytes=0)
 
@@ -77,6 +79,63 @@ def test_a_server_that_hangs_over_its_first_weights_is_not_waited_for() -> None:
         "engine 0 (http://engine) did not respond to GET /ready for 0.02 s "
         "(rollout.health_timeout_s)"
     )
+
+
+SLOW = """
+import os, socket, time
+with socket.create_server(("127.0.0.1", 0)) as listener:
+    print(listener.getsockname()[1], flush=True)
+    while True:
+        with listener.accept()[0] as one:
+            one.recv(65536)
+            end = time.thread_time() + 0.5
+            while time.thread_time() < end:
+                pass
+            one.sendall(b"HTTP/1.0 200 OK\\r\\ncontent-length: 0\\r\\n\\r\\n")
+"""
+"""A server that takes half a second of a CPU for each reply."""
+
+
+def test_a_server_that_computes_is_waited_for_and_one_that_is_stopped_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(silence, "_LOOK_S", 0.02)
+    log = tmp_path / "log"
+    health = HealthLimits(interval_s=0.01, timeout_s=0.2, stall_s=60.0)
+
+    async def scenario() -> None:
+        child = await start_command("engine 0", [sys.executable, "-c", SLOW], log_path=log)
+        while not log.read_text().endswith("\n"):
+            await asyncio.sleep(0.01)
+        notes: list[str] = []
+        said = asyncio.Event()
+
+        def note(text: str) -> None:
+            notes.append(text)
+            said.set()
+
+        client = EngineClient(f"http://127.0.0.1:{int(log.read_text())}")
+        server = Server(
+            number=0,
+            client=client,
+            process=EngineProcess(child=child, client=client, base_url=client.base_url),
+            report_loss=lambda *_: None,
+            versions=lambda: (0, 0),
+            note=note,
+        )
+        waiting = asyncio.create_task(_wait_for_silence(server, health))
+        await asyncio.wait_for(said.wait(), BOUND_S)
+        assert not waiting.done()
+        assert "engine 0 did not respond for" in notes[0]
+        assert "but is alive: the machine is busy" in notes[0]
+        os.killpg(child.pid, signal.SIGSTOP)
+        lost = await asyncio.wait_for(waiting, BOUND_S)
+        assert "did not respond to GET /ready for 0.2 s" in str(lost)
+        os.killpg(child.pid, signal.SIGCONT)
+        await child.stop(at_once=True)
+        await client.close()
+
+    asyncio.run(scenario())
 
 
 def test_a_server_that_replies_may_take_long() -> None:
@@ -207,8 +266,8 @@ def test_a_server_without_a_requested_feature_is_refused(
     async def found(*_: object) -> tuple[EngineClient, dict[str, Any]]:
         return EngineClient("http://engine", api=VLLM), {}
 
-    monkeypatch.setattr(attach, "_when_ready", found)
-    attaching = attach.attach(
+    monkeypatch.setattr(sources, "_when_ready", found)
+    attaching = sources.attach(
         "http://engine", tmp_path, request_timeout_s=1, ready_timeout_s=1, **asked
     )
     with pytest.raises(CannotAttach, match=said):

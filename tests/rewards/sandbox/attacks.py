@@ -260,6 +260,88 @@ for folder in (os.path.dirname(target), "/etc", "/usr", os.path.dirname(os.__fil
         holds=_intact,
     ),
     Attack(
+        "mode, owner, times and attributes of devices and of what is visible",
+        "refused",
+        """
+import os
+visible = ["/", "/dev", "/usr", "/usr/bin/env", "/etc", "/etc/ld.so.cache", os.__file__]
+for path in [*visible, *(f"/dev/{name}" for name in os.listdir("/dev") if name != "shm")]:
+    if not os.path.exists(path):
+        continue
+    found = os.stat(path)
+    for change, *given in (
+        (os.chmod, found.st_mode & 0o7777),
+        (os.utime, (found.st_atime, found.st_mtime)),
+        (os.chown, -1, os.getgid()),
+        (os.setxattr, "user.mark", b"1"),
+        (os.link, f"/sandbox/{mark}"),
+        (os.rename, f"{path}-moved"),
+        (os.truncate, 0),
+    ):
+        try:
+            change(path, *given)
+            print("ESCAPED", path, change.__name__)
+        except OSError:
+            pass
+with open("/dev/null", "w") as null, open("/dev/urandom", "rb") as random:
+    null.write("x")
+    random.read(8)
+""",
+    ),
+    Attack(
+        "locks and leases on files that are visible",
+        "refused, but for POSIX locks to read",
+        """
+import fcntl, os
+for path in ("/usr/bin/env", os.__file__, "/dev/null", "/"):
+    end = os.open(path, os.O_RDONLY)
+    for lock, *given in (
+        (fcntl.flock, fcntl.LOCK_EX | fcntl.LOCK_NB),
+        (fcntl.flock, fcntl.LOCK_SH | fcntl.LOCK_NB),
+        (fcntl.lockf, fcntl.LOCK_EX | fcntl.LOCK_NB),
+        (fcntl.fcntl, 1024, fcntl.F_RDLCK),  # a lease
+        (fcntl.fcntl, 37, bytes(32)),  # F_OFD_SETLK
+    ):
+        try:
+            lock(end, *given)
+            print("ESCAPED", path, lock.__name__, *given)
+        except OSError:
+            pass
+import sqlite3
+base = sqlite3.connect("base.db")
+base.execute("create table t (a)")
+base.commit()
+""",
+    ),
+    Attack(
+        "signals and priorities of the keeper's group",
+        "a separate group",
+        """
+import os, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if os.getpgrp() != 1 or os.getsid(0) != 1:
+    print("ESCAPED")
+os.setpriority(os.PRIO_PGRP, 0, 9)
+os.killpg(0, signal.SIGTERM)
+print("alive")
+""",
+        holds=lambda finished, _: finished.stdout == "alive\n",
+    ),
+    Attack(
+        "what the kernel counts for all programs of a user",
+        "refused, or few",
+        """
+import ctypes, resource
+libc = ctypes.CDLL(None)
+if libc.inotify_init1(0) >= 0 or libc.mlock(ctypes.create_string_buffer(65536), 65536) == 0:
+    print("ESCAPED")
+if resource.getrlimit(resource.RLIMIT_SIGPENDING)[1] > 1000:
+    print("ESCAPED")
+if resource.getrlimit(resource.RLIMIT_CORE) != (1, 1):
+    print("ESCAPED")  # 0 would start the system's handler of crashes
+""",
+    ),
+    Attack(
         "flood of output",
         "cut at 64 kB and killed",
         "while True: print('x' * 10_000)",
@@ -371,6 +453,8 @@ PROBLEM = {
         "def check(candidate):\n"
         "    assert candidate(1, 2) == 3\n"
         "    assert set([candidate(20, 22)]) == set([42])\n"
+        "    cases = [(1, 2), (20, 22)]\n"
+        "    assert all(map(lambda one: candidate(*one) == sum(one), cases))\n"
     ),
 }
 GOOD = "    return a + b\n"
@@ -416,6 +500,25 @@ def add(a, b):
 import sys
 print(sys.stdin.read())
 def add(a, b): return sys.stdin.read()
+""",
+    "StopIteration where the tests iterate": """
+count = 0
+def add(a, b):
+    global count
+    count += 1
+    if count <= 2:
+        return [3, 42][count - 1]
+    raise StopIteration
+""",
+    "a reply that says StopIteration": """
+import os
+count = 0
+def add(a, b):
+    global count
+    count += 1
+    if count <= 2:
+        return [3, 42][count - 1]
+    os.write(4, b"('raise', ['StopIteration', 'Exception'], [], '')\\n")
 """,
     "builtins.AssertionError replaced": """
 import builtins

@@ -24,6 +24,7 @@ NEEDED = (
     "areal_lab/__init__.py",
     "areal_lab/host/__init__.py",
     "areal_lab/host/isolation.py",
+    "areal_lab/host/owned_folders.py",
     "areal_lab/rewards",
     "tests/rewards/sandbox",
 )

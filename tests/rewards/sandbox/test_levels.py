@@ -9,10 +9,10 @@ from typing import Any, get_args
 import pytest
 
 from areal_lab.host.isolation import Level, LevelSetting
-from areal_lab.rewards.sandbox import bubblewrap, levels
+from areal_lab.rewards.sandbox import confine, levels
+from areal_lab.rewards.sandbox.confine import Visible
 from areal_lab.rewards.sandbox.levels import CONTAINED, NoSandbox, choose, refusal, takes_sandbox
 from areal_lab.rewards.sandbox.run import ENVIRONMENT, Sandbox
-from areal_lab.rewards.sandbox.visible import Visible
 
 
 def broken(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
@@ -87,7 +87,7 @@ def test_bubblewrap_shows_what_it_is_given_and_nothing_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("shutil.which", lambda _: "/bin/bwrap")
-    words = bubblewrap.command(
+    words = confine.command(
         Visible(["/usr"], [("/lib", "usr/lib")]), 1000, ENVIRONMENT, ["python", "6"]
     )
     text = " ".join(words)

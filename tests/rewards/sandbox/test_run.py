@@ -16,7 +16,15 @@ import pytest
 
 from areal_lab.host.isolation import Level
 from areal_lab.rewards.sandbox import keeper
-from areal_lab.rewards.sandbox.run import Finished, Limits, Sandbox, SandboxError, read_reply
+from areal_lab.rewards.sandbox.run import (
+    Finished,
+    Limits,
+    Sandbox,
+    SandboxError,
+    _Call,
+    _read,
+    read_reply,
+)
 from tests.rewards.sandbox.test_attacks import LEVELS
 
 MIB = 1 << 20
@@ -122,6 +130,49 @@ print(os.getcwd(), sorted(os.environ))
     found = Sandbox(level).run(program)
     assert found.passed, found
     assert not Path(found.stdout.split()[0], "file").exists()
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0, reason="devices are root's, whose programs could change them"
+)
+def test_devices_are_kept_from_programs_of_a_root_without_capabilities() -> None:
+    """Such as that of a container: mounts need a user namespace of their own then."""
+    program = "import os\nos.chmod('/dev/null', 0o666)"
+    worker = (
+        "from areal_lab.rewards.sandbox.run import *\n"
+        f"print(Sandbox('bubblewrap').run({program!r}).stderr)"
+    )
+    become = ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin", "--"]
+    command = [*become, sys.executable, "-c", worker]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "Read-only file system: '/dev/null'" in ended.stdout, ended.stderr
+
+
+def test_no_files_of_a_program_cost_its_result() -> None:
+    """Level unsafe: elsewhere its folder is memory that goes with its namespace."""
+    program = """
+import os
+for _ in range({depth}):
+    os.mkdir("d")
+    open("file", "w").close()
+    os.chmod(".", {mode})
+    os.chdir("d")
+print("done")
+"""
+    for depth, mode in ((1200, 0o755), (3, 0o300)):  # Python recurses 1000 times
+        found = Sandbox("unsafe").run(program.format(depth=depth, mode=mode))
+        assert (found.end, found.stdout, found.left) == ("exited", "done\n", ())
+    assert not [*Path("/tmp").glob("areal-lab-code-*/d")]
+
+
+def test_a_result_is_kept_if_the_clean_up_fails(caplog: pytest.LogCaptureFixture) -> None:
+    ended = b"".join(number.to_bytes(8, "little") for number in (keeper.EXITED, 0, 1, 1, 3, 0))
+    (found,) = read_reply(ended + b"yes" + b"/tmp/x: it stays\n/tmp/y: too", 1)
+    assert (found.stdout, found.left) == ("yes", ("/tmp/x: it stays", "/tmp/y: too"))
+    assert "2 files or folders of a program could not be removed: /tmp/x: it stays" in caplog.text
+    assert _read(_Call(b"", 1, 1.0), -9, ended + b"yes", b"killed")[0].stdout == "yes"
+    with pytest.raises(SandboxError, match="cut off"):
+        read_reply(ended + b"ye", 1)
 
 
 def test_cpu_time_is_limited() -> None:

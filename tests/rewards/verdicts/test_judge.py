@@ -161,6 +161,119 @@ def test_what_cannot_cross_is_told_apart(solution: str, tests: str, reason: str)
     assert reason in found.reason
 
 
+ITERATING = (
+    "assert all(map(lambda x: f(x) == x, [1, 2]))",
+    "assert all(a == b for a, b in zip(map(f, [1, 2]), [1, 2]))",
+    "assert [*map(f, [1, 2])] == [1, 2][: len([*map(f, [1, 2])])]",
+    "for one in iter(lambda: f(1), None): assert one == 1",
+    "import itertools\nassert all(one == 1 for one in itertools.starmap(f, [(1,)]))",
+    "import itertools\nassert not [*itertools.takewhile(lambda x: f(x) != x, [1])]",
+    "class Each:\n    def __iter__(self): return self\n    def __next__(self): return f(1)\n"
+    "for one in Each(): assert one == 1",
+    "class Each:\n    def __getitem__(self, at):\n        if at < 3: return f(at)\n"
+    "        raise IndexError\nassert all(one >= 0 for one in Each())",
+    "import asyncio\nclass Each:\n    def __aiter__(self): return self\n"
+    "    async def __anext__(self): return f(1)\nasync def main():\n"
+    "    async for one in Each(): assert one == 1\nasyncio.run(main())",
+    "assert dict(zip('ab', map(f, [1, 2]))) in ({}, {'a': 1, 'b': 2})",
+    "assert min(map(f, [1]), default=1) == 1",
+)
+
+
+def test_no_exception_of_a_solution_ends_an_iteration_of_the_tests() -> None:
+    raised = """
+class Done(StopIteration): pass
+class Late(StopAsyncIteration): pass
+class Quiet(BaseException): pass
+def f(*given):
+    raise {error}
+"""
+    for error in ("StopIteration", "Done", "StopIteration(1)", "Late", "GeneratorExit", "Quiet(1)"):
+        # Each of them alone, in one pair of processes: those that do not raise are counted.
+        tests = "\n".join(
+            f"def test():\n{indented(one)}\n"
+            f"try:\n    test()\nexcept RuntimeError:\n    pass\nelse:\n    ended.append({one!r})"
+            for one in ITERATING
+        )
+        found = verdict(raised.format(error=error), f"ended = []\n{tests}\nassert not ended, ended")
+        if error in ("GeneratorExit", "Quiet(1)"):
+            assert found.status == "failed"
+        else:
+            assert (found.status, found.reason) == ("passed", ""), error
+    for one in ITERATING[:2]:
+        assert verdict("def f(x): raise StopIteration", one, "f").status == "failed"
+
+
+UNITS = """
+import unittest
+class Cases(unittest.TestCase):
+    def test_sum(self): self.assertEqual(f(), 2)
+"""
+DROPPING = (
+    f"{UNITS}unittest.TextTestRunner().run(unittest.TestLoader().loadTestsFromTestCase(Cases))",
+    f"{UNITS}Cases('test_sum').run()",
+    f"{UNITS}unittest.main(exit=False)",
+    f"{UNITS}if __name__ == '__main__':\n    unittest.main()",
+    UNITS.replace("self.assert", "\n        with self.subTest(): self.assert")
+    + "Cases('test_sum').run()",
+    "import doctest\ndoctest.run_docstring_examples('>>> f()\\n2', {'f': f})",
+    "import threading\ndef test(): assert f() == 2\none = threading.Thread(target=test)\n"
+    "one.start()\none.join()",
+    "class Late:\n    def __del__(self): assert f() == 2\nLate()",
+)
+
+
+def test_a_failure_that_the_tests_do_not_look_at_is_one() -> None:
+    for tests in DROPPING:
+        assert verdict("def f(): return 1", tests, "f").status == "failed", tests
+        assert verdict("def f(): raise OSError", tests, "f").status == "failed", tests
+        found = verdict("def f(): return 2", tests, "f")
+        assert (found.status, found.reason) == ("passed", ""), tests
+    expected = UNITS.replace("    def", "    @unittest.expectedFailure\n    def")
+    expected += "Cases('test_sum').run()"
+    assert verdict("def f(): return 1", expected, "f").status == "passed"
+    assert verdict("def f(): return 2", expected, "f").status == "failed"
+
+
+def test_tests_that_never_ask_the_solution_say_nothing() -> None:
+    for tests in (UNITS, "def test_sum(): assert f() == 2", "", "assert 1"):
+        found = verdict("def f(): return 1", tests, "f")
+        assert found.status == "unsupported", tests
+        assert "ask nothing of the solution" in found.reason
+
+
+def indented(text: str) -> str:
+    return "\n".join(f"    {line}" for line in text.splitlines())
+
+
+def test_iterators_of_a_solution_end_as_they_do_in_one_process() -> None:
+    counting = """
+class Count:
+    def __init__(self, end): self.at, self.end = 0, end
+    def __iter__(self): return self
+    def __next__(self):
+        if self.at == self.end: raise StopIteration
+        self.at += 1
+        return self.at
+def f(end): return Count(end)
+"""
+    tests = "assert list(f(3)) == [1, 2, 3] and next(f(0), 5) == 5\nassert [*zip(f(2), 'abc')][1:]"
+    assert verdict(counting, f"{tests} == [(2, 'b')]", "f").status == "passed"
+    returned = "def all_of():\n    assert (yield from f()) == 7\nassert list(all_of()) == [1]"
+    assert verdict("def f():\n    yield 1\n    return 7", returned, "f").status == "passed"
+    sequence = "class Each:\n    def __getitem__(self, at): return f(at)\n"
+    sequence += "for one in Each(): assert one == 1"
+    found = verdict("def f(at): raise IndexError", sequence, "f")
+    assert "IndexError of the solution, which ends an iteration" in found.reason
+    assert verdict("def f(at): return [][at]", "f(0)", "f").reason.startswith("IndexError: list")
+    expected = "try:\n    f()\n    assert False\nexcept StopIteration:\n    pass"
+    found = verdict("def f(): raise StopIteration", expected, "f")
+    assert (found.status, found.reason) == (
+        "unsupported",
+        "StopIteration of the solution, which would end iterations",
+    )
+
+
 def test_the_text_of_the_problem_runs_beside_the_tests() -> None:
     prelude = "import math\ndef poly(x): return x - 2\ndef f(): pass\n"
     cheat = "def poly(x): return 0\ndef f(): return 1"

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from areal_lab.config.problem import ConfigError
-from simulator.assembly import check
-from simulator.assembly.check import check_config
+from simulator.assembly import build
+from simulator.assembly.build import check_config
 from simulator.config.schema import SimulationConfig
 
 
@@ -22,7 +22,7 @@ def config(**values: Any) -> SimulationConfig:
 
 def problems(made: SimulationConfig) -> list[str]:
     """As people read them."""
-    return [str(one) for one in check.problems(made)]
+    return [str(one) for one in build.problems(made)]
 
 
 def refused(**values: Any) -> list[str]:

@@ -9,12 +9,11 @@ import pytest
 from rich.console import Console
 
 from areal_lab.config.problem import ConfigError
-from simulator.assembly.check import problems
+from simulator.assembly.build import problems
 from simulator.assembly.simulate import replicate
 from simulator.config.load import load_simulation
-from simulator.report.provenance import cost_parts, warnings
 from simulator.report.tables import show_report
-from simulator.report.to_json import report
+from simulator.report.to_json import cost_parts, report, warnings
 
 PAPER = "table_1_1.5b_asynchronous"
 SPMD = "controller.kind=spmd"

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from areal_lab.config.schema import DatasetConfig, RolloutConfig, TrainConfig
+from areal_lab.config.sections import ScalingConfig
 from areal_lab.control.limits import Limits
 from areal_lab.control.order import (
     ORDERS,
@@ -21,6 +22,7 @@ from areal_lab.control.order import (
     order_named,
 )
 from areal_lab.control.routing import ROUTINGS, round_robin
+from areal_lab.control.scaling import ScalingRule
 from areal_lab.control.schedule import (
     FIXED_ETA,
     SCHEDULES,
@@ -29,13 +31,13 @@ from areal_lab.control.schedule import (
     one_step_overlap,
     schedule_named,
 )
-from areal_lab.preflight import limits as run
+from areal_lab.resolve import limits as run
 from areal_lab.runlog.read_run import RecordedRun
 from areal_lab.runlog.records import Log, RunHeader
 from areal_lab.runlog.replay import limits_to_fields
-from simulator.assembly import limits as simulation
-from simulator.calibrate.settings import recorded_settings
+from simulator.assembly import build as simulation
 from simulator.config import schema
+from simulator.workload.recorded_run import recorded_settings
 
 ETAS = (0.0, 0.5, 1.0, 2.5, 4.0, math.inf)
 MAX_LAGS = (0.0, 0.5, 1.0, 2.0, 3.0, 6.0)
@@ -126,6 +128,13 @@ def test_bounded_lag_takes_the_eta_of_the_schedule() -> None:
 def test_bounded_lag_without_any_bound_is_refused() -> None:
     with pytest.raises(ValueError, match="eta is infinite, which gives no bound; set max_lag"):
         order_named("bounded_lag", schedule_named("asynchronous", eta=math.inf))
+
+
+def test_a_scaling_rule_has_every_setting() -> None:
+    given = {"min_engines": 2, "max_engines": 7, "window_steps": 5, "cooldown_steps": 3}
+    rule = ScalingConfig(tolerance=0.2, **given).rule(9.0)
+    assert rule == ScalingRule(tolerance=0.2, startup_s=9.0, **given)
+    assert ScalingConfig().rule(9.0) is None
 
 
 def test_names_are_those_of_what_they_build() -> None:

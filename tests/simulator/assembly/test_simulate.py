@@ -13,10 +13,9 @@ from areal_lab.runlog.activity import idle_by_cause
 from areal_lab.runlog.lags import trained_batches
 from areal_lab.runlog.records import Record, log_of, read_log
 from areal_lab.runlog.replay import check_replay
-from simulator.assembly.engines import running_sequences
+from simulator.assembly import simulate as fit
+from simulator.assembly.engines import engines_of
 from simulator.assembly.simulate import build, replicate, simulate, simulated_log
-from simulator.catalogue.find_gpu import find_gpu
-from simulator.catalogue.models import find_model
 from simulator.config.schema import SimulationConfig
 
 
@@ -177,12 +176,13 @@ def test_scoring_and_tools_take_their_time() -> None:
 
 
 def test_the_default_number_of_running_sequences_is_what_the_cache_holds() -> None:
-    gpu, model = find_gpu("H100"), find_model("Qwen2.5-1.5B")
-    assert running_sequences(small(), model, gpu) == 256
-    assert running_sequences(small(rollout__max_running=40), model, gpu) == 40
-    large = find_model("Qwen2.5-32B")
-    config = small(workload__answers__max_tokens=30_000, workload__answers__mean_tokens=10_000)
-    assert 1 <= running_sequences(config, large, gpu) < 10
+    def running(**settings: Any) -> int:
+        return engines_of(small(cluster__gpu="H100", **settings)).running
+
+    assert running(model="Qwen2.5-1.5B") == 256
+    assert running(model="Qwen2.5-1.5B", rollout__max_running=40) == 40
+    long = {"workload__answers__max_tokens": 30_000, "workload__answers__mean_tokens": 10_000}
+    assert 1 <= running(model="Qwen2.5-32B", **long) < 10
     assert build(small(rollout__max_running=40)).limits.max_in_flight == 6 * 40 // 4
     assert build(small(rollout__max_running=1)).limits.max_in_flight == 16
     assert build(small(schedule__max_concurrent_prompts=9)).limits.max_in_flight == 9
@@ -201,7 +201,7 @@ def test_an_engine_may_take_whole_nodes() -> None:
 
 def test_placements_divide_the_gpus() -> None:
     system = build(small(rollout__tensor_parallel=2))
-    assert (system.engines, system.gpus_per_engine, system.training_gpus) == (3, 2, 2)
+    assert (system.engines, system.rollout.tensor_parallel, system.training_gpus) == (3, 2, 2)
     assert system.engines_per_node == 4
     assert system.gpus == 8
     both = build(small(cluster__placement="colocated", schedule__name="synchronous"))
@@ -240,3 +240,16 @@ def test_the_first_seed_can_be_logged_and_changes_nothing(processes: int) -> Non
     assert [result.seed for result in logged.results] == [4, 5, 6]
     assert logged.to_json() == plain.to_json()
     assert log_of(records) == simulated_log(config, seed=4)
+
+
+def test_all_seeds_share_one_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[SimulationConfig] = []
+
+    def counted(config: SimulationConfig) -> Any:
+        built.append(config)
+        return original(config)
+
+    original = fit.built
+    monkeypatch.setattr(fit, "built", counted)
+    assert len(replicate(small(seeds=3), processes=1).results) == 3
+    assert len(built) == 1

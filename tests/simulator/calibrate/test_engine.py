@@ -11,10 +11,9 @@ import pytest
 
 from areal_lab.runlog.read_run import read_run
 from simulator.calibrate.engine import fit_engine
-from simulator.calibrate.fit import is_held_out
+from simulator.calibrate.fit import EnginePoint, is_held_out
 from simulator.calibrate.fit_run import calibrate_from
 from simulator.calibrate.replay import replay
-from simulator.calibrate.work import EnginePoint
 from tests.simulator.calibrate.recordings import known, record
 
 STEP_S, SEQUENCE_S, CONTEXT_S, PASS_S, TOKEN_S = 0.08, 0.01, 2e-5, 0.05, 4e-3

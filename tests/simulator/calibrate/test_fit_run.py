@@ -12,19 +12,17 @@ from typer.testing import CliRunner, Result
 
 from areal_lab.cli import app as cli
 from areal_lab.control.events import PauseRequested, ResumeRequested
-from areal_lab.runlog.by_hand import pauses
+from areal_lab.runlog.incidents import pauses
 from areal_lab.runlog.read_run import read_run
-from simulator.assembly.check import problems
+from simulator.assembly.build import problems
 from simulator.assembly.simulate import simulate
 from simulator.calibrate.engine import fit_decode, fit_prefill
-from simulator.calibrate.fit import fit_training, is_held_out
+from simulator.calibrate.fit import EnginePoint, fit_training, group_points, is_held_out
 from simulator.calibrate.fit_run import calibrate_from
-from simulator.calibrate.plots import draw_fit, draw_replay
 from simulator.calibrate.replay import replay
-from simulator.calibrate.report import configuration, to_yaml
-from simulator.calibrate.work import EnginePoint, group_points
+from simulator.calibrate.report import configuration, draw_fit, draw_replay, to_yaml
 from simulator.config.load import load_simulation
-from simulator.costs.roofline import smooth_max
+from simulator.costs.coefficients import smooth_max
 from simulator.workload.recorded_run import TrainingPoint
 from tests.simulator.calibrate import recordings
 from tests.simulator.calibrate.recordings import known, record

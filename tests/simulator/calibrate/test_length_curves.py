@@ -5,10 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from simulator.calibrate.length_curves import batch_curve, batch_tail, quantile_curves
-from simulator.calibrate.lengths import fit_lengths
-from simulator.workload.lengths import ConstantLengths
-from simulator.workload.lognormal import LogNormalLengths
+from simulator.calibrate.lengths import batch_curve, batch_tail, fit_lengths, quantile_curves
+from simulator.workload.lengths import ConstantLengths, LogNormalLengths
 
 
 def test_a_lognormal_is_a_straight_line_up_to_its_cap() -> None:

@@ -19,9 +19,8 @@ from simulator.calibrate.fit_run import calibrate_from
 from simulator.calibrate.length_fit import LengthFit
 from simulator.calibrate.lengths import fit_lengths, within_prompts
 from simulator.config.load import load_simulation
-from simulator.workload.lengths import lengths_from
-from simulator.workload.lognormal import LogNormalLengths
-from simulator.workload.traces import load_histogram, traces
+from simulator.workload.lengths import LogNormalLengths, lengths_from
+from simulator.workload.trace_lengths import load_histogram, traces
 from tests.simulator.calibrate import recordings
 
 RECORDED = Path(__file__).parents[3] / "reproductions" / "recorded" / "synchronous"

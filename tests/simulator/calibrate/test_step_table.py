@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from areal_lab.cli.app import app
 from simulator.calibrate.step_table import fit_step_table
-from simulator.catalogue.find_gpu import find_gpu
+from simulator.catalogue.gpu import find_gpu
 from simulator.catalogue.models import find_model
 from simulator.config.load import load_simulation
 from simulator.config.schema import TrainerConfig

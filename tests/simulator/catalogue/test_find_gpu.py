@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from simulator.catalogue.find_gpu import GPU, GPUS, IDLE_SHARE, Price, find_gpu, gpu_from_fields
+from simulator.catalogue.gpu import GPU, GPUS, IDLE_SHARE, Price, find_gpu, gpu_from_fields
 from tools.pages.hardware import PAGE, page
 
 NUMBERS = [

@@ -7,16 +7,18 @@ import re
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from areal_lab.cli import app as cli
+from areal_lab.config.dump import description
 from areal_lab.config.problem import ConfigError
 from areal_lab.config.record import Record, settings
-from areal_lab.config.reference import description
-from simulator.assembly.check import problems
+from simulator.assembly.build import problems
+from simulator.assembly.simulate import simulate
 from simulator.config.load import ALIASES, load_simulation, preset_path, presets
 from simulator.config.schema import ClusterConfig, SimulationConfig
 from simulator.plan.schema import PlanConfig
-from simulator.workload.lengths import lengths_from
-from simulator.workload.lognormal import LogNormalLengths
+from simulator.workload.lengths import LogNormalLengths, lengths_from
 
 OF_THE_PAPER = [name for name in presets() if name.startswith(("figure_", "table_"))]
 # Table 1 of the paper (arXiv:2505.24298): GPUs and steps.
@@ -194,3 +196,36 @@ def test_other_contexts_cut_the_answers_of_table_1(name: str) -> None:
     assert isinstance(here, LogNormalLengths)
     assert here.mu == pytest.approx(table_1.mu, abs=1e-3)
     assert here.sigma == table_1.sigma
+
+
+BRIEF = (
+    "workload.prompts_per_batch=16",
+    "workload.steps=3",
+    "workload.warmup_steps=1",
+    "schedule.max_concurrent_prompts=32",
+    "seeds=1",
+)
+
+
+@pytest.mark.parametrize("name", presets())
+def test_every_preset_runs(name: str) -> None:
+    result = simulate(load_simulation(name, BRIEF))
+    assert math.isfinite(result.step_s)
+    assert result.step_s > 0
+    assert result.tokens_per_s > 0
+
+
+def test_what_a_preset_simulates_is_on_the_screen() -> None:
+    arguments = ["simulate", "--preset", "figure_6b_7b", *BRIEF]
+    shown = CliRunner().invoke(cli.app, arguments)
+    assert shown.exit_code == 0, shown.stderr
+    for said in ("R1-Distill-Qwen-7B on 32 H800", "24 generate", "8 train", "eta inf"):
+        assert said in shown.stdout
+
+
+def test_two_presets_stand_side_by_side() -> None:
+    names = ["table_1_7b_synchronous", "table_1_7b_asynchronous"]
+    shown = CliRunner().invoke(cli.app, ["simulate", "--compare", *names, *BRIEF])
+    assert shown.exit_code == 0, shown.stderr
+    for said in (*names, "step time", "throughput"):
+        assert said in shown.stdout

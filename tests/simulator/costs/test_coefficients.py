@@ -14,17 +14,18 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from simulator.catalogue.find_gpu import GPUS, find_gpu
+from simulator.catalogue.gpu import GPUS, find_gpu
 from simulator.catalogue.models import find_model
 from simulator.costs.coefficients import (
     DATA,
+    MATRIX_EFFICIENCIES,
     KernelCoefficients,
     coefficients_from,
     fitted_coefficients,
+    kernel_coefficients,
     read_table,
+    smooth_max,
 )
-from simulator.costs.roofline import smooth_max
-from simulator.costs.typical_coefficients import MATRIX_EFFICIENCIES, kernel_coefficients
 from simulator.stats.least_squares import fit_positive
 from tools.kernels.__main__ import coefficients_table, main, write_all_points
 from tools.kernels.fit import fit_gpu
@@ -68,7 +69,7 @@ def test_shipped_coefficients_are_plausible_for_kernels() -> None:
         assert 1 < known.cache_reading < 2.1
         assert 20e-6 < known.layer_s < 80e-6
         assert 0 < known.sequence_s < 5e-6
-        assert 0.5 < known.attention_efficiency < known.matrix_efficiency < 0.8
+        assert 0.44 < known.attention_efficiency < known.matrix_efficiency < 0.8
         assert 1.5 < known.knee < 4
         assert known.fitted
         assert "AIConfigurator" in known.provenance

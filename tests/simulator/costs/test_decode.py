@@ -12,23 +12,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.catalogue.find_gpu import GPUS, find_gpu
+from simulator.catalogue.gpu import GPUS, find_gpu
 from simulator.catalogue.models import MODELS, find_model
-from simulator.costs.decode import DecodeCost, decode_cost
-from simulator.costs.engine_cpu import ENGINE_S
-from simulator.costs.measured_engine import MeasuredDecode
-from simulator.costs.prefill import causal_pairs, prefill_cost
-from simulator.costs.typical_coefficients import (
+from simulator.costs.coefficients import (
     H20_LAYER_S,
     H20_WEIGHT_READING,
     RELATIVES,
     kernel_coefficients,
 )
+from simulator.costs.decode import DecodeCost, decode_cost
+from simulator.costs.measured_engine import ENGINE_S, MeasuredDecode
+from simulator.costs.prefill import causal_pairs, prefill_cost
 from simulator.stats.least_squares import fit_positive
 from tools.kernels.fit import mean_error, predict_steps
 from tools.kernels.points import DecodePoint, SpeedPoint, read_points
 
-MEASURED = ["H100", "H200", "A100-80"]
+MEASURED = ("H100", "H200", "A100-80", "GB200")
 
 
 def cost(model: str = "Qwen2.5-1.5B", gpu: str = "H100", split: int = 1, **more: Any) -> DecodeCost:
@@ -53,7 +52,8 @@ def test_steps_match_the_kernel_tables_within_the_stated_error(name: str) -> Non
 def test_models_that_the_fit_has_not_seen_are_predicted_almost_as_well(name: str) -> None:
     points = [point for point in read_points(DecodePoint) if point.gpu == name and point.held_out]
     known = kernel_coefficients(find_gpu(name))
-    assert {point.tensor_parallel for point in points} == {1, 4, 8}
+    # Servers of the GB200 have four GPUs.
+    assert {point.tensor_parallel for point in points} == ({1, 4} if name == "GB200" else {1, 4, 8})
     assert mean_error(predict_steps(points, known), [point.seconds for point in points]) < 0.06
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from simulator.catalogue.find_gpu import find_gpu
+from simulator.catalogue.gpu import find_gpu
 from simulator.costs.economics import OVERHEAD, Cost, PoolUse, run_cost, run_energy
 
 H100, H800, A100 = find_gpu("H100"), find_gpu("H800"), find_gpu("A100-80")

@@ -4,21 +4,21 @@ from typing import Any
 
 import pytest
 
-from simulator.assembly.engines import engine_cpu, engine_decode
+from simulator.assembly.engines import engines_of
 from simulator.assembly.unused import ignored_settings
-from simulator.catalogue.find_gpu import find_gpu
+from simulator.catalogue.gpu import find_gpu
 from simulator.catalogue.models import find_model
 from simulator.config.load import load_simulation
 from simulator.costs.decode import DecodeCost, decode_cost
-from simulator.costs.engine_cpu import EAGER_ERROR, EAGER_LAYER_S, ENGINE_S, ENGINES, EngineCPU
-from simulator.costs.precision.numbers import EngineNumbers
-from simulator.report.provenance import Part, cost_parts
+from simulator.costs.measured_engine import EAGER_ERROR, EAGER_LAYER_S, ENGINE_S, ENGINES, EngineCPU
+from simulator.costs.weight_bytes import EngineNumbers
+from simulator.report.to_json import Part, cost_parts
 
 
 def decode(model: str, gpu: str, **settings: Any) -> DecodeCost:
     values = {f"rollout.{name}": value for name, value in settings.items()}
     config = load_simulation(None, {"model": model, "cluster.gpu": gpu, **values})
-    return engine_decode(config, find_model(model), find_gpu(gpu))
+    return engines_of(config).decode()
 
 
 def cpu_s(engine: EngineCPU, sequences: int) -> float:
@@ -102,6 +102,17 @@ def test_launching_a_layer_takes_within_a_factor_of_two_of_published(
     assert 0.5 < EAGER_LAYER_S / (step_ms / 1e3 / layers) < 2
 
 
+def test_the_embedded_engine_launches_its_layers_with_and_without_the_setting() -> None:
+    """28 layers of 43 operations and 47 besides at 7 us, and the scheduler's Python."""
+    engine = ENGINES["embedded"]
+    assert engine.layer_s == pytest.approx(43 * 7e-6, rel=0.01)
+    for graphs in (True, False):
+        step_s = decode("Qwen2.5-1.5B", "H100", engine="embedded", cuda_graphs=graphs).step_s(1, 99)
+        assert step_s == pytest.approx(28 * engine.layer_s + cpu_s(engine, 1))
+    measured = decode("Qwen2.5-1.5B", "H100", engine="embedded", engine_overhead_s=0.004)
+    assert measured.step_s(1, 99) < 28 * engine.layer_s
+
+
 def test_without_graphs_a_step_takes_at_least_its_launches() -> None:
     for engine in ("vllm-0.6", "sglang-0.5"):
         graphs = decode("Qwen2.5-1.5B", "H100", engine=engine)
@@ -116,7 +127,7 @@ def test_without_graphs_a_step_takes_at_least_its_launches() -> None:
 def test_measured_times_replace_the_engines() -> None:
     def engine(**settings: Any) -> tuple[float, float, bool]:
         values = {f"rollout.{name}": value for name, value in settings.items()}
-        found = engine_cpu(load_simulation(None, values))
+        found = engines_of(load_simulation(None, values)).cpu
         return found.step_s, found.sequence_s, found.overlap
 
     assert engine(engine="vllm-0.6") == (1.37e-3, 43e-6, False)

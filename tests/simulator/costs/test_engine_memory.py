@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.catalogue.find_gpu import GPUS, find_gpu
+from simulator.catalogue.gpu import GPUS, find_gpu
 from simulator.catalogue.models import MODELS, find_model
 from simulator.costs.engine_memory import cache_tokens, check_tensor_parallel
 
@@ -102,6 +102,25 @@ def test_a_model_that_does_not_fit_is_refused_with_a_fix(
 ) -> None:
     with pytest.raises(ValueError, match=words):
         cache_tokens(find_model(name), find_gpu(gpu), split, longest_tokens=longest)
+
+
+@given(st.integers(1, 4000), st.integers(1, 200_000))
+def test_states_of_too_many_sequences_are_remedied_by_fewer(sequences: int, longest: int) -> None:
+    """Not by more GPUs an engine: states of Qwen3.5-27B take 156 MB a sequence."""
+    model, gpu = find_model("Qwen3.5-27B"), find_gpu("H100")
+    try:
+        cache_tokens(model, gpu, longest_tokens=longest, sequences=sequences)
+    except ValueError as error:
+        found = re.search(r"; use max_running=(\d+)", str(error))
+        if found is None:  # not even one fits
+            with pytest.raises(ValueError, match=r"tensor_parallel="):
+                cache_tokens(model, gpu, longest_tokens=longest, sequences=1)
+            return
+        fewer = int(found.group(1))
+        assert 1 <= fewer < sequences
+        assert cache_tokens(model, gpu, longest_tokens=longest, sequences=fewer) >= longest
+        with pytest.raises(ValueError, match="use max_running="):
+            cache_tokens(model, gpu, longest_tokens=longest, sequences=fewer + 1)
 
 
 def test_a_split_of_heads_that_is_impossible_is_refused_with_the_possible_ones() -> None:

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.catalogue.find_gpu import GPUS, find_gpu
+from simulator.catalogue.gpu import GPUS, find_gpu
 from simulator.catalogue.models import MODELS, find_model
+from simulator.costs.coefficients import kernel_coefficients
 from simulator.costs.prefill import PrefillCost, activation_bytes, causal_pairs, prefill_cost
-from simulator.costs.typical_coefficients import kernel_coefficients
 from tools.kernels.fit import mean_error, predict_prefills
 from tools.kernels.points import PrefillPoint, read_points
 

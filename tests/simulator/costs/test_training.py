@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from simulator.catalogue.find_gpu import find_gpu
+from simulator.catalogue.gpu import find_gpu
 from simulator.catalogue.models import find_model
 from simulator.config.schema import LengthConfig, TrainerConfig
 from simulator.costs.micro_batching import (
@@ -16,7 +16,7 @@ from simulator.costs.micro_batching import (
     measure,
     minibatch_bounds,
 )
-from simulator.costs.trainer_speeds import (
+from simulator.costs.trainers import (
     AREAL,
     FIGURE_6A,
     MATRIX_EFFICIENCY,
@@ -25,7 +25,7 @@ from simulator.costs.trainer_speeds import (
     fit_prime_rl,
 )
 from simulator.costs.training import TrainingCost, training_cost
-from simulator.costs.training_memory import GIB, training_memory
+from simulator.costs.training_layout import GIB, training_memory
 from simulator.costs.training_speed import PRIME_RL_POINTS, TrainerSpeed, forward_flops, pass_s
 from simulator.costs.training_timing import (
     BUBBLE,

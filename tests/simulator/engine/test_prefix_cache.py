@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.costs.prefill import causal_pairs
-from simulator.engine.kept_contexts import KeptContexts
 from simulator.engine.replica import Replica
+from simulator.engine.sequences import KeptContexts
 from simulator.run.conversations import Conversations
 from tests.simulator.engine.test_replica import Costs, replica
 

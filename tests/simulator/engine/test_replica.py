@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.catalogue.find_gpu import find_gpu
+from simulator.catalogue.gpu import find_gpu
 from simulator.catalogue.models import find_model
 from simulator.costs.decode import decode_cost
 from simulator.costs.prefill import causal_pairs, prefill_cost
 from simulator.engine.replica import GroupDone, Replica
-from simulator.engine.versions import Segments, Tally, decoded_alone, first_and_last, tally
+from simulator.engine.sequences import Segments, Tally, decoded_alone, first_and_last, tally
 from tests.reference.replica_oracle import Command, Oracle
 
 
@@ -188,10 +188,64 @@ def test_the_replica_equals_its_slow_twin(
         compare_with_oracle(costs, sizes, wanted, looks)
 
 
+@given(COSTS, SIZES, commands())
+@settings(max_examples=150, deadline=None)
+def test_a_replica_that_reports_samples_equals_the_slow_twin_and_reports_each_once(
+    costs: Costs, sizes: dict[str, Any], wanted: list[Command]
+) -> None:
+    compare_with_oracle(costs, sizes, wanted, "samples")
+
+
+def test_samples_that_end_with_the_drop_of_their_group_are_not_reported() -> None:
+    costs = Costs()
+    engine = Replica(decode=costs, prefill=costs, max_running=4, cache_tokens=10_000)
+    engine.report_samples()
+    engine.submit(0.0, 0, 5, [1, 9], 0)
+    engine.submit(0.0, 1, 5, [1, 9], 0)
+    engine.advance(0.5)
+    engine.drop(0.5, 0)  # the running step ends first, at 1 s
+    engine.advance(engine.next_s())
+    assert engine.ended_samples(1.0) == [(1, 1)]
+
+
+class Reporting(Replica):
+    """Checks each report of ended samples against the group's end."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.report_samples()
+        self.samples: Counter[int] = Counter()
+        self.dropped: set[int] = set()
+
+    def drop(self, now_s: float, group: int) -> int:
+        if group in self._groups:
+            self.dropped.add(group)
+        return super().drop(now_s, group)
+
+    def advance(self, now_s: float) -> list[GroupDone]:
+        done = super().advance(now_s)
+        for group, samples in self.ended_samples(now_s):
+            assert samples > 0
+            assert group not in self.dropped
+            self.samples[group] += samples
+        assert self.ended_samples(now_s) == []
+        for one in done:
+            assert self.samples.pop(one.group) == len(one.lengths)
+        return done
+
+    def check(self) -> None:
+        super().check()
+        for group in self._groups.values():
+            whole = sum(len(members) for *_, members in group.ended)
+            waiting = sum(n for _, number, n in self._ended_samples if number == group.number)
+            assert self.samples[group.number] + waiting == whole < len(group.lengths)
+
+
 def compare_with_oracle(
     costs: Costs, sizes: dict[str, Any], wanted: list[Command], looks: str
 ) -> None:
-    engine = Replica(decode=costs, prefill=costs, **sizes)
+    kind = Reporting if looks == "samples" else Replica
+    engine = kind(decode=costs, prefill=costs, **sizes)
     done: list[GroupDone] = []
     results: list[Any] = []
     for command in wanted:

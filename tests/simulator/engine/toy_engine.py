@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from areal_lab.runlog.records import Segments
 from simulator.engine.clock import RecordSpan
-from simulator.engine.versions import Decoded, decoded_alone
+from simulator.engine.sequences import Decoded, decoded_alone
 from simulator.run.system import MakeEngine
 
 
@@ -56,6 +56,8 @@ class ToyEngine:
         self.activity_s = {"decode": 0.0, "paused": 0.0, "idle": 0.0}
         self.since_s = 0.0
         self.generated_tokens = self.recomputed_tokens = self.preemptions = 0
+        self.by_sample = False
+        self.reported: dict[int, int] = {}  # samples that ended, by group
 
     def submit(
         self, now_s: float, group: int, _prompt: int, lengths: Sequence[int], version: int, /
@@ -83,10 +85,20 @@ class ToyEngine:
                 sequence.done = sequence.tokens
                 self._tell_tokens(sequence)
                 self.ended[sequence.group].append(sequence)
+                if self.by_sample:
+                    self.reported[sequence.group] = self.reported.get(sequence.group, 0) + 1
                 if len(self.ended[sequence.group]) == self.members[sequence.group]:
                     done.append(self._collect(sequence.group, moment_s))
             self._admit(moment_s)
         return done
+
+    def report_samples(self) -> None:
+        self.by_sample = True
+
+    def ended_samples(self, _now_s: float, /) -> list[tuple[int, int]]:
+        ended = list(self.reported.items())
+        self.reported.clear()
+        return ended
 
     def pause(self, now_s: float, /) -> None:
         assert not self.paused
@@ -106,10 +118,11 @@ class ToyEngine:
 
     def drop(self, now_s: float, group: int, /) -> int:
         self._pass(now_s)
-        mine = [s for s in self.running if s.group == group]
+        mine = [s for s in self.running if s.group == group] + self.ended[group]
         self.running = [s for s in self.running if s.group != group]
         self.waiting = deque(s for s in self.waiting if s.group != group)
         del self.members[group], self.ended[group]
+        self.reported.pop(group, None)
         self._admit(now_s)
         return sum(s.told for s in mine)
 
@@ -120,6 +133,7 @@ class ToyEngine:
         self.waiting.clear()
         self.members.clear()
         self.ended.clear()
+        self.reported.clear()
         self.paused = False
         return groups
 

@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 
 from simulator.config.schema import SimulationConfig
-from simulator.plan.cache import TrialCache, key, shipped_trials
 from simulator.plan.report import plan_report
 from simulator.plan.schema import PlanConfig, PriceEntry, load_plan
 from simulator.plan.search import PlanSearch, evaluation_jobs, find_plan, screening_job
 from simulator.plan.space import expand
-from simulator.plan.trial import Job, Trial, run_job
+from simulator.plan.trial import Job, Trial, TrialCache, key, run_job, shipped_trials
 from tools.trials import FILE, PLAN, questions
 
 

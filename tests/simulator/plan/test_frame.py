@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import math
 import subprocess
 import sys
+from functools import cache
 from io import StringIO
+from itertools import combinations
+from pathlib import Path
 
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.text import Text
 
 from areal_lab.extras import MissingExtra
-from simulator.plan.frame import plan_csv, plan_frame, plan_rows
+from simulator.plan.frame import (
+    TOOLTIPS,
+    in_dollars,
+    outcome_at,
+    plan_csv,
+    plan_frame,
+    plan_points,
+    plan_rows,
+)
+from simulator.plan.plots import draw_front, draw_plan, draw_tornado
 from simulator.plan.result import Plan
 from simulator.plan.schema import load_plan
 from simulator.plan.search import PlanSearch, find_plan
@@ -137,3 +152,134 @@ def test_rows_and_csv_load_no_pandas() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert told.stdout.strip() == "[]"
+
+
+@cache
+def solved_points(*overrides: str) -> Plan:
+    return find_plan(
+        load_plan(
+            None,
+            [
+                *("simulation=small", "objective=dollars", "steps=100", "search.sensitivity=0"),
+                *("candidates.gpus=[2, 3, 4, 5, 6, 8]", "candidates.eta=[0, 1, 2]"),
+                *("base.trainer.step_s=null", "base.trainer.mfu=0.0016", "search.seeds=2"),
+                *("candidates.rollout_share=[0.2, 0.5, 0.8]", *overrides),
+            ],
+        )
+    )
+
+
+def test_every_candidate_has_a_point_with_its_level() -> None:
+    plan = solved_points()
+    points = {point["number"]: point for point in plan_points(plan)}
+    assert set(points) == {one.number for one in plan.space.possible}
+    levels = [point["level"] for point in points.values()]
+    assert levels.count("front") == len(plan.front)
+    assert levels.count("excluded") == plan.bounded > 0
+    assert plan.best is not None
+    assert [point["number"] for point in points.values() if point["best"]] == [
+        plan.best.candidate.number
+    ]
+    assert points[plan.best.candidate.number]["y"] == plan.best.hours.mean
+    for point in points.values():
+        assert point["x"] > 0 < point["y"]
+        assert all(isinstance(point[key], str) for key in TOOLTIPS)
+        assert (point["kind"] == "synchronous") is (point["schedule"] == "synchronous")
+
+
+def test_a_point_is_where_its_candidate_was_simulated_or_at_its_bound() -> None:
+    plan = solved_points()
+    for point in plan_points(plan):
+        one = outcome_at(plan, point["number"])
+        if one is None:
+            assert point["y"] == plan.least_hours[point["number"]]
+            assert point["told_hours"].startswith("at least ")
+        else:
+            assert one.dollars is not None
+            assert (point["x"], point["y"]) == (one.dollars.mean, one.hours.mean)
+
+
+def test_outcomes_of_other_plans_are_shown_by_their_label() -> None:
+    plan, other = solved_points(), solved_points("limits.eta=0")
+    evaluated = {one.candidate.number for one in plan.outcomes}
+    shown = next(one for one in other.outcomes if one.candidate.number not in evaluated)
+    points = plan_points(plan, {"synchronous": shown})
+    (named,) = [point for point in points if point["named"]]
+    assert named["label"] == "synchronous"
+    assert named["kind"] == "synchronous"
+    assert named["y"] == shown.hours.mean
+    assert named["told_status"] == "simulated with 2 seeds"
+    assert outcome_at(plan, named["number"], [shown]) is shown
+    assert outcome_at(plan, named["number"]) is not shown
+    assert len(points) == len(plan.space.possible)
+
+
+def test_without_a_price_the_money_is_gpu_hours() -> None:
+    plan = solved_points("candidates.gpu=[H800]", "objective=hours")
+    assert in_dollars(solved_points())
+    assert not in_dollars(plan)
+    for point in plan_points(plan):
+        if point["level"] != "excluded":
+            assert point["x"] == pytest.approx(point["y"] * point["gpus"])
+
+
+def test_candidates_that_were_not_reached_have_no_point() -> None:
+    search = PlanSearch(solved_points().config)
+    assert plan_points(search.plan) == []
+    for step in search:
+        if step.stage == "screening" and step.done == 2:
+            break
+    assert len(plan_points(search.plan)) == 2
+
+
+def solved_small() -> Plan:
+    settings = ("simulation=small", "steps=100", "search.sensitivity=1", "candidates.gpus=[4]")
+    return find_plan(load_plan(None, settings))
+
+
+def test_the_values_of_an_input_at_its_ends_stand_side_by_side() -> None:
+    """Also if one end changes nothing, or both change the result in the same direction."""
+    plan = solved_small()
+    assert plan.sensitivity is not None
+    own, inputs = plan.sensitivity.base, plan.sensitivity.inputs
+    length = next(one for one in inputs if one.name == "mean length")
+    nothing = dataclasses.replace(length.high, outcomes=(own,))
+    rows = [
+        length,
+        dataclasses.replace(length, low=nothing),
+        dataclasses.replace(length, high=nothing),
+        dataclasses.replace(length, low=nothing, high=nothing),
+        dataclasses.replace(length, low=length.high),
+        dataclasses.replace(length, high=length.low),
+    ]
+    sensitivity = dataclasses.replace(plan.sensitivity, inputs=tuple(rows))
+    figure = draw_tornado(dataclasses.replace(plan, sensitivity=sensitivity))
+    FigureCanvasAgg(figure).draw()
+    boxes = [text.get_window_extent() for text in figure.axes[0].texts]
+    assert len(boxes) == 2 * len(rows)
+    assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
+
+
+@pytest.mark.parametrize("width", [6.0, 7.0, 12.0])
+def test_pictures_are_finished_with_title_description_and_letters_that_can_be_read(
+    width: float,
+) -> None:
+    plan = solved_small()
+    assert plan.best is not None
+    front, tornado = draw_front(plan, width=width), draw_tornado(plan, width=width, title="Mine")
+    for picture in (front, tornado):
+        FigureCanvasAgg(picture).draw()
+        assert picture.get_figwidth() == width
+        assert picture.get_suptitle()
+        shown = [one for one in picture.findobj(Text) if one.get_text() and one.get_visible()]
+        assert min(one.get_fontsize() for one in shown) >= 9
+    assert tornado.get_suptitle() == "Mine"
+    assert plan.best.candidate.hardware in front.alt
+    assert "matters most" in tornado.alt
+
+
+def test_a_plan_without_candidates_or_sensitivity_is_drawn_as_such(tmp_path: Path) -> None:
+    none = find_plan(load_plan(None, ["simulation=small", "candidates.gpus=[1]"]))
+    assert draw_front(none).alt == "No candidate to show."
+    assert draw_tornado(none).alt == "No sensitivity."
+    assert draw_plan(none, tmp_path / "plan.png").stat().st_size > 0

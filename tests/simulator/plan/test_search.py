@@ -20,30 +20,39 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from areal_lab.config.problem import Kind, Problem
-from simulator.assembly.check import problems
+from simulator.assembly.build import problems
 from simulator.config.schema import SimulationConfig
 from simulator.plan.bound import least_step_s
-from simulator.plan.report import plan_report
+from simulator.plan.report import plan_report, show_plan
 from simulator.plan.result import (
     Comparison,
     Outcome,
     Plan,
+    Point,
+    dominates,
     engine_share,
+    front,
     hourly_cost,
     known_errors,
     limit_of,
+    most_promising_first,
     trainer_share,
 )
 from simulator.plan.schema import PlanConfig, PriceEntry, load_plan
 from simulator.plan.search import find_plan
 from simulator.plan.sensitivity import at_end
 from simulator.plan.space import expand, nearest_split
-from simulator.plan.summary import nothing_possible, question_lines, recommendation_lines, verdict
-from simulator.plan.tables import show_plan
+from simulator.plan.summary import (
+    against,
+    nothing_possible,
+    question_lines,
+    recommendation_lines,
+    verdict,
+    workload_line,
+)
 from simulator.plan.trial import Job, Trial, run_job, shortened, workers
 from simulator.report.measured_errors import MeasuredErrors
 from simulator.stats.format import span
-from simulator.stats.pareto import Point, dominates, front, most_promising_first
 from tests.simulator.report.known_errors import DENSE, EXACT, errors_of, row
 
 EXAMPLE = Path(__file__).parents[3] / "configs/plan_example.yaml"
@@ -704,6 +713,50 @@ def test_a_plan_shows_the_intervals_and_how_far_predictions_were_off() -> None:
     ends = {"low": best.predicted_hours.low, "high": best.predicted_hours.high}
     assert span(ends) in flat
     assert max(map(len, text.getvalue().splitlines())) <= 110
+
+
+def test_a_plan_answers_for_every_cluster_and_staleness_bound_that_was_asked_about() -> None:
+    found = solved("candidates.gpus=[4, 8]", "candidates.eta=[0, 1, 4]", "objective=dollars")
+    best = found.best
+    assert best is not None
+    assert [one.name for one in found.clusters] == list(
+        dict.fromkeys(one.hardware for one in found.space.possible)
+    )
+    assert [one.name for one in found.etas] == ["eta 0", "eta 1", "eta 4"]
+    for one in (*found.clusters, *found.etas):
+        if one.outcome is None:
+            assert one.least_hours * found.config.steps > 0
+            assert "not simulated: over" in against(found, one)
+        elif one.outcome is best:
+            assert against(found, one) == "the recommendation"
+        else:
+            change = one.outcome.value("hours") / best.value("hours") - 1
+            way = "slower" if change > 0 else "faster"
+            assert against(found, one).startswith(f"{abs(change):.0%} {way}, ")
+            assert one.outcome.limit in against(found, one)
+    # None of the same cluster is better than the one that stands for it.
+    for one in found.clusters:
+        here = [of for of in found.outcomes if of.candidate.hardware == one.name]
+        if one.outcome is not None and here:
+            assert one.outcome.rank("dollars") == min(of.rank("dollars") for of in here)
+    text = StringIO()
+    show_plan(Console(file=text, width=200), found)
+    shown = text.getvalue()
+    assert "every staleness bound on the recommended cluster, at its best" in shown
+    told = json.loads(json.dumps(plan_report(found), allow_nan=False))
+    assert [one["name"] for one in told["etas"]] == ["eta 0", "eta 1", "eta 4"]
+
+
+def test_a_plan_says_its_workload_and_where_each_number_is_from() -> None:
+    line = workload_line(load_plan(None, ["base.workload.prompts_per_batch=64"]))
+    assert line == (
+        "a step: 64 prompts; 16 responses each (default); prompts of 256 tokens (default); "
+        "responses of 9,277 tokens on average (default); at most 27,648 (default); change them as "
+        "base.workload.*"
+    )
+    preset = workload_line(load_plan(None, ["simulation=table_7", "base.workload.turns=3"]))
+    assert "at most 7,168 (table_7)" in preset
+    assert preset.endswith("3 turns; change them as base.workload.*")
 
 
 def test_the_report_of_a_plan_has_both_intervals() -> None:

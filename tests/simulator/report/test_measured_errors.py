@@ -9,17 +9,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.config.load import load_simulation
-from simulator.report.error_lines import known_lines, never_compared, number_record, undecided
 from simulator.report.measured_errors import (
+    DRAFTS,
+    EAGER,
+    LARGEST,
+    OTHER_GPUS,
+    PARTS,
+    STATES,
     Kind,
     MeasuredErrors,
     MeasuredRow,
     change_of,
     gpus_of,
     kind_of,
+    known_lines,
     measured_errors,
+    never_compared,
+    number_record,
+    step_record,
+    undecided,
 )
-from simulator.stats.model_error import model_error
+from simulator.stats.statistics import model_error
 from tests.simulator.report.known_errors import DENSE, errors_of, row
 
 COLOCATED = DENSE._replace(colocated=True)
@@ -27,19 +37,25 @@ MIXTURE = DENSE._replace(mixture=True)
 AGENT = DENSE._replace(agent=True)
 FITTED = ("trainer.mfu",)
 
+KINDS = st.builds(
+    Kind,
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([(), (EAGER,), (STATES, DRAFTS)]),
+)
 ROWS = st.lists(
     st.builds(
         row,
         st.floats(-1, 1),
         group=st.sampled_from("abcdef"),
         gain=st.none() | st.floats(-1, 1),
-        kind=st.builds(Kind, st.booleans(), st.booleans(), st.booleans()),
+        kind=KINDS,
         fitted=st.sampled_from([(), FITTED]),
     ),
     min_size=1,
     max_size=12,
 )
-KINDS = st.builds(Kind, st.booleans(), st.booleans(), st.booleans())
 
 
 @pytest.mark.parametrize(
@@ -48,7 +64,18 @@ KINDS = st.builds(Kind, st.booleans(), st.booleans(), st.booleans())
         ([], DENSE, ["H100"]),
         (["cluster.placement=colocated"], COLOCATED, ["H100"]),
         (["model=Qwen3-30B-A3B"], MIXTURE, ["H100"]),
-        (["workload.turns=2", "cluster.rollout_gpu=h20"], AGENT, ["H100", "H20"]),
+        (
+            ["workload.turns=2", "cluster.rollout_gpu=h20"],
+            AGENT._replace(parts=(OTHER_GPUS,)),
+            ["H100", "H20"],
+        ),
+        (["rollout.cuda_graphs=false"], DENSE._replace(parts=(EAGER,)), ["H100"]),
+        (
+            ["model=Qwen3.5-9B", "rollout.speculative_tokens=3", "rollout.acceptance_length=2"],
+            DENSE._replace(parts=(STATES, DRAFTS)),
+            ["H100"],
+        ),
+        (["model=Qwen3-235B-A22B"], MIXTURE._replace(parts=(LARGEST,)), ["H100"]),
         (["workload.turns_most=4"], AGENT, ["H100"]),
     ],
 )
@@ -108,13 +135,39 @@ def test_an_agent_takes_the_errors_of_runs_with_the_same_model_and_placement() -
     assert line.startswith("No measured run of this kind (dense, disaggregated, agent) was ever")
 
 
+@pytest.mark.parametrize("name", PARTS)
+def test_a_part_that_was_never_measured_widens_the_interval_and_is_named(name: str) -> None:
+    errors = MeasuredErrors([row(0.2, group=group, gain=0.2, family=group) for group in "abc"])
+    kind = DENSE._replace(parts=(name,))
+    known = errors.step(kind)
+    assert known.error.spread == pytest.approx(math.hypot(0.2, PARTS[name]))
+    assert errors.gain(kind).error.spread == pytest.approx(math.hypot(0.2, PARTS[name] / 2))
+    assert errors.step(DENSE).error.spread == pytest.approx(0.2)
+    record = step_record(kind, ["A100-80"] if name == OTHER_GPUS else [], errors)
+    never = "A100-80 GPUs" if name == OTHER_GPUS else name
+    assert never in record["never_compared"]
+    assert any("The interval is wider by the error of" in line for line in record["says"])
+
+
+@pytest.mark.parametrize(("off", "widened"), [(0.5, True), (0.1, False)])
+def test_three_groups_with_a_part_replace_its_assumed_error(off: float, *, widened: bool) -> None:
+    """As they say: an error that was assumed too large shrinks, too."""
+    kind = DENSE._replace(parts=(DRAFTS,))
+    rows = [row(0.2, group=group) for group in "abc"]
+    rows += [row(off, group=group, kind=kind) for group in "def"]
+    known = MeasuredErrors(rows).step(kind)
+    assert known.parts[DRAFTS] == pytest.approx(math.sqrt(0.25 - 0.04) if widened else 0)
+    assert known.error.spread == pytest.approx(max(off, 0.2))
+    assert MeasuredErrors(rows).step(DENSE).error.spread == pytest.approx(0.2)
+
+
 @given(ROWS, KINDS)
 def test_no_interval_is_narrower_than_that_of_the_own_rows(
     rows: list[MeasuredRow], kind: Kind
 ) -> None:
     errors = MeasuredErrors(rows)
     for known in (errors.step(kind), errors.gain(kind), errors.change(kind)):
-        assert len(known.used) >= len(known.of_kind)
+        assert kind.parts or len(known.used) >= len(known.of_kind)  # else rows without parts
         if known.of_kind.each:
             own = model_error(known.of_kind.groups.values())
             assert known.error.spread >= own.spread
@@ -185,7 +238,9 @@ def test_the_ratio_of_two_runs_is_what_they_differ_in(
     for pair in ((one, other), (other, one)):
         found, known = change_of(*pair, errors)
         assert found == what
-        expected = {"gain": 0.1, "change": 0.0, "both": math.sqrt(2) * 0.3}[what]
+        parts = [PARTS[name] for config in (one, other) for name in kind_of(config).parts]
+        expected = {"gain": 0.1, "change": 0.0, "both": math.hypot(0.3, 0.3, *parts)}[what]
+        # H200 is one of the GPUs of most rows, H20 is not.
         assert known.error.spread == pytest.approx(expected)
 
 

@@ -15,8 +15,8 @@ from areal_lab.runlog.read_run import read_events
 from areal_lab.runlog.records import REWARDS, Log
 from simulator.assembly.simulate import replicate, simulated_log
 from simulator.config.load import load_simulation
-from simulator.report.log_excerpt import engines_of, only_engines
 from simulator.report.plots import draw_lags, draw_steps, draw_utilization, write_plots
+from simulator.report.tables import engines_of, only_engines
 from simulator.run.result import Replicated
 
 RECORDED = Path(__file__).parents[3] / "reproductions" / "recorded" / "synchronous"

@@ -16,16 +16,15 @@ from areal_lab.config.record import value_of
 from areal_lab.runlog.intervals import student_t
 from simulator.assembly.simulate import replicate, simulate
 from simulator.assembly.unused import ignored_overrides, ignored_settings
-from simulator.catalogue.find_gpu import find_gpu
+from simulator.catalogue.gpu import find_gpu
 from simulator.config.load import load_simulation, presets
 from simulator.config.schema import SimulationConfig
-from simulator.costs.trainer_speeds import speed_error
-from simulator.report.comparison import show_comparison
+from simulator.costs.trainers import speed_error
 from simulator.report.measured_errors import MeasuredErrors
 from simulator.report.notes import limit_note, setting_lines
-from simulator.report.provenance import cost_parts, warnings
-from simulator.report.tables import show_report
-from simulator.report.to_json import comparison, report
+from simulator.report.step_parts import PARTS_OF_A_STEP, seconds_of
+from simulator.report.tables import show_comparison, show_report
+from simulator.report.to_json import comparison, cost_parts, report, warnings
 from simulator.run.one_seed import IDLE_CAUSES
 from simulator.run.result import Replicated
 from simulator.stats.format import duration, duration_span, number, quantity, short_time, span
@@ -282,6 +281,7 @@ LORA = ("trainer.lora_rank=8", "weights.merge_adapters=true")
         ("trainer.balance", ("trainer.balance=batch",)),
         ("trainer.kind", ("trainer.kind=fsdp2",)),
         ("trainer.pipeline_chunks", ("trainer.pipeline_chunks=2",)),
+        ("trainer.expert_imbalance", ("trainer.expert_imbalance=2",)),
         ("rollout.engine_overlap", ("rollout.engine_overlap=false",)),
         ("weights.update_s", (*COLOCATED[:2], "weights.update_s=2")),
         ("weights.load_s", (*COLOCATED, "weights.load_s=2")),
@@ -390,12 +390,35 @@ def test_trainers_that_generate_meanwhile_are_gpus_that_alternate() -> None:
     assert any("2 of which join training, 2 train" in line for line in setting_lines(alternate))
 
 
+def test_parts_of_a_step_are_those_of_the_hybrid_gpus_if_no_others_train() -> None:
+    joined = ["cluster.rollout_gpus=4", "cluster.hybrid_gpus=2", "workload.steps=6", "seeds=1"]
+    run = replicate(load_simulation("small", [*joined, "workload.warmup_steps=2"]), processes=1)
+    seconds = seconds_of(run.results[0])
+    assert sum(seconds[name] for name in PARTS_OF_A_STEP) == pytest.approx(seconds["step"])
+    assert seconds["generation"] == 0
+    assert seconds["update"] > 0
+    assert seconds["moving"] > 0
+
+
 def test_hybrid_gpus_are_ignored_when_colocated() -> None:
     found = list(ignored_settings(load_simulation("small", [*COLOCATED, "cluster.hybrid_gpus=1"])))
     assert len(found) == 1
     assert found[0].startswith(
         "cluster.hybrid_gpus is 1, but has no effect: all GPUs are colocated"
     )
+
+
+@pytest.mark.parametrize(("other_s", "warned"), [(0.1, False), (100.0, True)])
+def test_a_large_rest_of_a_step_has_a_warning_with_its_cause(
+    other_s: float, *, warned: bool
+) -> None:
+    changes = [f"colocation.other_s={other_s}", "weights.update_s=null", "seeds=1"]
+    lines = [line for line in told(*COLOCATED, *changes)["warnings"] if "other_s is" in line]
+    assert bool(lines) is warned
+    assert all("most likely generation is simulated too fast" in line for line in lines)
+    assert not any(
+        "other_s is" in line and "of the step" in line for line in told(*changes)["warnings"]
+    )  # not colocated
 
 
 def test_a_setting_with_an_effect_has_no_warning() -> None:

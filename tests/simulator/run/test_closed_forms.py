@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 
+from areal_lab.capacity import mean_staleness_bounded
+from areal_lab.control.order import bounded_lag
 from areal_lab.control.schedule import (
     Schedule,
     asynchronous,
@@ -15,25 +18,26 @@ from areal_lab.control.schedule import (
     partial_rollout,
     synchronous,
 )
-from simulator.catalogue.find_gpu import find_gpu
+from simulator.catalogue.gpu import find_gpu
 from simulator.catalogue.models import find_model
 from simulator.costs.decode import decode_cost
 from simulator.costs.measured_engine import MeasuredDecode
 from simulator.costs.prefill import prefill_cost
 from simulator.costs.training_timing import Sizes
+from simulator.costs.weight_sync import WeightSync
 from simulator.engine.replica import Replica
-from simulator.run.draws import Draws
+from simulator.run.flights import RewardQueue
 from simulator.run.one_seed import run_system
-from simulator.run.reward_queue import RewardQueue
-from simulator.run.system import Seconds, UpdateSeconds
-from simulator.workload.lognormal import LogNormalLengths
-from simulator.workload.streams import TURNS, stream
-from simulator.workload.turn_counts import TurnCounts
+from simulator.run.responses import Draws
+from simulator.run.system import System
+from simulator.workload.lengths import LogNormalLengths
+from simulator.workload.randomness import TURNS, TurnCounts, stream
 from tests.simulator.engine.toy_engine import toy_engines
 from tests.simulator.run.toy_system import (
     Drawn,
     Latencies,
     PerToken,
+    Seconds,
     constant,
     lognormal,
     run_with_log,
@@ -42,7 +46,7 @@ from tests.simulator.run.toy_system import (
 
 EXACT = 1e-9
 GENERATE_S = 100.0
-UPDATE = UpdateSeconds(export_s=3.0, delay_s=2.5, load_s=4.0)
+UPDATE = WeightSync(export_s=3.0, delay_s=2.5, load_s=4.0)
 UPDATE_S = 9.5
 
 
@@ -58,7 +62,7 @@ def test_one_step_overlap_is_the_longer_side_then_the_update(train_s: float) -> 
     system = toy_system(
         one_step_overlap(),
         train_s=train_s,
-        weights=UpdateSeconds(load_s=7.0),
+        weights=WeightSync(load_s=7.0),
         push_holds_trainer=True,
         warmup_steps=3,
     )
@@ -85,7 +89,7 @@ def test_an_asynchronous_run_has_the_rate_of_its_slower_side(train_s: float) -> 
         train_s=train_s,
         steps=84,
         warmup_steps=4,
-        weights=UpdateSeconds(),
+        weights=WeightSync(),
     )
     generate_s = GENERATE_S / 4
     assert run_system(system, 1).step_s == pytest.approx(max(generate_s, train_s), rel=EXACT)
@@ -292,7 +296,7 @@ def test_eta_is_the_buffer_of_the_queue_m_m_1_k(eta: int, generated_per_trained:
         token_s=1 / 2000,
         lengths=Drawn(lambda g, shape: np.round(g.exponential(mean_tokens, shape))),
         training=DrawnTraining(np.random.default_rng(7)),
-        weights=UpdateSeconds(),
+        weights=WeightSync(),
     )
     r, places = generated_per_trained, eta + 1
     empty = 1 / (places + 1) if r == 1 else (1 - r) / (1 - r ** (places + 1))
@@ -460,7 +464,9 @@ def test_turns_that_differ_add_the_tools_of_the_longest_sample() -> None:
         tool=Latencies(lambda _, size: np.full(size, 3.0)),
         steps=200,
     )
-    longest = [counts.draw(stream(1, TURNS, number), 8).max() for number in range(system.steps)]
+    longest = [
+        counts.draw(stream(1, TURNS, number), 8).max() for number in range(system.workload.steps)
+    ]
     steps_s = GENERATE_S + 50 + 3 * (np.array(longest) - 1)
     assert run_system(system, 1).step_s == pytest.approx(steps_s.mean(), rel=EXACT)
 
@@ -478,3 +484,97 @@ def test_while_a_sample_waits_for_its_tool_another_uses_its_slot() -> None:
         lengths=constant(100),
     )
     assert run_system(system, 1).step_s == pytest.approx(200 + 50, rel=EXACT)
+
+
+# --- staleness -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("samples", [1, 4])
+@pytest.mark.parametrize("eta", [0, 1, 2, 4])
+@pytest.mark.parametrize("ratio", [0.4, 0.9, 1.3, 3.0])
+def test_the_mean_lag_and_its_parts_are_those_of_the_closed_form(
+    ratio: float, eta: int, samples: int
+) -> None:
+    """Groups take their longest response, however many there are: rates follow from their number.
+    A slot is taken until its group is complete, so that the longest response counts once."""
+    batch, lengths = 16, lognormal(100)
+    longest_s = lengths.of(np.random.default_rng(0), (20_000, samples)).max(1).mean()
+    for batches in (0.5, 2.0):
+        in_flight = int(batches * batch)
+        system = toy_system(
+            asynchronous(eta),
+            batch=batch,
+            in_flight=in_flight,
+            samples=samples,
+            steps=70,
+            warmup_steps=20,
+            lengths=lengths,
+            train_s=ratio * batch * longest_s / in_flight,
+        )
+        result = run_system(system, 1)
+        means = result.lag_parts.means
+        lag = means["before_queue"] + means["in_queue"]
+        assert lag == pytest.approx(result.mean("head_lag"))
+        form = mean_staleness_bounded(
+            in_flight=in_flight, batch_size=batch, eta=eta, rate_ratio=ratio
+        )
+        assert lag == pytest.approx(form.lag, abs=0.3)
+        # Synchronous generation and training take turns: the trainer waits at any ratio.
+        measured = result.closed_form
+        assert measured is not None
+        assert measured.lag == pytest.approx(lag, abs=0.3)
+        # Where eq. 3 binds, groups start when weights arrive: the parts differ, and not the sum.
+        bound = ratio >= 1 or form.lag == eta
+        assert measured.before_queue == pytest.approx(
+            means["before_queue"], abs=1 if bound else 0.3
+        )
+        assert result.columns["in_flight"].max() <= in_flight
+
+
+def test_a_trainer_that_waits_for_weights_is_busy() -> None:
+    """Engines are three times as fast as it is: eq. 3 binds, though it waits for each load."""
+    batch, weights = 16, WeightSync(load_s=40.0)
+    system = toy_system(
+        asynchronous(2),
+        batch=batch,
+        in_flight=batch,
+        steps=70,
+        train_s=300,
+        warmup_steps=20,
+        weights=weights,
+    )
+    result = run_system(replace(system, push_holds_trainer=True), 1)
+    assert result.mean("wait_s") == pytest.approx(40, rel=0.2)
+    assert result.closed_form is not None
+    assert result.closed_form.lag == 2
+    assert result.mean("head_lag") == pytest.approx(2, abs=0.3)
+
+
+def test_a_queue_that_is_not_full_yet_is_out_of_range() -> None:
+    """The lag grows by 1 - 1 / rho in each step until eq. 3 binds: here for 88 of 80 steps."""
+    batch, train_s = 16, 1.1 * 100 * 2
+    system = toy_system(
+        asynchronous(8), batch=batch, in_flight=8, steps=80, train_s=train_s, warmup_steps=20
+    )
+    result = run_system(system, 1)
+    form = mean_staleness_bounded(in_flight=8, batch_size=batch, eta=8, rate_ratio=1.1)
+    assert form.lag == 8
+    assert result.mean("head_lag") < 7
+    growth = np.diff(result.columns["head_lag"][20:60]).mean()
+    assert growth == pytest.approx(1 - 1 / 1.1, rel=0.15)
+    assert np.all(np.diff(result.columns["head_lag"]) >= 0)
+
+
+@pytest.mark.parametrize(
+    "system",
+    [
+        lambda: toy_system(partial_rollout()),
+        lambda: toy_system(one_step_overlap()),
+        lambda: toy_system(asynchronous(0.5)),
+        lambda: toy_system(asynchronous(2), order=bounded_lag(1, drop=True)),
+        lambda: toy_system(asynchronous(2), parts=2, minibatches=2),
+        lambda: toy_system(asynchronous(math.inf), train_s=1e5),
+    ],
+)
+def test_other_systems_have_no_closed_form(system: Callable[[], System]) -> None:
+    assert run_system(system(), 1).closed_form is None

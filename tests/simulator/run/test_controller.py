@@ -17,19 +17,17 @@ from areal_lab.runlog.records import TRAINER, Log, engine_process
 from areal_lab.runlog.replay import check_replay
 from simulator.assembly.simulate import build, simulate, simulated_log
 from simulator.config.load import load_simulation
-from simulator.costs.controller.measured import ControllerInputs
-from simulator.costs.controller.ways import ControllerCost
-from simulator.costs.outside import FETCH
-from simulator.report.bottleneck import CONTROLLER_BOUND, OTHER_RANKS, bottleneck
-from simulator.run.controller import BATCHES, NOTHING_TO_HANDLE, REPLIES
-from simulator.run.draws import Draws
+from simulator.costs.controller import ControllerCost, ControllerInputs
+from simulator.costs.training_timing import FETCH
+from simulator.report.notes import CONTROLLER_BOUND, OTHER_RANKS, bottleneck
+from simulator.run.flights import BATCHES, NOTHING_TO_HANDLE, REPLIES
 from simulator.run.one_seed import run_system
 from simulator.run.pools import CONTROLLER
-from simulator.run.responses import GroupDraws
+from simulator.run.responses import Draws, GroupDraws
 from simulator.run.result import SimulationResult
 from simulator.run.system import System
 from tests.simulator.engine.toy_engine import toy_engines
-from tests.simulator.run.test_event_loop import Switching
+from tests.simulator.run.test_event_loop import switching
 from tests.simulator.run.toy_system import lognormal, run_with_log, toy_system
 
 EXACT = 1e-9
@@ -68,8 +66,8 @@ def test_a_controller_that_takes_no_time_changes_nothing(kind: str, schedule: Sc
     other, expected = run_with_log(plain)
     assert same(one, other)
     assert records(log) == records(expected)
-    assert one.columns["controller_s"].tolist() == [0.0] * plain.steps
-    assert one.columns["reply_s"].tolist() == [0.0] * plain.steps
+    assert one.columns["controller_s"].tolist() == [0.0] * plain.workload.steps
+    assert one.columns["reply_s"].tolist() == [0.0] * plain.workload.steps
 
 
 def test_one_rank_is_a_run_with_a_controller_that_takes_no_time() -> None:
@@ -219,7 +217,7 @@ def test_colocated_gpus_wait_for_the_controller_before_they_train() -> None:
     inputs = FREE.with_settings({"message_s": 1.0})
     system = toy_system(
         synchronous(),
-        switch=Switching(11.0, 17.0),
+        switch=switching(11.0, 17.0),
         controller=way("single", inputs, receivers=3),
     )
     result = run_system(system, 1)
@@ -227,8 +225,8 @@ def test_colocated_gpus_wait_for_the_controller_before_they_train() -> None:
     assert result.columns["step_s"][1:] == pytest.approx(step_s)
     pool = result.pools["all"]
     # Engines wait for their replies, and then all of them for the batch.
-    assert sum(pool.idle.values()) * result.makespan_s == pytest.approx(11 * system.steps)
-    assert pool.idle[WAIT_CONTROLLER] * result.makespan_s >= 3 * system.steps
+    assert sum(pool.idle.values()) * result.makespan_s == pytest.approx(11 * system.workload.steps)
+    assert pool.idle[WAIT_CONTROLLER] * result.makespan_s >= 3 * system.workload.steps
 
 
 # --- ranks without a controller ------------------------------------------------------------------
@@ -259,7 +257,7 @@ class ByRank:
 
 
 def toy_seconds(seconds: float) -> Any:
-    from simulator.run.system import Seconds
+    from tests.simulator.run.toy_system import Seconds
 
     return Seconds(seconds=seconds)
 

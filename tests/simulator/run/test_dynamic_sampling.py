@@ -15,15 +15,16 @@ from areal_lab.runlog.read_run import RecordedRun
 from areal_lab.runlog.replay import check_replay
 from areal_lab.runlog.summary import build_summary
 from simulator.assembly.simulate import build, simulate, simulated_log
-from simulator.calibrate.settings import recorded_settings
 from simulator.config.load import load_simulation
 from simulator.run.system import System
+from simulator.workload.recorded_run import recorded_settings
 from tests.simulator.run.toy_system import run_with_log, toy_system
 
 
 def with_sampling(system: System, sampling: DynamicSampling, *, share: float) -> System:
     limits = replace(system.limits, sampling=sampling)
-    return replace(system, limits=limits, equal_rewards_share=share)
+    workload = system.workload.with_settings({"equal_rewards_share": share})
+    return replace(system, limits=limits, workload=workload)
 
 
 @pytest.mark.parametrize("schedule", [synchronous(), asynchronous(2)])
@@ -75,7 +76,7 @@ def test_smaller_batches_are_counted() -> None:
 def test_a_run_that_finds_nothing_says_so() -> None:
     system = toy_system(synchronous(), steps=3, complete=True)
     with pytest.raises(ConfigError, match="step 1 needs 4 groups with different rewards"):
-        run_with_log(with_sampling(system, DynamicSampling(max_filtered=9), share=1.0))
+        run_with_log(with_sampling(system, DynamicSampling(max_filtered=9), share=0.99))
 
 
 def test_the_setting_of_the_simulator_switches_it_on() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from areal_lab.control.events import (
     GroupFinished,
     Interrupt,
     PushWeights,
+    SamplesEnded,
     Train,
     TrainStepDone,
     WeightsPushed,
@@ -25,31 +27,34 @@ from areal_lab.runlog.activity import LOST, idle_by_cause
 from areal_lab.runlog.chrome_trace import chrome_trace
 from areal_lab.runlog.records import TRAINER, Log
 from areal_lab.runlog.replay import check_replay
+from simulator.config.schema import RolloutConfig
+from simulator.costs.switch import SwitchCost
+from simulator.costs.weight_sync import WeightSync
 from simulator.run.conversations import Conversations
 from simulator.run.one_seed import run_system
-from simulator.run.system import Seconds, System, UpdateSeconds
+from simulator.run.system import System
 from simulator.run.trainer import Trainer
-from simulator.workload.streams import ENGINE_FAILURES
+from simulator.workload.randomness import ENGINE_FAILURES
 from tests.simulator.engine.toy_engine import ToyEngine
-from tests.simulator.run.toy_system import Latencies, constant, lognormal, run_with_log, toy_system
+from tests.simulator.run.toy_system import (
+    Latencies,
+    Seconds,
+    constant,
+    lognormal,
+    run_with_log,
+    toy_system,
+)
 
 
-@dataclass(frozen=True)
-class Switching:
-    to_training_s: float
-    to_generation_s: float
-
-    @property
-    def to_training(self) -> dict[str, float]:
-        return {"engine falls asleep": self.to_training_s}
-
-    @property
-    def to_generation(self) -> dict[str, float]:
-        """Two terms, one after the other."""
-        return {
-            "engine wakes up": self.to_generation_s / 4,
-            "refit weights": self.to_generation_s * 3 / 4,
-        }
+def switching(to_training_s: float, to_generation_s: float) -> SwitchCost:
+    """One term to training, and two to generation, one after the other."""
+    return SwitchCost(
+        to_training={"engine falls asleep": to_training_s},
+        to_generation={
+            "engine wakes up": to_generation_s / 4,
+            "refit weights": to_generation_s * 3 / 4,
+        },
+    )
 
 
 @dataclass(frozen=True)
@@ -94,7 +99,7 @@ def test_generation_continues_while_new_weights_are_on_their_way() -> None:
         samples=1,
         steps=2,
         train_s=10.0,
-        weights=UpdateSeconds(export_s=2.0, delay_s=5.0, load_s=3.0),
+        weights=WeightSync(export_s=2.0, delay_s=5.0, load_s=3.0),
     )
     _, log = run_with_log(system)
     assert times(log, Train) == [100, 203]
@@ -114,7 +119,7 @@ def test_a_trainer_that_takes_part_in_the_transfer_continues_after_it() -> None:
             batch=1,
             in_flight=6,
             train_s=150.0,
-            weights=UpdateSeconds(load_s=30.0),
+            weights=WeightSync(load_s=30.0),
             push_holds_trainer=holds,
         )
         return float(run_system(system, 1).columns["step_s"][2])
@@ -132,7 +137,7 @@ def test_weights_are_exported_after_the_engines_have_the_previous_ones() -> None
         samples=1,
         steps=4,
         train_s=1.0,
-        weights=UpdateSeconds(export_s=2.0, delay_s=6.0, load_s=4.0),
+        weights=WeightSync(export_s=2.0, delay_s=6.0, load_s=4.0),
     )
     result, log = run_with_log(system)
     assert times(log, WeightsPushed)[0] == 100 + 1 + 2 + 6 + 4
@@ -143,7 +148,9 @@ def test_weights_are_exported_after_the_engines_have_the_previous_ones() -> None
 
 
 def test_colocated_gpus_switch_to_training_and_back() -> None:
-    system = toy_system(synchronous(), switch=Switching(11.0, 17.0), gpus_per_engine=3)
+    system = toy_system(
+        synchronous(), switch=switching(11.0, 17.0), rollout=RolloutConfig(tensor_parallel=3)
+    )
     result, log = run_with_log(system)
     assert result.columns["step_s"][1:] == pytest.approx(100 + 11 + 50 + 17)
     assert result.gpus == 6
@@ -163,16 +170,16 @@ def test_colocated_gpus_switch_to_training_and_back() -> None:
 
 
 def test_colocated_gpus_idle_until_the_longest_responses_end() -> None:
-    system = toy_system(synchronous(), switch=Switching(0.0, 0.0), lengths=lognormal(100))
+    system = toy_system(synchronous(), switch=switching(0.0, 0.0), lengths=lognormal(100))
     pool = run_system(system, 1).pools["all"]
     assert set(pool.idle) == {"nothing admitted (staleness bound)"}
     assert pool.idle_share + pool.utilization == pytest.approx(1)
 
 
 def test_partial_rollout_can_be_colocated_and_asynchronous_cannot() -> None:
-    toy_system(partial_rollout(), switch=Switching(1.0, 1.0))
+    toy_system(partial_rollout(), switch=switching(1.0, 1.0))
     with pytest.raises(ValueError, match="generates while it trains"):
-        toy_system(asynchronous(1), switch=Switching(1.0, 1.0))
+        toy_system(asynchronous(1), switch=switching(1.0, 1.0))
 
 
 # --- failures ------------------------------------------------------------------------------------
@@ -286,7 +293,7 @@ def test_random_failures_lose_no_group() -> None:
                 failures=Often(),
                 lengths=lognormal(100),
                 steps=25,
-                weights=UpdateSeconds(export_s=2, delay_s=3, load_s=4),
+                weights=WeightSync(export_s=2, delay_s=3, load_s=4),
             )
             result, log = run_with_log(system, seed)
             assert result.counts.engine_losses > 0
@@ -369,7 +376,7 @@ def full_system() -> System:
         in_flight=6,
         slots=3,
         lengths=lognormal(80),
-        weights=UpdateSeconds(export_s=2, delay_s=3, load_s=5),
+        weights=WeightSync(export_s=2, delay_s=3, load_s=5),
     )
 
 
@@ -433,3 +440,17 @@ def test_the_trainer_gets_prompt_and_response_tokens_in_batch_order() -> None:
     batches = [r.action.groups for r in log.actions if isinstance(r.action, Train)]
     assert lengths == [[t for g in groups for t in of_group[g]] for groups in batches]
     assert Trainer.__doc__
+
+
+def test_samples_that_end_together_are_reported_together() -> None:
+    """Their number frees their slots; the end of the group would hide a smaller one."""
+    samples = 3
+    system = toy_system(asynchronous(1), steps=4, samples=samples, group_slots=samples)
+    _, log = run_with_log(system)
+    ended: Counter[int] = Counter()
+    for record in log.events:
+        if isinstance(record.event, SamplesEnded):
+            ended[record.event.group] += record.event.samples
+    finished = {one.event.group for one in log.events if isinstance(one.event, GroupFinished)}
+    assert finished
+    assert {ended[group] for group in finished} == {samples}

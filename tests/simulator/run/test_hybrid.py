@@ -31,12 +31,13 @@ from areal_lab.runlog.records import TRAINER, Log, engine_process
 from areal_lab.runlog.replay import check_replay
 from simulator.assembly.simulate import build, simulate
 from simulator.config.load import load_simulation
+from simulator.costs.weight_sync import WeightSync
 from simulator.plan.bound import least_step_s
-from simulator.report.provenance import cost_parts
+from simulator.report.to_json import cost_parts
 from simulator.run.one_seed import run_system
 from simulator.run.pools import WAIT_HYBRID
-from simulator.run.system import System, UpdateSeconds
-from tests.simulator.run.test_event_loop import Fails, Switching
+from simulator.run.system import System
+from tests.simulator.run.test_event_loop import Fails, switching
 from tests.simulator.run.toy_system import (
     Drawn,
     Latencies,
@@ -47,8 +48,8 @@ from tests.simulator.run.toy_system import (
 )
 
 EXACT = 1e-9
-SWITCH = Switching(10.0, 6.0)
-UPDATE = UpdateSeconds(load_s=4.0)
+SWITCH = switching(10.0, 6.0)
+UPDATE = WeightSync(load_s=4.0)
 
 
 def hybrid(schedule: Schedule, joining: int = 1, **fields: Any) -> System:
@@ -137,7 +138,7 @@ def test_a_synchronous_step_is_generation_switch_training_and_the_slower_update(
     schedule: Schedule, engines: int
 ) -> None:
     def step_s(load_s: float) -> float:
-        weights = UpdateSeconds(export_s=3.0, delay_s=2.0, load_s=load_s)
+        weights = WeightSync(export_s=3.0, delay_s=2.0, load_s=load_s)
         return float(run_system(hybrid(schedule, engines, weights=weights), 1).columns["step_s"][1])
 
     assert step_s(1.0) == pytest.approx(100 + 10 + 50 + 3 + 6, rel=EXACT)
@@ -147,13 +148,13 @@ def test_a_synchronous_step_is_generation_switch_training_and_the_slower_update(
 
 def test_hybrid_engines_without_a_switch_are_a_disaggregated_synchronous_run() -> None:
     fields: dict[str, Any] = {"lengths": lognormal(100), "weights": UPDATE}
-    free = run_system(hybrid(synchronous(), switch=Switching(0.0, 0.0), **fields), 1)
+    free = run_system(hybrid(synchronous(), switch=switching(0.0, 0.0), **fields), 1)
     apart = run_system(toy_system(synchronous(), **fields), 1)
     assert free.columns["end_s"] == pytest.approx(apart.columns["end_s"], rel=EXACT)
 
 
 def test_all_hybrid_engines_take_as_long_as_colocated_ones() -> None:
-    fields: dict[str, Any] = {"lengths": lognormal(100), "weights": UpdateSeconds()}
+    fields: dict[str, Any] = {"lengths": lognormal(100), "weights": WeightSync()}
     both = run_system(hybrid(synchronous(), 2, **fields), 1)
     colocated = run_system(toy_system(synchronous(), switch=SWITCH, **fields), 1)
     assert both.columns["end_s"] == pytest.approx(colocated.columns["end_s"], rel=EXACT)
@@ -181,7 +182,7 @@ def test_idle_causes_equal_those_read_from_the_log(
         complete=complete,
         lengths=lognormal(80),
         reward=Latencies(lambda generator, size: generator.exponential(9.0, size)),
-        weights=UpdateSeconds(export_s=2, delay_s=3, load_s=5),
+        weights=WeightSync(export_s=2, delay_s=3, load_s=5),
     )
     result, log = run_with_log(system)
     assert check_replay(log).agrees
@@ -255,7 +256,7 @@ def test_without_other_engines_no_weights_are_written_or_sent() -> None:
     )
     some, all_of_them = (config.with_settings({"cluster.hybrid_gpus": gpus}) for gpus in (1, 2))
     slow = {"weights.export_s": 100.0, "weights.load_s": 100.0}
-    assert build(all_of_them).weights == UpdateSeconds()
+    assert build(all_of_them).weights == WeightSync()
     for seconds in (least_step_s, lambda one: simulate(one).step_s):
         assert seconds(all_of_them.with_settings(slow)) == seconds(all_of_them)
         assert seconds(some.with_settings(slow)) > seconds(some) + 100

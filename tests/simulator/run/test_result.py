@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from areal_lab.control.schedule import asynchronous, synchronous
-from simulator.catalogue.find_gpu import find_gpu
+from simulator.catalogue.gpu import find_gpu
+from simulator.config.schema import RolloutConfig
+from simulator.costs.weight_sync import WeightSync
 from simulator.run.accounting import COLUMNS
 from simulator.run.one_seed import run_system
 from simulator.run.pools import PoolShares, pool_shares, shared_gpus, split
 from simulator.run.result import Replicated, SimulationResult
-from simulator.run.system import UpdateSeconds
 from simulator.stats.statistics import Estimate, estimate
 from tests.simulator.run.toy_system import lognormal, toy_system
 
@@ -26,7 +27,7 @@ def several(schedule: Any = None, seeds: int = 3, **fields: Any) -> Replicated:
         "lengths": lognormal(100),
         "in_flight": 6,
         "warmup_steps": 4,
-        "weights": UpdateSeconds(export_s=1, delay_s=2, load_s=3),
+        "weights": WeightSync(export_s=1, delay_s=2, load_s=3),
     }
     system = toy_system(schedule or asynchronous(2), **{**defaults, **fields})
     return Replicated(results=tuple(run_system(system, seed) for seed in range(1, seeds + 1)))
@@ -157,7 +158,7 @@ def test_money_and_energy_are_per_step_after_warm_up() -> None:
         seeds=1,
         rollout_gpu=gpu,
         training_gpu=gpu,
-        gpus_per_engine=3,
+        rollout=RolloutConfig(tensor_parallel=3),
         training_gpus=2,
         price_per_gpu_h=3.0,
         overhead=0.5,

@@ -19,8 +19,9 @@ from areal_lab.control.schedule import asynchronous
 from areal_lab.runlog.replay import check_replay
 from simulator.assembly.simulate import build, simulate
 from simulator.config.load import load_simulation
+from simulator.costs.weight_sync import WeightSync
 from simulator.run.one_seed import run_system
-from simulator.run.system import System, UpdateSeconds
+from simulator.run.system import System
 from tests.simulator.run.toy_system import lognormal, run_with_log, toy_system
 
 RULE = ScalingRule(min_engines=1, max_engines=12, window_steps=2, startup_s=30.0)
@@ -36,7 +37,7 @@ def slow(engines: int, rule: ScalingRule | None = RULE, steps: int = 60) -> Syst
         engines=engines,
         steps=steps,
         scaling=rule,
-        weights=UpdateSeconds(load_s=1.0),
+        weights=WeightSync(load_s=1.0),
     )
 
 

@@ -9,30 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 import pytest
 
+from areal_lab.control import events as ev
 from areal_lab.control.coordinator import Coordinator
-from areal_lab.control.events import (
-    Action,
-    Drop,
-    EngineId,
-    EtaRequested,
-    Event,
-    Finish,
-    GroupFinished,
-    GroupId,
-    Interrupt,
-    PauseRequested,
-    ResumeRequested,
-    RunStarted,
-    StartGroup,
-    Train,
-    Version,
-)
 from areal_lab.control.frontier import Frontier
 from areal_lab.control.order import (
     BatchOrder,
@@ -48,10 +33,11 @@ from areal_lab.control.schedule import (
     schedule_named,
     synchronous,
 )
-from areal_lab.pipeline.drive import Asked, drive
+from areal_lab.pipeline.drive import UserRequest, drive
 from areal_lab.runlog.records import ActionRecord, EventRecord
-from simulator.run.draws import Draws
-from simulator.run.system import System, UpdateSeconds
+from simulator.costs.weight_sync import WeightSync
+from simulator.run.responses import Draws
+from simulator.run.system import System
 from tests.simulator.engine.toy_engine import toy_engines
 from tests.simulator.run.toy_system import Latencies, PerToken, lognormal, run_with_log, toy_system
 from tests.simulator.run.virtual_loop import run_virtually
@@ -67,9 +53,12 @@ class StubPerformer:
 
     system: System
     slots: int | None
-    places: dict[EngineId, asyncio.Semaphore] = field(default_factory=dict)
-    lengths: dict[GroupId, list[int]] = field(default_factory=dict)
-    version: Version = 0
+    sample_ended: Callable[[ev.GroupId], None] = lambda _: None
+    places: dict[ev.EngineId, asyncio.Semaphore] = field(default_factory=dict)
+    lengths: dict[ev.GroupId, list[int]] = field(default_factory=dict)
+    tokens: dict[ev.GroupId, Counter[ev.Version]] = field(default_factory=dict)
+    """Tokens of each group by their version."""
+    version: ev.Version = 0
     pause_due: bool = False
     pausing: asyncio.Event = field(default_factory=asyncio.Event)
     running: asyncio.Event = field(default_factory=asyncio.Event)
@@ -80,31 +69,30 @@ class StubPerformer:
         self.running.set()
         self.loaded.set()
 
-    async def generate_group(self, start: StartGroup) -> GroupFinished:
+    async def generate_group(self, start: ev.StartGroup) -> ev.GroupFinished:
         drawn = self.draws.of(start.group)
         self.lengths[start.group] = drawn.lengths
-        versions = await asyncio.gather(
-            *(self._sample(start.engine, tokens) for tokens in drawn.lengths)
-        )
+        self.tokens[start.group] = Counter()
+        versions = await asyncio.gather(*(self._sample(start, tokens) for tokens in drawn.lengths))
         if drawn.rewards_s is not None:
             await asyncio.sleep(max(drawn.rewards_s))
         head, tail = min(v[0] for v in versions), max(v[-1] for v in versions)
-        return GroupFinished(start.group, head, tail)
+        return ev.GroupFinished(start.group, head, tail)
 
     @asynccontextmanager
-    async def _place(self, engine: EngineId) -> AsyncIterator[None]:
+    async def _place(self, engine: ev.EngineId) -> AsyncIterator[None]:
         if self.slots is None:
             yield
             return
         async with self.places.setdefault(engine, asyncio.Semaphore(self.slots)):
             yield
 
-    async def _sample(self, engine: EngineId, tokens: int) -> list[Version]:
+    async def _sample(self, start: ev.StartGroup, tokens: int) -> list[ev.Version]:
         """The versions of one answer's tokens."""
         loop = asyncio.get_running_loop()
-        versions: list[Version] = []
+        versions: list[ev.Version] = []
         done, told = 0.0, 0
-        async with self._place(engine):
+        async with self._place(start.engine):
             while done < tokens:
                 await self.running.wait()
                 version, begun_s = self.version, loop.time()
@@ -114,30 +102,41 @@ class StubPerformer:
                     done += (loop.time() - begun_s) / TOKEN_S
                 except TimeoutError:
                     done = tokens
-                if math.floor(done + 1e-9) > told:
-                    told = math.floor(done + 1e-9)
+                if (more := math.floor(done + 1e-9) - told) > 0:
+                    told += more
+                    self.tokens[start.group][version] += more
                     versions.append(version)
+        self.sample_ended(start.group)
         return versions
 
-    async def train(self, train: Train) -> Version:
+    async def train(self, train: ev.Train) -> ev.TrainStepDone:
         lengths = [
-            self.system.prompt_tokens + tokens
+            self.system.workload.prompt_tokens + tokens
             for group in train.groups
             for tokens in self.lengths.pop(group)
         ]
         await asyncio.sleep(self.system.training.step(lengths, minibatches=1).seconds)
         await self.loaded.wait()
         await asyncio.sleep(self.system.weights.export_s)
-        return train.version + 1
+        return ev.TrainStepDone(train.version + 1, *self._measured(train))
+
+    def _measured(self, train: ev.Train) -> Sequence[float]:
+        of_batch = Counter[ev.Version]()
+        for group in train.groups:
+            of_batch += self.tokens.pop(group)
+        if self.system.limits.schedule.bound is None:
+            return ()
+        lags = sum((train.version - one) * count for one, count in of_batch.items())
+        return self.draws.measured(lags / of_batch.total())
 
     def prepare_save(self, frontier: Frontier) -> None:
         assert all(one.group < frontier.next_group for one in frontier.open)
 
-    async def save(self, version: Version) -> None:
+    async def save(self, version: ev.Version) -> None:
         assert version > self.version or self.loaded.is_set()
         await asyncio.sleep(0)
 
-    def announce_push(self, version: Version) -> None:
+    def announce_push(self, version: ev.Version) -> None:
         assert version == self.version + 1 or version > self.version
         self.loaded.clear()
 
@@ -152,7 +151,7 @@ class StubPerformer:
         self.running.clear()
         self.pausing.set()
 
-    async def push_weights(self, version: Version) -> None:
+    async def push_weights(self, version: ev.Version) -> None:
         await asyncio.sleep(self.system.weights.delay_s)
         if self.pause_due:
             self._pause()
@@ -164,7 +163,7 @@ class StubPerformer:
         self.pausing.clear()
         self.running.set()
 
-    async def drop_group(self, group: GroupId) -> None:
+    async def drop_group(self, group: ev.GroupId) -> None:
         self.lengths.pop(group, None)
 
 
@@ -172,29 +171,31 @@ class StubPerformer:
 class Clocked:
     """Every event and action of the pipeline's event loop, with its time."""
 
-    entries: list[tuple[float, Event | Action]] = field(default_factory=list)
+    entries: list[tuple[float, ev.Event | ev.Action]] = field(default_factory=list)
 
-    def event(self, event: Event) -> None:
+    def event(self, event: ev.Event) -> None:
         self.entries.append((asyncio.get_running_loop().time(), event))
 
-    def action(self, action: Action) -> None:
+    def action(self, action: ev.Action) -> None:
         self.entries.append((asyncio.get_running_loop().time(), action))
 
 
-def run_pipeline(system: System, slots: int | None) -> list[tuple[float, Event | Action]]:
+def run_pipeline(system: System, slots: int | None) -> list[tuple[float, ev.Event | ev.Action]]:
     told = Clocked()
 
-    async def go() -> Finish:
-        events: asyncio.Queue[Event | Asked] = asyncio.Queue()
+    async def go() -> ev.Finish:
+        events: asyncio.Queue[ev.Event | UserRequest] = asyncio.Queue()
 
         async def ask() -> None:
             for at_s, request in system.requests:
                 await asyncio.sleep(at_s - asyncio.get_running_loop().time())
-                events.put_nowait(Asked(request))
+                events.put_nowait(UserRequest(request))
 
         asking = asyncio.create_task(ask())
-        started = RunStarted(tuple(range(system.engines)))
+        started = ev.RunStarted(tuple(range(system.engines)))
         coordinator, performer = Coordinator(system.limits), StubPerformer(system, slots)
+        if system.limits.group_slots > 1:
+            performer.sample_ended = lambda group: events.put_nowait(ev.SamplesEnded(group, 1))
         finish = await drive(coordinator, performer, started, events, told)
         asking.cancel()
         return finish
@@ -203,7 +204,7 @@ def run_pipeline(system: System, slots: int | None) -> list[tuple[float, Event |
     return told.entries
 
 
-def run_simulator(system: System) -> list[tuple[float, Event | Action]]:
+def run_simulator(system: System) -> list[tuple[float, ev.Event | ev.Action]]:
     _, log = run_with_log(system, SEED)
     return [
         (record.t_s, record.event if isinstance(record, EventRecord) else record.action)
@@ -213,12 +214,18 @@ def run_simulator(system: System) -> list[tuple[float, Event | Action]]:
 
 
 def twin_system(
-    schedule: Schedule, order: BatchOrder, slots: int | None, *, rewards: bool
+    schedule: Schedule,
+    order: BatchOrder,
+    slots: int | None,
+    *,
+    rewards: bool,
+    group_slots: int = 1,
 ) -> System:
     system = toy_system(
         schedule,
         batch=4,
         in_flight=7,
+        group_slots=group_slots,
         steps=15,
         complete=True,
         order=order,
@@ -226,7 +233,7 @@ def twin_system(
         lengths=lognormal(1e6),
         make_engine=toy_engines(TOKEN_S, slots),
         training=PerToken(1e-5),
-        weights=UpdateSeconds(export_s=3.3, delay_s=2.6, load_s=7.1),
+        weights=WeightSync(export_s=3.3, delay_s=2.6, load_s=7.1),
     )
     if rewards:
         slow = Latencies(lambda generator, size: generator.exponential(9.0, size))
@@ -260,16 +267,41 @@ def test_the_pipeline_and_the_simulator_do_the_same_at_the_same_time(
     assert simulated[-1][0] > 100
 
 
+@pytest.mark.parametrize("slots", [None, 4])
+@pytest.mark.parametrize("rewards", [False, True])
+@pytest.mark.parametrize(
+    ("schedule", "order"),
+    [
+        (asynchronous(0), oldest_finished_first()),
+        (asynchronous(2), bounded_lag(2)),
+        (asynchronous(4), bounded_lag(1, drop=True)),
+        (asynchronous(4, interruptible=False), oldest_finished_first()),
+        (partial_rollout(), oldest_finished_first()),
+    ],
+    ids=lambda value: f"{value.name}-{getattr(value, 'eta', value)}"[:28],
+)
+def test_the_twins_free_the_slot_of_a_sample_at_the_same_time(
+    schedule: Schedule, order: BatchOrder, slots: int | None, *, rewards: bool
+) -> None:
+    system = twin_system(schedule, order, slots, rewards=rewards, group_slots=3)
+    real, simulated = run_pipeline(system, slots), run_simulator(system)
+    assert [entry for _, entry in simulated] == [entry for _, entry in real]
+    assert [t_s for t_s, _ in simulated] == pytest.approx([t_s for t_s, _ in real], rel=1e-9)
+    ended = sum(one.samples for _, one in real if isinstance(one, ev.SamplesEnded))
+    finished = sum(isinstance(one, ev.GroupFinished) for _, one in real)
+    assert ended >= 3 * finished > 0
+
+
 REQUESTS = (
-    (40.5, EtaRequested(1.5)),
-    (61.25, PauseRequested()),
-    (62.5, PauseRequested()),
-    (97.25, ResumeRequested()),
-    (100.5, EtaRequested(-1)),
-    (120.5, EtaRequested(6)),
-    (151.5, PauseRequested()),
-    (153.25, EtaRequested(0)),
-    (153.5, ResumeRequested()),
+    (40.5, ev.EtaRequested(1.5)),
+    (61.25, ev.PauseRequested()),
+    (62.5, ev.PauseRequested()),
+    (97.25, ev.ResumeRequested()),
+    (100.5, ev.EtaRequested(-1)),
+    (120.5, ev.EtaRequested(6)),
+    (151.5, ev.PauseRequested()),
+    (153.25, ev.EtaRequested(0)),
+    (153.5, ev.ResumeRequested()),
 )
 
 
@@ -284,20 +316,20 @@ def test_the_twins_do_the_same_when_they_are_asked_for_the_same(
 ) -> None:
     system = twin_system(schedule, oldest_finished_first(), 4, rewards=rewards)
     # A system refuses what it can know in advance; a run is also asked for nonsense.
-    possible = tuple(one for one in REQUESTS if one[1] != EtaRequested(-1))
+    possible = tuple(one for one in REQUESTS if one[1] != ev.EtaRequested(-1))
     real = run_pipeline(Unchecked(system, REQUESTS), 4)
     simulated = run_simulator(replace(system, requests=possible))
     assert [entry for _, entry in simulated] == [entry for _, entry in real]
     assert [t_s for t_s, _ in simulated] == pytest.approx([t_s for t_s, _ in real], rel=1e-9)
     kinds = {type(entry) for _, entry in simulated}
-    assert {PauseRequested, ResumeRequested, EtaRequested} <= kinds
-    assert Interrupt(by_hand=True) in [entry for _, entry in simulated]
+    assert {ev.PauseRequested, ev.ResumeRequested, ev.EtaRequested} <= kinds
+    assert ev.Interrupt(by_hand=True) in [entry for _, entry in simulated]
 
 
 class Unchecked:
     """A system that is asked for anything."""
 
-    def __init__(self, system: System, requests: tuple[tuple[float, Event], ...]) -> None:
+    def __init__(self, system: System, requests: tuple[tuple[float, ev.Event], ...]) -> None:
         self._system, self.requests = system, requests
 
     def __getattr__(self, name: str) -> object:
@@ -309,7 +341,7 @@ def test_the_twins_are_interrupted_and_drop_groups_where_they_should() -> None:
         entries = run_simulator(twin_system(schedule, order, 4, rewards=False))
         return {type(entry) for _, entry in entries}
 
-    assert Interrupt in kinds(asynchronous(4), oldest_finished_first())
-    assert Interrupt in kinds(partial_rollout(), oldest_finished_first())
-    assert Drop in kinds(asynchronous(4), bounded_lag(1, drop=True))
-    assert Interrupt not in kinds(synchronous(), oldest_finished_first())
+    assert ev.Interrupt in kinds(asynchronous(4), oldest_finished_first())
+    assert ev.Interrupt in kinds(partial_rollout(), oldest_finished_first())
+    assert ev.Drop in kinds(asynchronous(4), bounded_lag(1, drop=True))
+    assert ev.Interrupt not in kinds(synchronous(), oldest_finished_first())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,9 +13,10 @@ from areal_lab.control.limits import Limits
 from areal_lab.control.order import BatchOrder, oldest_finished_first
 from areal_lab.control.schedule import Schedule
 from areal_lab.runlog.records import Log, Record, RunHeader
+from simulator.config.schema import LengthConfig, WorkloadConfig
 from simulator.run.one_seed import run_system
 from simulator.run.result import SimulationResult
-from simulator.run.system import Seconds, System
+from simulator.run.system import System
 from tests.simulator.engine.toy_engine import toy_engines
 
 
@@ -51,6 +52,22 @@ class Latencies:
         return np.asarray(self.of(generator, size), dtype=np.float64)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seconds:
+    """A training step that takes the same time for every batch."""
+
+    seconds: float
+    name: str = "train"
+
+    @property
+    def parts(self) -> Mapping[str, float]:
+        return {self.name: self.seconds}
+
+    # Part of the protocol; constant seconds do not depend on it.
+    def step(self, lengths: Any, *, minibatches: int) -> Seconds:  # noqa: ARG002
+        return self
+
+
 @dataclass
 class PerToken:
     """Training that takes `token_s` seconds per token."""
@@ -71,7 +88,9 @@ def toy_system(
     parts: int = 1,
     hybrid: int = 0,
     in_flight: int | None = None,
+    group_slots: int = 1,
     steps: int = 12,
+    samples: int = 2,
     complete: bool = False,
     order: BatchOrder | None = None,
     token_s: float = 1.0,
@@ -79,10 +98,15 @@ def toy_system(
     train_s: float = 50.0,
     **fields: Any,
 ) -> System:
-    """By default 100 tokens of 1 s on engines without a limit, and 50 s of training."""
+    """By default 100 tokens of 1 s on engines without a limit, and 50 s of training.
+
+    Args:
+        fields: of the workload or of the system.
+    """
+    work = {"prompt_tokens": 10, "minibatches": 1, "warmup_steps": 0}
+    names = set(WorkloadConfig.model_fields) - {"reward", "tool"}  # the system's parts
+    work |= {name: fields.pop(name) for name in names & set(fields)}
     defaults: dict[str, Any] = {
-        "samples": 2,
-        "prompt_tokens": 10,
         "engines": 2,
         "lengths": constant(100),
         "make_engine": toy_engines(token_s, slots),
@@ -94,11 +118,18 @@ def toy_system(
             batch_parts=parts,
             hybrid_engines=hybrid,
             max_in_flight=batch if in_flight is None else in_flight,
+            group_slots=group_slots,
             train_steps=steps if complete else None,
             schedule=schedule,
             order=order or oldest_finished_first(),
         ),
-        steps=steps,
+        workload=WorkloadConfig(
+            prompts_per_batch=batch,
+            samples_per_prompt=samples,
+            steps=steps,
+            answers=LengthConfig(max_tokens=10**9),
+            **work,
+        ),
         **{**defaults, **fields},
     )
 

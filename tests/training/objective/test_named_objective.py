@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from functools import partial
@@ -20,12 +21,13 @@ from areal_lab.config.problem import ConfigError
 from areal_lab.config.schema import ActorConfig, TrainConfig
 from areal_lab.config.shipped import recipes
 from areal_lab.functional.segments import Segments
-from areal_lab.preflight.functions import check_objective
+from areal_lab.resolve.functions import check_objective
 from areal_lab.training.learner import make_learner
 from areal_lab.training.model import load_policy
 from areal_lab.training.objective.advantages import (
     AdvantageFacts,
     asked_of,
+    check_signature,
     choose_advantages,
 )
 from areal_lab.training.objective.formula_index import formulas
@@ -260,11 +262,11 @@ def test_a_response_without_advantage_is_left_out_where_that_changes_nothing(
     if chosen.vanishes_without_advantage:
         for difference in results(chosen):
             torch.testing.assert_close(difference, torch.zeros_like(difference), atol=1e-7, rtol=0)
-    elif formula.name in ("kl_cov", "prime_rl", "kimi", "dro"):  # which have a penalty
+    elif formula.name in ("kl_cov", "prime_rl", "kimi", "dro", "r2vpo"):  # which have a penalty
         given |= {"fraction": 1.0} if formula.name == "kl_cov" else {}
         assert max(float(one.abs().max()) for one in results(choose_loss(settings(loss=given)))) > 0
     else:
-        assert formula.name in ("policy_loss", "clip_cov", "m2po")
+        assert formula.name in ("policy_loss", "clip_cov", "m2po", "sat")
 
 
 COMPOSED: list[dict[str, Any]] = [
@@ -337,7 +339,9 @@ def test_parts_are_those_of_the_functional_core() -> None:
 def test_the_trainer_fills_what_the_index_says() -> None:
     assert [field.name for field in fields(BatchFacts)] == list(FACTS)
     returned = {
-        name for name in core.__all__ if "PolicyLossResult" in str(_returns(getattr(core, name)))
+        name
+        for name in core.__all__
+        if str(_returns(getattr(core, name))) in ("PolicyLossResult", "ConstrainedLossResult")
     }
     assert {one.name for one in LOSSES} == returned
     for one in (*LOSSES, *ADVANTAGES):
@@ -439,3 +443,23 @@ def test_a_recipe_trains(name: str, tmp_path: Path) -> None:
         metrics = train_batch(learner, random_batch(seed)).metrics
         assert math.isfinite(metrics["loss"])
         assert metrics["grad_norm"] > 0
+
+
+def test_advantages_that_cannot_be_called_are_refused() -> None:
+    async def late(rewards: Tensor, groups: Tensor) -> Tensor:
+        return rewards + groups
+
+    def alone(rewards: Tensor) -> Tensor:
+        return rewards
+
+    def more(rewards: Tensor, groups: Tensor, *, length_tokens: Tensor, scale: float) -> Tensor:
+        return rewards * groups * length_tokens * scale
+
+    check_signature(partial(more, scale=2.0))
+    for function, message in (
+        (late, "is async, but nothing waits for it"),
+        (alone, "but is called as advantages(rewards, groups): too many positional arguments"),
+        (more, "missing a required argument: 'scale'. By name it may take any of length_tokens"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            check_signature(function)

@@ -1,4 +1,4 @@
-"""Attention of all requests of a batch at once, in place of SGLang's loop over requests.
+"""Attention of all requests of a batch in one call, instead of SGLang's loop over requests.
 
     one forward pass:  lengths of the requests --plan--> parts: requests of similar length, padded
     each layer:        keys and values of a part --> one scaled_dot_product_attention --> output
@@ -24,12 +24,12 @@ from torch.nn.functional import scaled_dot_product_attention
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Requests of similar length; R of them, with at most Q new tokens and K tokens in all."""
+    """Requests of similar length; R of them, with at most Q new tokens and K tokens in total."""
 
     queries: torch.Tensor
     """[R, Q] index of each new token among those of the batch; 0 where a request has fewer."""
     real: torch.Tensor
-    """[R, Q] whether there is such a token."""
+    """[R, Q] whether this token exists."""
     slots: torch.Tensor
     """[R, K] place of each token in the cache; any place beyond the end of a request."""
     visible: torch.Tensor
@@ -39,13 +39,10 @@ class Part:
 def plan(
     new: torch.Tensor, lengths: torch.Tensor, requests: torch.Tensor, req_to_token: torch.Tensor
 ) -> list[Part]:
-    """Parts of a batch.
+    """Divide a batch into parts.
 
-    Args:
-        new: [B] new tokens of each request, its last ones; at least one.
-        lengths: [B] tokens of each request, new ones included.
-        requests: [B] its row in `req_to_token`.
-        req_to_token: [requests, positions] place of each token in the cache.
+    `new` [B] has the number of new tokens of each request (its last ones, at least one), `lengths`
+    [B] all tokens of each, and `requests` [B] its row in `req_to_token`.
     """
     members = defaultdict(list)
     sizes = zip(new.tolist(), lengths.tolist(), strict=True)
@@ -82,12 +79,8 @@ def attend(
 ) -> torch.Tensor:
     """Write the attention of every new token to `output`.
 
-    Args:
-        query: [new tokens, heads, size].
-        output: [new tokens, heads, size of a value].
-        k_cache: [places, heads of keys, size]; one serves `heads / heads of keys` of the queries.
-        v_cache: [places, heads of keys, size of a value].
-        scaling: of the products of queries and keys; None divides by the root of their size.
+    One key head of `k_cache` [places, key heads, size] serves several query heads. `scaling`
+    multiplies the products of queries and keys; None divides them by the root of their size.
     """
     heads_of_keys = k_cache.shape[1]
     for part in parts:

@@ -5,7 +5,7 @@ torchvision    SGLang imports it for every model. Its wheel is for CUDA; with a 
                no language model calls them.
 LoRA           requests pinned memory for fast copies to a GPU. A CPU torch has none and raises an
                error; here it returns ordinary memory.
-attention      loops over the requests of a batch; here it takes them all at once
+attention      loops over the requests of a batch; here one call takes all of them
                (`batched_attention`).
 """
 
@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any
 
 _kept: list[Any] = []
-"""Keeps libraries alive; torch drops their declarations when they are collected."""
+"""Libraries, kept alive: torch drops their declarations when they are collected."""
 
 
 def _declare_operators() -> None:
@@ -50,7 +50,7 @@ def _ignore_pinning() -> None:
 
 
 def _batch_attention(module: ModuleType) -> None:
-    # Found beside this file, which only the engine's Python has on its path.
+    # Next to this file, which only the engine's Python has on its path.
     importlib.import_module("batched_attention").replace_loops(module)
 
 
@@ -58,7 +58,7 @@ _BEFORE: dict[str, Callable[[], None]] = {
     "torchvision": _declare_operators,
     "sglang.srt.lora.backend.torch_backend": _ignore_pinning,
 }
-"""Actions at the first import of a module. Running them at once would import torch into processes
+"""Actions at the first import of a module. Running them now would import torch into processes
 that do not need it."""
 _AFTER: dict[str, Callable[[ModuleType], None]] = {
     "sglang.srt.layers.attention.torch_native_backend": _batch_attention,

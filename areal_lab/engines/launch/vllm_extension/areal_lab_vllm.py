@@ -2,7 +2,7 @@
 
 On a CPU, vLLM 0.32.0 multiplies by a packed copy of each layer's weights. When weights are
 reloaded, every layer whose name is among them repacks its copy. The output layer of a model with
-tied embeddings (`tie_word_embeddings`) has no name of its own and keeps the copy of the first
+tied embeddings (`tie_word_embeddings`) has no separate name and keeps the copy of the first
 weights: every log-prob is then wrong, by up to 0.43 nat in a small random model.
 
 Enable it with `--worker-extension-cls areal_lab_vllm.ReloadAll` and this folder in PYTHONPATH. vLLM
@@ -30,5 +30,5 @@ class ReloadAll:
                     layer.quant_method.process_weights_after_loading(layer)
 
     def can_reload_all_weights(self) -> bool:
-        """Whether this class is loaded; checks servers that we did not start."""
+        """Return whether this class is loaded; checks servers that we did not start."""
         return True

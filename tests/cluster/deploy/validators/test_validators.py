@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from jsonschema import Draft201909Validator
 
-from areal_lab.cli.deploy import DeployKind
 from areal_lab.cluster.deploy.files import read_yaml_text
+from areal_lab.cluster.deploy.kinds import DeployKind
 from areal_lab.config.shipped import training_configs
 from tests.cluster.deploy.asked import FOUR_NODES, KINDS, documents, files_of
 from tests.cluster.deploy.validators.environments import VALIDATORS

@@ -48,8 +48,8 @@ _FUSED = (
     "fused_qkvzba_split_reshape_cat_contiguous_cpu",
 )
 """Operators that models look up when they are imported: without them SGLang has no processor for
-images of any Qwen, since it imports those of all at once. Declared, not implemented: the models
-that call them (Qwen3.5) do not run on a CPU without AMX."""
+images of any Qwen, because it imports all of those together. Declared, not implemented: the
+models that call them (Qwen3.5) do not run on a CPU without AMX."""
 _library = torch.library.Library("sgl_kernel", "FRAGMENT")
 for _name in _FUSED:
     _library.define(f"{_name}(Tensor x) -> Tensor")
