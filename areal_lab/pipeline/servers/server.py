@@ -126,6 +126,10 @@ class Server:
                     )
         return generated
 
+    async def token_logprobs(self, tokens: Sequence[int], *, start: int, top: int) -> ScoredTokens:
+        """Score given tokens (`EngineClient.token_logprobs`)."""
+        return await self._call(self.client.token_logprobs(tokens, start=start, top=top))
+
     async def pause(self, mode: PauseMode) -> None:
         """Stop decoding; returns when the compute process has stopped."""
         if self.released:
