@@ -116,7 +116,8 @@ class Evaluation:
     async def _completion(
         self, request: CompletionRequest, prompt: tuple[int, ...], text: str | None, index: int
     ) -> Completion:
-        sampler = self._open().sampler
+        conversation = self._open()  # which the gateway finds as long as it is referenced
+        sampler = conversation.sampler
         if len(prompt) + min(request.max_new_tokens, 1) > sampler.context_tokens:
             raise PromptTooLong(
                 f"the prompt has {len(prompt)} tokens, but the context of "
@@ -142,9 +143,19 @@ class Evaluation:
         finish = "stop" if stops or (generated and generated.finish_reason == "stop") else "length"
         scores: list[TokenScore] = []
         if request.logprobs is not None:
-            scores = await self._scores(
-                request, sampler, prompt, generated, sampling.temperature, pieces
+            if request.echo:
+                scores = await self._echoed(sampler, prompt, request.logprobs)
+            top = await self._top(
+                sampler, prompt, generated, request.logprobs, sampling.temperature
             )
+            parts = () if generated is None else generated.segments
+            logprobs = [value for part in parts for value in part.logprobs]
+            scores += [
+                TokenScore(text=piece, logprob=logprob, top=best, visible=token not in special)
+                for token, piece, logprob, best in zip(
+                    new, pieces, logprobs, top or ((),) * len(new), strict=True
+                )
+            ]
             scores = _until(scores, end, len(prompt) if request.echo else 0, cut=bool(stops))
         before = ""
         if request.echo:
@@ -158,36 +169,15 @@ class Evaluation:
             generated_tokens=len(new),
         )
 
-    async def _scores(
-        self,
-        request: CompletionRequest,
-        sampler: TurnSampler,
-        prompt: tuple[int, ...],
-        generated: Generated | None,
-        temperature: float,
-        pieces: Sequence[str],
+    async def _echoed(
+        self, sampler: TurnSampler, prompt: tuple[int, ...], top: int
     ) -> list[TokenScore]:
-        """Log-probs of the echoed prompt and of the new tokens."""
-        top = request.logprobs or 0
-        new = () if generated is None else generated.tokens
-        special = self._codec.special_tokens
-        found: list[TokenScore] = []
-        if request.echo:
-            scored = await sampler.token_logprobs(prompt, start=0, top=top)
-            found = [
-                TokenScore(text=text, logprob=logprob, top=self._named(best))
-                for text, logprob, best in zip(
-                    self._texts(prompt), scored.logprobs, scored.top, strict=True
-                )
-            ]
-        tops = await self._top(sampler, prompt, generated, top, temperature)
-        parts = () if generated is None else generated.segments
-        sampled = [value for part in parts for value in part.logprobs]
-        return found + [
-            TokenScore(text=text, logprob=logprob, top=best, visible=token not in special)
-            for token, text, logprob, best in zip(
-                new, pieces, sampled, tops or ((),) * len(new), strict=True
-            )
+        """Log-probs of a prompt."""
+        scored = await sampler.token_logprobs(prompt, start=0, top=top)
+        texts = self._texts(prompt)
+        return [
+            TokenScore(text=text, logprob=logprob, top=self._named(best))
+            for text, logprob, best in zip(texts, scored.logprobs, scored.top, strict=True)
         ]
 
     async def _top(

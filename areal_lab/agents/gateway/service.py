@@ -173,6 +173,8 @@ class Service:
             note = "only sampled tokens have log-probs: top_logprobs needs an evaluation key"
             request = replace(call.request, top_logprobs=0)
             call = replace(call, request=request, notes=(*call.notes, note))
+        if call.request.top_logprobs and call.stream:
+            raise invalid("top_logprobs is not served in a stream; set stream to false", "stream")
         if call.completion is not None and not session.evaluation:
             raise ApiError(
                 403,

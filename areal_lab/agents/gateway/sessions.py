@@ -431,8 +431,8 @@ class Sessions:
             raise invalid(f"reward is {reward}, but must be finite", "reward")
         if session.evaluation:
             raise invalid(
-                f"session {session.session_id} is for evaluation, which takes no rewards; start one "
-                "without `evaluation`"
+                f"session {session.session_id} is for evaluation, which takes no rewards; start "
+                "one without `evaluation`"
             )
         if session.exported_s is not None:
             raise _over(session)

@@ -38,6 +38,7 @@ from areal_lab.engines.protocol import (
     GenerateRequest,
     MemoryTag,
     PauseMode,
+    ScoredTokens,
     WeightsFolder,
 )
 from areal_lab.engines.weights.records import EngineFailure, EngineTarget, WeightsInMemory
