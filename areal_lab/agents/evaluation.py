@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import Any
+from typing import Any, Final
 
 from areal_lab.agents.conversation import DRAFTING, MOST_AT_ONCE, TreeConversation
 from areal_lab.agents.gateway.calls import (
@@ -27,7 +27,8 @@ from areal_lab.data.problems import sample_seed
 from areal_lab.data.tokenize import TextCodec
 from areal_lab.engines.protocol import Generated, Ranked, SamplingParams
 
-_BEFORE: int = 8
+_MAX_TOKENS: Final = 16
+_BEFORE: Final = 8
 """Tokens of the prompt before the first new token, which may end inside a character or begin
 with a space that only tokens in the middle of a text have."""
 
@@ -73,7 +74,9 @@ class Evaluation:
             ValueError: the request cannot be served; the message is for the client.
         """
         longest = self._open().sampler.sampling.max_new_tokens
-        if request.max_new_tokens > longest:
+        if request.max_new_tokens is None:
+            request = replace(request, max_new_tokens=min(_MAX_TOKENS, longest))
+        elif request.max_new_tokens > longest:
             raise ValueError(
                 f"max_tokens is {request.max_new_tokens}, but must be at most {longest} "
                 "(gconfig.max_new_tokens of the gateway)"
@@ -118,14 +121,15 @@ class Evaluation:
     ) -> Completion:
         conversation = self._open()  # which the gateway finds as long as it is referenced
         sampler = conversation.sampler
-        if len(prompt) + min(request.max_new_tokens, 1) > sampler.context_tokens:
+        most = request.max_new_tokens or 0
+        if len(prompt) + min(most, 1) > sampler.context_tokens:
             raise PromptTooLong(
                 f"the prompt has {len(prompt)} tokens, but the context of "
                 f"{sampler.context_tokens} must have room for it and a new token"
             )
         sampling = _sampling(request, sampler.sampling)
         generated = None
-        if request.max_new_tokens:
+        if most:
             seeded = {}
             if request.seed is not None:
                 seeded["seed"] = sample_seed(request.seed, "asked", 0, index)
@@ -229,7 +233,7 @@ class Evaluation:
 def _sampling(request: CompletionRequest, base: SamplingParams) -> SamplingParams:
     return replace(
         base,
-        max_new_tokens=max(1, request.max_new_tokens),
+        max_new_tokens=max(1, request.max_new_tokens or 0),
         temperature=base.temperature if request.temperature is None else request.temperature,
         top_p=base.top_p if request.top_p is None else request.top_p,
         stop=tuple(dict.fromkeys((*base.stop, *request.stop))),

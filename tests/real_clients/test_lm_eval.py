@@ -20,6 +20,8 @@ pytestmark = pytest.mark.agents
 
 _PROGRAM: Final = Path(__file__).with_name("programs") / "use_lm_eval.py"
 _QUESTIONS: Final = 12
+_WRITTEN: Final = ("=====", "42")
+"""What the tiny model writes, and what it does not: its score is neither 0 nor 1."""
 _CHOICE: Final = """
 task: local_choice
 dataset_path: json
@@ -50,7 +52,10 @@ def write_tasks(folder: Path, new_tokens: int) -> Path:
     data = folder / "questions.jsonl"
     data.write_text(
         "".join(
-            json.dumps({"question": f"{n} + {n * 7 % 5} =", "gold": n % 3, "answer": str(n)}) + "\n"
+            json.dumps(
+                {"question": f"{n} + {n * 7 % 5} =", "gold": n % 3, "answer": _WRITTEN[n % 2]}
+            )
+            + "\n"
             for n in range(_QUESTIONS)
         )
     )
@@ -71,14 +76,14 @@ def test_scores_equal_those_of_transformers(model: Path, tmp_path: Path) -> None
                 "libraries": [path for path in sys.path if path.endswith("site-packages")],
             }
             command = [str(CLIENTS.python_of("lm-eval")), str(_PROGRAM)]
-            found: dict[str, Any] = json.loads(
-                await _output(command, json.dumps(given), tmp_path)
-            )
+            found: dict[str, Any] = json.loads(await _output(command, json.dumps(given), tmp_path))
             return found
 
     both = asyncio.run(scenario())
     served, plain = both["served"], both["plain"]
     assert served["results"] == plain["results"]
+    assert plain["results"]["local_sums"]["exact_match,none"] == 0.5
+    assert 0 < plain["results"]["local_choice"]["acc,none"] < 1
     assert served["samples"]["local_sums"] == plain["samples"]["local_sums"]
     pairs = zip(served["samples"]["local_choice"], plain["samples"]["local_choice"], strict=True)
     for ours, theirs in pairs:

@@ -21,8 +21,8 @@ class CompletionRequest:
 
     prompts: tuple[str | tuple[int, ...], ...]
     """Texts, or tokens."""
-    max_new_tokens: int
-    """0 only scores the prompts."""
+    max_new_tokens: int | None
+    """0 only scores the prompts; None is OpenAI's default, 16, or the longest that is served."""
     temperature: float | None = None
     top_p: float | None = None
     stop: tuple[str, ...] = ()

@@ -24,8 +24,6 @@ from areal_lab.agents.messages import ChatRequest
 MOST_COMPLETIONS: Final = 1024
 """Maximum completions of one request: prompts times `n`."""
 MOST_TOP: Final = 20
-_MAX_TOKENS: Final = 16
-"""OpenAI's default of `max_tokens`."""
 _KNOWN: Final = frozenset(
     {
         *("prompt", "model", "max_tokens", "temperature", "top_p", "n", "stream", "stream_options"),
@@ -51,12 +49,11 @@ def parse(body: Body) -> Call:
         )
     options = body.get("stream_options")
     options = {} if options is None else reading.record(options, "stream_options")
-    most = reading.integer(body, "max_tokens", least=0)
     return Call(
         request=ChatRequest(messages=(), seed=reading.seed(body)),
         completion=CompletionRequest(
             prompts=prompts,
-            max_new_tokens=_MAX_TOKENS if most is None else most,
+            max_new_tokens=reading.integer(body, "max_tokens", least=0),
             temperature=reading.temperature(body),
             top_p=reading.top_p(body),
             stop=reading.stops(body, "stop"),
