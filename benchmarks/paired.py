@@ -9,7 +9,7 @@ compare them if they differ. `rows` has, for each figure, the median, smallest a
 this tree over COMMIT, and the medians themselves; `case: figure` is one of a row of the program.
 
     python -m benchmarks.paired --against COMMIT [--repeats 6] control --repeats 2
-    python -m benchmarks.paired --against COMMIT [--quick] cosim --quick --repeats 1
+    python -m benchmarks.paired --against COMMIT cosim --quick --repeats 1    # minutes a pair
 """
 
 from __future__ import annotations
