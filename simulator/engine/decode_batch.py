@@ -469,12 +469,12 @@ class DecodeBatch:
             costs.know(sequences)
         behind = bisect_right(ends, code)
         over, left = ends[:behind], sequences - behind
+        if not costs.rising:
+            return None
         slots = [one & mask for one in over]
         origins = list(map(self._origin.__getitem__, slots))
         lasting = self._origins - sum(origins)
         lasting_tokens = left * now - lasting
-        if not costs.rising:
-            return None
         least_s = self._floor_s + rise_s * (left + 1)
         if base_s[sequences] + token_s * (sequences * end - self._origins) <= least_s:
             spent_s = steps * least_s
@@ -482,9 +482,9 @@ class DecodeBatch:
                 spent_s += rise_s * sum((one >> bits) - now for one in over[:-1])
         elif base_s[left + 1] + token_s * lasting_tokens >= self._floor_s + rise_s * sequences:
             to_go = [(one >> bits) - now for one in over]
-            total = sum(to_go)
-            read = (sum(map(mul, to_go, to_go)) - total + left * steps * (steps - 1)) // 2
-            read += now * total - sum(map(mul, to_go, origins)) + steps * lasting_tokens
+            twice = 2 * now - 1
+            read = sum([x * (x + twice - o - o) for x, o in zip(to_go, origins, strict=True)])
+            read = (read + left * steps * (steps - 1)) // 2 + steps * lasting_tokens
             spent_s = token_s * read + steps * base_s[left + 1]
             spent_s += sum(map(mul, to_go, costs.rise_s[sequences : left + 1 : -1]))
         else:

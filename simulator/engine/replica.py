@@ -277,7 +277,8 @@ class Replica:
         """
         now_s = self._clock(now_s)
         self._check(group, prompt_tokens, lengths)
-        self._run(now_s, more_to_come=True)
+        if self._batch.time_s < now_s or not self._batch.nothing_known:
+            self._run(now_s, more_to_come=True)
         epoch = self._epoch
         if version > epoch.version:
             if self._groups:

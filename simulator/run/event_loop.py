@@ -79,6 +79,7 @@ class EventLoop:
         self.responses = Draws(system, seed) if responses is None else responses
         self.recorder = None if write is None else Recorder(system, write, self.responses.mode)
         self.coordinator = coordinator_of(system.limits)
+        self._ranked = isinstance(self.coordinator, RankedCoordinator)
         self.ledger = Ledger()
         self._by_sample = system.limits.group_slots > 1
         self.slots = [self._make_slot(number) for number in range(system.most_engines)]
@@ -150,7 +151,8 @@ class EventLoop:
             self.scaling.note(now_s)
         self.ledger.event(event)
         actions = self.coordinator.handle(event)
-        if isinstance(self.coordinator, RankedCoordinator):
+        if self._ranked:
+            assert isinstance(self.coordinator, RankedCoordinator)
             self.accounting.at_barrier(now_s, self.coordinator.waiting)
         if self.responses.revised:
             self._begin([action for action in actions if isinstance(action, ev.StartGroup)])
