@@ -351,10 +351,7 @@ class DecodeBatch:
         if ahead is None:
             if not self.ends:
                 return math.inf
-            if any_end:
-                ahead = self._first_end()
-            else:
-                ahead = self._stride() or self._walk(math.inf)
+            ahead = self._first_end() if any_end else self._stride() or self._walk(math.inf)
             self._ahead = ahead
         return ahead[0]
 
