@@ -645,6 +645,7 @@ class Coordinator:
         # A run that is stopped ends its step first; one that cannot continue ends in the middle.
         if self._ending is not None and not (self._ending == _STOPPED and self._between_parts):
             return self._wind_up(self._ending)
+        # Without the property, and below without a pair: this runs at every event.
         newest = self._newest if self._weights_offered else self._trained
         push = newest > self._pushed and self._pushing is None and self._may_push()
         trainer_free = not (self._training or self._copying)
