@@ -127,7 +127,7 @@ def first_and_last(parts: Sequence[Decoded]) -> tuple[Version, Version]:
     """The oldest version of a first token, and the newest of a last one."""
     _, stretches = parts[0]
     first, last = stretches[0][0], stretches[-1][0]
-    for _, stretches in parts[1:]:
+    for _, stretches in parts[1:] if len(parts) > 1 else ():
         first, last = min(first, stretches[0][0]), max(last, stretches[-1][0])
     return first, last
 

@@ -79,6 +79,7 @@ class EventLoop:
         self.responses = Draws(system, seed) if responses is None else responses
         self.recorder = None if write is None else Recorder(system, write, self.responses.mode)
         self.coordinator = coordinator_of(system.limits)
+        self._ranked = isinstance(self.coordinator, RankedCoordinator)
         self.ledger = Ledger()
         self._by_sample = system.limits.group_slots > 1
         self.slots = [self._make_slot(number) for number in range(system.most_engines)]
@@ -150,7 +151,8 @@ class EventLoop:
             self.scaling.note(now_s)
         self.ledger.event(event)
         actions = self.coordinator.handle(event)
-        if isinstance(self.coordinator, RankedCoordinator):
+        if self._ranked:
+            assert isinstance(self.coordinator, RankedCoordinator)
             self.accounting.at_barrier(now_s, self.coordinator.waiting)
         if self.responses.revised:
             self._begin([action for action in actions if isinstance(action, ev.StartGroup)])
@@ -188,7 +190,7 @@ class EventLoop:
             self.scaling.step_done(now_s)
         if self._dirty:
             for slot in self._dirty:
-                self._set_timer(slot)
+                self._set_timer(now_s, slot)
             self._dirty.clear()
 
     # --- engines ---------------------------------------------------------------------------------
@@ -255,14 +257,12 @@ class EventLoop:
         )
         self._dirty[slot] = None
 
-    def _set_timer(self, slot: Slot) -> None:
+    def _set_timer(self, now_s: float, slot: Slot) -> None:
         """Set a timer for the engine's next change, unless an earlier one is set."""
         next_s = slot.engine.next_s()
         if next_s < slot.wake_s:
             slot.wake_s = next_s
-            env = self.env
-            now_s = env.now
-            timer = env.timeout(next_s - now_s if next_s > now_s else 0.0, slot)
+            timer = self.env.timeout(next_s - now_s if next_s > now_s else 0.0, slot)
             assert timer.callbacks is not None
             timer.callbacks.append(self._on_timer)
 
@@ -275,7 +275,7 @@ class EventLoop:
         slot.wake_s = math.inf
         self._advance(now_s, slot)
         if math.isinf(slot.wake_s):  # else it got new work, and a timer with it
-            self._set_timer(slot)
+            self._set_timer(now_s, slot)
 
     def _advance(self, now_s: float, slot: Slot) -> None:
         engine = slot.engine
@@ -474,8 +474,9 @@ class EventLoop:
 
     def _set_timers(self) -> None:
         if not self._telling:
+            now_s = self.env.now
             for slot in self._dirty:
-                self._set_timer(slot)
+                self._set_timer(now_s, slot)
             self._dirty.clear()
 
     def _push(self, version: ev.Version) -> Process:
