@@ -60,6 +60,7 @@ def parse(body: Body) -> Call:
         follows=_followed(thread),
         inherits=True,
         keep=thread is not None,
+        user=reading.user(body),
         notes=(
             *reading.sampling_notes(body, choice),
             *notes,

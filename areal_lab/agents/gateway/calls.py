@@ -84,6 +84,8 @@ class Call:
     """True if system and tools of the earlier call apply if this one has none."""
     keep: bool = False
     """True if a later call may continue this one."""
+    user: str = ""
+    """Name of the client's own user, if it gives one."""
     notes: tuple[str, ...] = ()
     """Requested options that are not served, for a header of the reply."""
     echo: Mapping[str, Any] = field(default_factory=dict)

@@ -79,6 +79,7 @@ def parse(body: Body) -> Call:
         stream=reading.flag(body, "stream"),
         stream_usage=reading.flag(options, "include_usage"),
         logprobs=reading.flag(body, "logprobs"),
+        user=reading.user(body),
         notes=(
             *reading.sampling_notes(body, choice),
             *tool_notes,
@@ -114,8 +115,11 @@ def events(call: Call, answer: Answer) -> Iterator[bytes]:
     if call.stream_usage:
         head["usage"] = None
     for index, each in enumerate(answer.replies):
+        place = 0
         for delta, shown in _deltas(each):
-            logprobs = _logprobs(shown) if call.logprobs and shown else None
+            top = each.top[place : place + len(shown)]
+            logprobs = _logprobs(shown, top) if call.logprobs and shown else None
+            place += len(shown)
             if not delta and logprobs is None:
                 continue
             yield event({**head, "choices": [_choice(index, delta, logprobs)]})

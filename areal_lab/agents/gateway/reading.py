@@ -360,6 +360,17 @@ def most_tokens(body: Body, *names: str) -> int | None:
     return found[0] if found else None
 
 
+def user(body: Body) -> str:
+    """Name of the client's own user, in any of the protocols; empty if it is absent."""
+    metadata = body.get("metadata")
+    found = (
+        body.get("safety_identifier"),
+        body.get("user"),
+        metadata.get("user_id") if isinstance(metadata, dict) else None,
+    )
+    return next((each for each in found if each and isinstance(each, str)), "")
+
+
 def unknown_note(body: Body, known: frozenset[str]) -> tuple[str, ...]:
     """A note that names fields which no protocol here has, such as misspelled ones."""
     found = body.keys() - known - _WITHOUT_EFFECT - _IGNORED_SAMPLING.keys()

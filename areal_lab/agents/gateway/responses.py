@@ -68,6 +68,7 @@ def parse(body: Body) -> Call:
         logprobs=_LOGPROBS in include,
         follows=reading.text(body, "previous_response_id") or "",
         keep=body.get("store") is not False,
+        user=reading.user(body),
         notes=(
             *reading.sampling_notes(body, choice),
             *notes,

@@ -335,6 +335,20 @@ def test_tokens_of_a_parsed_message_keep_their_logprobs_in_a_stream() -> None:
     assert chat_of(joined(events(call, answer)))["choices"][0]["logprobs"] == whole
 
 
+@pytest.mark.parametrize("content", ["ab" * 20, "changed by a parser"])
+def test_a_stream_has_the_top_logprobs_of_the_whole_reply(content: str) -> None:
+    said = says(content, texts=["ab"] * 20)
+    tops = tuple(((f"{place}", -0.1), ("x", -3.0)) for place in range(21))  # one of a hidden end
+    answer = answered(replace(said, top=tops), replace(said, top=tops[::-1]))
+    call = parse(body(stream=True, logprobs=True, top_logprobs=2, n=2))
+    streamed = chat_of(joined(events(call, answer)))["choices"]
+    whole = reply(call, answer)["choices"]
+    assert [each["logprobs"] for each in streamed] == [each["logprobs"] for each in whole]
+    assert [each["top_logprobs"][0]["token"] for each in streamed[0]["logprobs"]["content"]] == [
+        f"{place}" for place in range(20)
+    ]
+
+
 def test_thinking_is_reasoning_content() -> None:
     thought = made(Message(role="assistant", content="5", reasoning="2 and 3"))
     call = parse(body(stream=True))
