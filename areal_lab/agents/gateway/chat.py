@@ -53,7 +53,7 @@ def parse(body: Body) -> Call:
     messages = reading.items(body, "messages")
     if not messages:
         raise invalid("messages is missing or empty", "messages")
-    choice = reading.tool_choice(body)
+    choice, form = reading.tool_choice(body), reading.json_form(body)
     tools, tool_notes = _tools(body)
     reading.require_tool(choice, tools, tool_notes)
     options = body.get("stream_options")
@@ -79,9 +79,10 @@ def parse(body: Body) -> Call:
         stream=reading.flag(body, "stream"),
         stream_usage=reading.flag(options, "include_usage"),
         logprobs=reading.flag(body, "logprobs"),
+        instruction=form.instruction,
         user=reading.user(body),
         notes=(
-            *reading.sampling_notes(body, choice),
+            *reading.sampling_notes(body, choice, form),
             *tool_notes,
             *reading.unknown_note(body, _KNOWN),
         ),

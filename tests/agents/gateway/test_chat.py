@@ -100,6 +100,24 @@ def test_a_conversation_with_tools_as_clients_send_it_back() -> None:
     )
 
 
+def test_an_instruction_ends_the_first_system_message() -> None:
+    """Templates such as Gemma's and Llama's take one system message only."""
+    asked = {"response_format": {"type": "json_object"}}
+    told = "Reply with one JSON object, and with nothing else."
+    user, brief = {"role": "user", "content": "2+3?"}, {"role": "system", "content": "Be brief."}
+
+    def system(*messages: dict[str, str]) -> list[str]:
+        whole = prompt(parse(body(messages=list(messages), **asked))).messages
+        assert [each.role for each in whole].count("user") == 1
+        return [each.content for each in whole if each.role == "system"]
+
+    assert system(user) == [told]
+    assert system(brief, user) == [f"Be brief.\n\n{told}"]
+    assert system({**brief, "content": ""}, user) == [told]
+    assert system(brief, user, brief) == [f"Be brief.\n\n{told}", "Be brief."]
+    assert system(user, brief) == [told, "Be brief."]
+
+
 def test_functions_of_the_older_protocol() -> None:
     call = parse(
         body(
