@@ -2,7 +2,7 @@
 
 Hours and dollars are for all steps of the run: steps x the mean step after warm-up. `Estimate`s
 have the 95 % interval over the seeds; `Prediction`s a 90 % interval that also contains the model's
-error on measured runs (`simulator.report.measured_errors`).
+error on measured runs (`simulator.report.measured_errors`). Both are factors, so no end is 0.
 
 Pareto front of points with time, money and number of GPUs, which are all minimized.
 
@@ -26,7 +26,7 @@ from simulator.plan.trial import Trial
 from simulator.report.measured_errors import Known, MeasuredErrors, kind_of, undecided
 from simulator.report.notes import GENERATING, bottleneck
 from simulator.run.pools import MOVING_WEIGHTS
-from simulator.stats.statistics import Estimate, Prediction, estimate, prediction
+from simulator.stats.statistics import Estimate, Prediction, log_estimate, prediction
 
 DOLLARS = "dollars"
 
@@ -112,7 +112,7 @@ class Outcome:
     @property
     def hours(self) -> Estimate:
         """Hours of the whole run."""
-        return estimate(self._hours)
+        return log_estimate(self._hours)
 
     @property
     def predicted_hours(self) -> Prediction:
@@ -202,7 +202,7 @@ class Comparison:
     @property
     def ratio(self) -> Estimate:
         """Time of the synchronous one over the asynchronous one's, seed by seed."""
-        return estimate(self._ratios)
+        return log_estimate(self._ratios)
 
     @property
     def predicted_ratio(self) -> Prediction:
@@ -224,7 +224,7 @@ class Comparison:
     def needs_seeds(self) -> bool:
         """True if the interval over the seeds alone contains a gain of 2 % and a loss."""
         ratio = self.ratio
-        return math.isfinite(ratio.low) and ratio.low <= 1 < 1 + LEAST_GAIN <= ratio.high
+        return math.isfinite(ratio.high) and ratio.low <= 1 < 1 + LEAST_GAIN <= ratio.high
 
     @property
     def _ratios(self) -> list[float]:

@@ -158,8 +158,8 @@ def recommendation_lines(plan: Plan) -> Iterator[str]:
         candidate = best.candidate
         yield (
             f"{name}: {candidate.hardware} ({candidate.split}; {candidate.schedule}; micro-batches "
-            f"of {candidate.config.trainer.micro_batch_tokens:,} tokens), {hours(best)}, "
-            f"{money(best)}; bottleneck: {best.limit}"
+            f"of {candidate.config.trainer.micro_batch_tokens:,} tokens), {answer(best)}; "
+            f"bottleneck: {best.limit}"
         )
         dollars = best.predicted_dollars
         over = []
@@ -189,14 +189,14 @@ def recommendation_lines(plan: Plan) -> Iterator[str]:
     fastest = min(known, key=lambda one: one.hours.mean)
     yield (
         f"{so_far}no candidate is within the limits; the fastest is {fastest.candidate.hardware} "
-        f"({fastest.candidate.split}; {fastest.candidate.schedule}) with {hours(fastest)}"
+        f"({fastest.candidate.split}; {fastest.candidate.schedule}) with {answer(fastest)}"
     )
     priced = [one for one in known if one.dollars is not None]
     if priced and math.isfinite(limits.budget_dollars):
         cheapest = min(priced, key=lambda one: one.value("dollars"))
         yield (
             f"the cheapest is {cheapest.candidate.hardware} ({cheapest.candidate.split}; "
-            f"{cheapest.candidate.schedule}) with {money(cheapest)}, {hours(cheapest)}"
+            f"{cheapest.candidate.schedule}) with {answer(cheapest)}"
         )
     yield "raise deadline, budget or limits.gpus, or add candidates"
 
@@ -311,6 +311,26 @@ def no_comparison(plan: Plan) -> str:
     return "no cluster has both a synchronous and an asynchronous candidate to compare"
 
 
+def answer(one: Outcome) -> str:
+    """Hours and dollars, and their intervals, which are one factor."""
+    duration, dollars = one.predicted_hours, one.predicted_dollars
+    paid = (one.predicted_gpu_hours, "GPU-hours") if dollars is None else (dollars, "dollars")
+    ends = " and ".join(
+        with_unit(around, unit)
+        for value, unit in ((duration, "hours"), paid)
+        if (around := span({"low": value.low, "high": value.high}))
+    )
+    return "".join(
+        (
+            f"{with_unit(number(duration.value), 'hours')}, ",
+            "money unknown, " if dollars is None else "",
+            with_unit(number(paid[0].value), paid[1]),
+            _at_prices(one),
+            f"; {PERCENT} within a factor of {duration.factor:.2f}: {ends}" if ends else "",
+        )
+    )
+
+
 def hours(one: Outcome) -> str:
     """Hours of the whole run, with the interval."""
     return predicted_text(one.predicted_hours, "hours")
@@ -340,12 +360,14 @@ def _around(value: Prediction) -> str:
 
 def money(one: Outcome) -> str:
     """Dollars, with the range between low and high prices."""
-    text = cost(one)
-    low, high = one.hourly.low, one.hourly.high
-    if low is not None and high is not None and low < high:
-        hours = one.hours.mean
-        text += f" (at low and high prices ${number(low * hours)} to ${number(high * hours)})"
-    return text
+    return f"{cost(one)}{_at_prices(one)}"
+
+
+def _at_prices(one: Outcome) -> str:
+    low, high, hours = one.hourly.low, one.hourly.high, one.hours.mean
+    if low is None or high is None or low >= high:
+        return ""
+    return f" (at low and high prices ${number(low * hours)} to ${number(high * hours)})"
 
 
 def counted(refusals: Sequence[Refusal]) -> list[dict[str, Any]]:

@@ -459,8 +459,8 @@ def test_a_gain_is_undecided_exactly_if_its_interval_contains_1(gain: float, siz
     ratio = comparison.predicted_ratio
     assert (comparison.pays is None) is (ratio.low <= 1 <= ratio.high)
     assert ("undecided" in verdict(comparison)) is (comparison.pays is None)
-    assert ratio.low <= comparison.ratio.low or comparison.ratio.low < 0
-    assert ratio.high >= comparison.ratio.high
+    assert 0 < ratio.low <= ratio.value <= ratio.high
+    assert comparison.ratio.low > 0
 
 
 @cache
@@ -743,8 +743,47 @@ def test_a_plan_answers_for_every_cluster_and_staleness_bound_that_was_asked_abo
     show_plan(Console(file=text, width=200), found)
     shown = text.getvalue()
     assert "every staleness bound on the recommended cluster, at its best" in shown
+    # Hours and dollars have one interval, printed once a row.
+    for one in found.front:
+        (row,) = (
+            line
+            for line in shown.split("every cluster")[0].splitlines()
+            if all(
+                cell in line for cell in (one.candidate.hardware, one.candidate.split, one.limit)
+            )
+        )
+        assert row.count("x/÷") == 1
+        assert f"x/÷ {one.predicted_hours.factor:.2f}" in row
     told = json.loads(json.dumps(plan_report(found), allow_nan=False))
     assert [one["name"] for one in told["etas"]] == ["eta 0", "eta 1", "eta 4"]
+
+
+def test_two_noisy_seeds_leave_bounds_that_are_factors_of_the_answer() -> None:
+    one = dataclasses.replace(_one(), known=known_errors(_one().candidate, errors_of(0.2)))
+    first = one.trials[0]
+
+    def of(*steps_s: float) -> Outcome:
+        trials = tuple(dataclasses.replace(first, step_s=one) for one in steps_s)
+        return dataclasses.replace(one, trials=trials)
+
+    noisy, doubled = of(1.5, 2.4), of(3.0, 4.8)
+    dollars = noisy.predicted_dollars
+    assert dollars is not None
+    assert 0 < dollars.low < dollars.value < dollars.high
+    assert dollars.factor == pytest.approx(noisy.predicted_hours.factor)
+    assert doubled.predicted_hours.low == pytest.approx(2 * noisy.predicted_hours.low)
+    assert doubled.predicted_hours.high == pytest.approx(2 * noisy.predicted_hours.high)
+    assert of(1.5, 1.5).predicted_hours.factor < noisy.predicted_hours.factor
+    assert compared(0.9, 2.4).predicted_ratio.low > 0
+
+
+def test_gpus_that_were_never_compared_with_a_run_widen_the_interval() -> None:
+    space = expand(small_plan("candidates.gpu=[H100, A100-80]", "candidates.gpus=[4]"))
+    spreads = {
+        one.config.cluster.gpu: known_errors(one, errors_of(0.1)).step.error.spread
+        for one in space.possible
+    }
+    assert spreads["A100-80"] > spreads["H100"] > 0
 
 
 def test_a_plan_says_its_workload_and_where_each_number_is_from() -> None:
