@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from areal_lab.runlog.records import finite_json
-from simulator.plan.result import End, Option, Outcome, Plan
+from simulator.plan.result import End, Option, Outcome, Plan, other_prices
 from simulator.plan.sensitivity import at_end, measure
 from simulator.plan.summary import (
     against,
@@ -279,6 +279,9 @@ def _outcome(one: Outcome, plan: Plan) -> dict[str, Any]:
         "dollars": _dollars(one),
         "dollars_at_low_price": None if cheap is None else cheap * one.hours.mean,
         "dollars_at_high_price": None if dear is None else dear * one.hours.mean,
+        "other_prices": [
+            finite_json(price._asdict()) for price in other_prices(one, plan.config.prices)
+        ],
         "gpu_hours": record_of(one.predicted_gpu_hours, one.gpu_hours),
         "limit": one.limit,
         "engine_share": one.engine_share,

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 from simulator.catalogue.gpu import GPU, Price, find_gpu
-from simulator.costs.economics import HOUR_S, Cost, PoolUse, run_cost
+from simulator.costs.economics import HOUR_S, Cost, PoolUse, interruption_factor, run_cost
 from simulator.plan.schema import LimitsConfig, PlanConfig, PriceEntry
 from simulator.plan.space import Candidate, Space
 from simulator.plan.trial import Trial
@@ -407,16 +407,78 @@ def best_of(outcomes: Sequence[Outcome], objective: str, limits: LimitsConfig) -
 def hourly_cost(candidate: Candidate, prices: Sequence[PriceEntry]) -> Cost:
     """One hour of a candidate's cluster; own prices come before the catalogue's."""
     cluster = candidate.config.cluster
-    trains, generates = find_gpu(cluster.gpu), find_gpu(cluster.generating_gpu)
     uses = [
         PoolUse(name=name, gpu=_priced(gpu, prices), gpus=gpus, seconds=HOUR_S, utilization=1.0)
-        for name, gpu, gpus in (
-            ("training", trains, cluster.training_gpus),
-            ("rollout", generates, cluster.gpus - cluster.training_gpus),
-        )
-        if gpus
+        for name, gpu, gpus in _pools(candidate)
     ]
     return run_cost(uses, price_per_gpu_h=cluster.price_per_gpu_h, overhead=cluster.overhead)
+
+
+def _pools(candidate: Candidate) -> list[tuple[str, GPU, int]]:
+    """Name, type and number of GPUs of each pool that has some."""
+    cluster = candidate.config.cluster
+    trains, generates = find_gpu(cluster.gpu), find_gpu(cluster.generating_gpu)
+    pools = (
+        ("training", trains, cluster.training_gpus),
+        ("rollout", generates, cluster.gpus - cluster.training_gpus),
+    )
+    return [pool for pool in pools if pool[2]]
+
+
+def nodes_of(candidate: Candidate) -> dict[str, float]:
+    """Nodes of each type of GPU; a fraction if the last one is not used whole."""
+    nodes: dict[str, float] = {}
+    for _, gpu, gpus in _pools(candidate):
+        nodes[gpu.name] = nodes.get(gpu.name, 0.0) + gpus / gpu.node_gpus
+    return nodes
+
+
+class OtherPrice(NamedTuple):
+    """A run at reserved or spot prices, as expected."""
+
+    name: str
+    """`reserved` or `spot`."""
+    dollars: float
+    factor: float
+    """Time over that without interruptions."""
+    interruptions_per_h: float
+    """Interruptions of the whole cluster, in an hour of its time."""
+
+
+def other_prices(one: Outcome, prices: Sequence[PriceEntry]) -> list[OtherPrice]:
+    """Expected cost at the reserved and the spot prices of the plan file.
+
+    A kind of price is left out unless every type of GPU of the candidate has one.
+    """
+    by_gpu = {find_gpu(entry.gpu).name: entry for entry in reversed(prices)}
+    nodes, config = nodes_of(one.candidate), one.candidate.config
+    found = []
+    for name in ("reserved", "spot"):
+        per_h: dict[str, float | None] = {
+            gpu: getattr(by_gpu.get(gpu), name, None) for gpu in nodes
+        }
+        known = {gpu: price for gpu, price in per_h.items() if price is not None}
+        if len(known) < len(nodes):
+            continue
+        hourly = sum(gpus * known[gpu.name] for _, gpu, gpus in _pools(one.candidate))
+        hourly *= 1 + config.cluster.overhead
+        rate, restart_h = 0.0, 0.0
+        if name == "spot":
+            taken = {
+                gpu: by_gpu[gpu].interruptions_per_day / 24 * math.ceil(count)
+                for gpu, count in nodes.items()
+            }
+            rate = sum(taken.values())
+            if rate:
+                restart_h = (
+                    sum(taken[gpu] * (by_gpu[gpu].restart_s or 0.0) for gpu in nodes)
+                    / rate
+                    / HOUR_S
+                )
+        checkpoint_h = config.outside.checkpoint_steps * one.hours.mean / one.steps
+        factor = interruption_factor(per_h=rate, checkpoint_h=checkpoint_h, restart_h=restart_h)
+        found.append(OtherPrice(name, hourly * one.hours.mean * factor, factor, rate))
+    return found
 
 
 def _priced(gpu: GPU, prices: Sequence[PriceEntry]) -> GPU:

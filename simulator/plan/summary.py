@@ -13,7 +13,7 @@ from simulator.assembly.build import lengths_of
 from simulator.catalogue.gpu import find_gpu
 from simulator.config.load import load_simulation
 from simulator.config.schema import SimulationConfig
-from simulator.plan.result import Comparison, End, Option, Outcome, Plan
+from simulator.plan.result import Comparison, End, Option, Outcome, Plan, other_prices
 from simulator.plan.schema import PlanConfig
 from simulator.plan.sensitivity import at_end, measure
 from simulator.plan.space import Refusal
@@ -172,6 +172,7 @@ def recommendation_lines(plan: Plan) -> Iterator[str]:
                 f"its {PERCENT} interval exceeds {' and '.join(over)}; with rank_by=pessimistic "
                 "only candidates whose high ends are within the limits are recommended"
             )
+        yield from _other_price_lines(plan, best)
         gentler = plan.gentler
         if gentler is not None:
             yield (
@@ -199,6 +200,19 @@ def recommendation_lines(plan: Plan) -> Iterator[str]:
             f"{cheapest.candidate.schedule}) with {answer(cheapest)}"
         )
     yield "raise deadline, budget or limits.gpus, or add candidates"
+
+
+def _other_price_lines(plan: Plan, one: Outcome) -> Iterator[str]:
+    for price in other_prices(one, plan.config.prices):
+        text = f"at {price.name} prices: ${number(price.dollars)}"
+        if price.interruptions_per_h:
+            hours = one.hours.mean * price.factor
+            text += (
+                f" and {number(hours)} h as expected, {number(price.factor)} times as long, with "
+                f"{number(price.interruptions_per_h * hours)} interruptions; each loses half of "
+                f"{one.candidate.config.outside.checkpoint_steps} steps and a restart"
+            )
+        yield text
 
 
 def sensitivity_lines(plan: Plan) -> Iterator[str]:

@@ -36,6 +36,7 @@ from simulator.plan.result import (
     known_errors,
     limit_of,
     most_promising_first,
+    other_prices,
     trainer_share,
 )
 from simulator.plan.schema import PlanConfig, PriceEntry, load_plan
@@ -504,6 +505,43 @@ def test_a_price_in_the_plan_file_counts() -> None:
     assert best.hourly.high == pytest.approx(4.0 * best.candidate.gpus)
 
 
+def test_reserved_and_spot_prices_are_ratios_of_the_price_without_interruptions() -> None:
+    prices = "[{gpu: H100, typical: 2.0, reserved: 1.5, spot: 0.8}]"
+    best = solved("candidates.gpus=[4]", f"prices={prices}").best
+    assert best is not None
+    assert best.dollars is not None
+    entries = small_plan(f"prices={prices}").prices
+    for found, share in zip(other_prices(best, entries), (0.75, 0.4), strict=True):
+        assert found.dollars == pytest.approx(share * best.dollars.mean)
+        assert (found.factor, found.interruptions_per_h) == (1, 0)
+    assert not other_prices(best, [PriceEntry(gpu="H800", typical=1, spot=1)])
+
+
+def test_interrupted_spot_nodes_cost_the_lost_work_and_the_restart() -> None:
+    entry = "gpu: H100, typical: 2.0, spot: 0.8, interruptions_per_day: 0.01, restart_s: 36"
+    found = solved(
+        *("candidates.gpus=[12]", f"prices=[{{{entry}}}]", "base.outside.checkpoint_steps=20"),
+    )
+    best = found.best
+    assert best is not None
+    (spot,) = other_prices(best, found.config.prices)
+    per_h = 2 * 0.01 / 24  # 12 GPUs are on two nodes of 8
+    lost_h = 20 * best.hours.mean / 100 / 2 + 0.01
+    assert spot.interruptions_per_h == pytest.approx(per_h)
+    assert spot.factor - 1 == pytest.approx(per_h * lost_h, rel=1e-3)
+    assert spot.dollars == pytest.approx(12 * 0.8 * best.hours.mean * spot.factor)
+    text = " ".join(recommendation_lines(found))
+    assert "at spot prices: $" in text
+    assert "each loses half of 20 steps and a restart" in text
+    (told,) = json.loads(json.dumps(plan_report(found), allow_nan=False))["best"]["other_prices"]
+    assert told["name"] == "spot"
+
+
+def test_interruptions_without_what_they_cost_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"set spot, .* and restart_s, .* and base.outside"):
+        small_plan("prices=[{gpu: H100, typical: 2.0, interruptions_per_day: 1}]")
+
+
 # --- bottleneck and sensitivity -----------------------------------------------------------------
 
 
@@ -860,12 +898,12 @@ def test_the_shipped_example_is_a_plan_of_hundreds_of_candidates() -> None:
             "prices[0].cost is not a setting; known are gpu, typical, low, high",
         ),
         (["prices=[{gpu: H100, typcal: 2}]"], "did you mean 'typical'?"),
-        (["prices=[H100]"], "prices[0] is 'H100', but must be {gpu, typical, low, high}"),
+        (["prices=[H100]"], "prices[0] is 'H100', but must be {gpu, typical, low, high, "),
         (
             ["prices=[{gpu: H100, typical: $2}]"],
             "prices[0].typical is '$2', but must be a finite",
         ),
-        (["prices=2"], "prices is 2, but must be a list of {gpu, typical, low, high}"),
+        (["prices=2"], "prices is 2, but must be a list of {gpu, typical, low, high, "),
     ],
 )
 def test_a_wrong_file_is_refused_in_one_line(overrides: Sequence[str], says: str) -> None:
