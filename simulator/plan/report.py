@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from areal_lab.runlog.records import finite_json
-from simulator.plan.result import End, Option, Outcome, Plan, other_prices
+from simulator.plan.result import End, Option, Outcome, Plan, memory_of, other_prices
 from simulator.plan.sensitivity import at_end, measure
 from simulator.plan.summary import (
     against,
@@ -215,6 +215,12 @@ def plan_report(plan: Plan) -> dict[str, Any]:
         **({"stopped_in": plan.stopped_in} if plan.stopped_in else {}),
         "front": [_outcome(one, plan) for one in plan.front],
         "best": None if plan.best is None else _outcome(plan.best, plan),
+        "memory": []
+        if plan.best is None
+        else [
+            {**one._asdict(), "parts": dict(one.parts), "free": one.free}
+            for one in memory_of(plan.best.candidate)
+        ],
         "answer": "\n".join(recommendation_lines(plan)),
         "clusters": [_option(one, plan) for one in plan.clusters],
         "etas": [_option(one, plan) for one in plan.etas],

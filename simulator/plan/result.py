@@ -18,13 +18,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
+from simulator.assembly.build import part_trainer
+from simulator.assembly.check import longest_tokens
+from simulator.assembly.engines import engines_of
 from simulator.catalogue.gpu import GPU, Price, find_gpu
+from simulator.catalogue.models import find_model
 from simulator.costs.economics import HOUR_S, Cost, PoolUse, interruption_factor, run_cost
+from simulator.costs.training import TrainingCost, training_cost
 from simulator.plan.schema import LimitsConfig, PlanConfig, PriceEntry
 from simulator.plan.space import Candidate, Space
 from simulator.plan.trial import Trial
 from simulator.report.measured_errors import Known, MeasuredErrors, kind_of, undecided
-from simulator.report.notes import GENERATING, bottleneck
+from simulator.report.notes import GENERATING, TRAIN_BOUND, bottleneck
 from simulator.run.pools import MOVING_WEIGHTS
 from simulator.stats.statistics import Estimate, Prediction, log_estimate, prediction
 
@@ -425,11 +430,20 @@ def _pools(candidate: Candidate) -> list[tuple[str, GPU, int]]:
     return [pool for pool in pools if pool[2]]
 
 
-def nodes_of(candidate: Candidate) -> dict[str, float]:
-    """Nodes of each type of GPU; a fraction if the last one is not used whole."""
-    nodes: dict[str, float] = {}
+class Nodes(NamedTuple):
+    """Nodes of one type of GPU."""
+
+    gpu: GPU
+    nodes: float
+    """A fraction if the last one is not used whole."""
+
+
+def nodes_of(candidate: Candidate) -> dict[str, Nodes]:
+    """Nodes of each type of GPU, by its name."""
+    nodes: dict[str, Nodes] = {}
     for _, gpu, gpus in _pools(candidate):
-        nodes[gpu.name] = nodes.get(gpu.name, 0.0) + gpus / gpu.node_gpus
+        count = gpus / gpu.node_gpus + (nodes[gpu.name].nodes if gpu.name in nodes else 0)
+        nodes[gpu.name] = Nodes(gpu, count)
     return nodes
 
 
@@ -465,8 +479,8 @@ def other_prices(one: Outcome, prices: Sequence[PriceEntry]) -> list[OtherPrice]
         rate, restart_h = 0.0, 0.0
         if name == "spot":
             taken = {
-                gpu: by_gpu[gpu].interruptions_per_day / 24 * math.ceil(count)
-                for gpu, count in nodes.items()
+                gpu: by_gpu[gpu].interruptions_per_day / 24 * math.ceil(one_type.nodes - 1e-9)
+                for gpu, one_type in nodes.items()
             }
             rate = sum(taken.values())
             if rate:
@@ -495,9 +509,65 @@ def _priced(gpu: GPU, prices: Sequence[PriceEntry]) -> GPU:
     return gpu
 
 
+BOTH_FULL = "both sides full"
+"""Bottleneck of a split whose engines are as busy as its trainer."""
+_FULL = 0.9
+"""Share of the engines' time from which they count as always busy, as of the trainer's."""
+
+
 def limit_of(trials: Sequence[Trial]) -> str:
-    """The bottleneck, from the mean shares over the seeds."""
-    return bottleneck({pool: _mean_shares(trials, pool) for pool in trials[0].busy})
+    """The bottleneck, from the mean shares over the seeds; `BOTH_FULL` if neither side waits."""
+    limit = bottleneck({pool: _mean_shares(trials, pool) for pool in trials[0].busy})
+    if limit == TRAIN_BOUND and engine_share(trials) >= _FULL:
+        return BOTH_FULL
+    return limit
+
+
+class Memory(NamedTuple):
+    """Bytes by part on the fullest GPU of one side, and how many the GPU has."""
+
+    side: str
+    """`training` or `generation`."""
+    parts: Mapping[str, float]
+    available: float
+
+    @property
+    def free(self) -> float:
+        """Bytes that no part takes."""
+        return self.available - sum(self.parts.values())
+
+
+def memory_of(candidate: Candidate) -> list[Memory]:
+    """Memory of both sides; without training if its step is given as seconds.
+
+    An engine takes `rollout.memory_utilization` of a GPU: what its weights leave is the cache.
+    """
+    config = candidate.config
+    cluster, model = config.cluster, find_model(config.model)
+    longest, gpu = longest_tokens(config.workload), find_gpu(cluster.gpu)
+    training = training_cost(
+        part_trainer(config.trainer, config.batch_parts),
+        model,
+        gpu,
+        cluster.training_gpus,
+        longest_tokens=longest,
+    )
+    found = []
+    if isinstance(training, TrainingCost):
+        dynamic = config.trainer.dynamic_batching
+        held = training.memory(config.trainer.micro_batch_tokens if dynamic else longest)
+        parts = {name: getattr(held, name) for name in _TRAINING_PARTS}
+        found.append(Memory("training", parts, gpu.memory_bytes))
+    engines = engines_of(config)
+    taken = config.rollout.memory_utilization * engines.gpu.memory_bytes
+    weights = engines.weight_bytes
+    parts = {"weights": weights, "cache": taken - weights}
+    found.append(Memory("generation", parts, engines.gpu.memory_bytes))
+    return found
+
+
+_TRAINING_PARTS = ("parameters", "gradients", "optimizer", "gathered", "activations", "reserved")
+"""Fields of `TrainingMemory` that add up to its total."""
 
 
 def trainer_share(trials: Sequence[Trial]) -> float:

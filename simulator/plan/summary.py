@@ -13,10 +13,20 @@ from simulator.assembly.build import lengths_of
 from simulator.catalogue.gpu import find_gpu
 from simulator.config.load import load_simulation
 from simulator.config.schema import SimulationConfig
-from simulator.plan.result import Comparison, End, Option, Outcome, Plan, other_prices
+from simulator.costs.training_layout import GIB
+from simulator.plan.result import (
+    Comparison,
+    End,
+    Option,
+    Outcome,
+    Plan,
+    memory_of,
+    nodes_of,
+    other_prices,
+)
 from simulator.plan.schema import PlanConfig
 from simulator.plan.sensitivity import at_end, measure
-from simulator.plan.space import Refusal
+from simulator.plan.space import Candidate, Refusal
 from simulator.report.measured_errors import (
     PERCENT,
     gpus_of,
@@ -125,7 +135,18 @@ def against(plan: Plan, one: Option) -> str:
     if not other.meets(plan.config.limits):
         parts.append("over a limit")
     parts.append(other.limit)
+    if partial := partial_nodes(other.candidate):
+        parts.append(partial)
     return ", ".join(parts)
+
+
+def partial_nodes(candidate: Candidate) -> str:
+    """How many nodes the GPUs of a candidate are, if the last one is not used whole; else ""."""
+    return " and ".join(
+        f"{number(nodes)} nodes of {gpu.node_gpus} {name}"
+        for name, (gpu, nodes) in nodes_of(candidate).items()
+        if abs(nodes - round(nodes)) > 1e-9
+    )
 
 
 def ranked_by(plan: Plan) -> str:
@@ -172,7 +193,10 @@ def recommendation_lines(plan: Plan) -> Iterator[str]:
                 f"its {PERCENT} interval exceeds {' and '.join(over)}; with rank_by=pessimistic "
                 "only candidates whose high ends are within the limits are recommended"
             )
+        if partial := partial_nodes(candidate):
+            yield f"{candidate.hardware}: {partial}; the cost is that of these GPUs alone"
         yield from _other_price_lines(plan, best)
+        yield from _memory_lines(candidate)
         gentler = plan.gentler
         if gentler is not None:
             yield (
@@ -200,6 +224,17 @@ def recommendation_lines(plan: Plan) -> Iterator[str]:
             f"{cheapest.candidate.schedule}) with {answer(cheapest)}"
         )
     yield "raise deadline, budget or limits.gpus, or add candidates"
+
+
+def _memory_lines(candidate: Candidate) -> Iterator[str]:
+    for one in memory_of(candidate):
+        parts = ", ".join(
+            f"{name} {size / GIB:.1f}" for name, size in one.parts.items() if size >= 0.05 * GIB
+        )
+        yield (
+            f"memory of a GPU in {one.side}: {one.free / GIB:.1f} of {one.available / GIB:.1f} GiB "
+            f"free ({parts})"
+        )
 
 
 def _other_price_lines(plan: Plan, one: Outcome) -> Iterator[str]:

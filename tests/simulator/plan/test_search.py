@@ -21,11 +21,14 @@ from rich.console import Console
 
 from areal_lab.config.problem import Kind, Problem
 from simulator.assembly.build import problems
+from simulator.catalogue.gpu import find_gpu
+from simulator.catalogue.models import find_model
 from simulator.config.schema import SimulationConfig
 from simulator.plan.bound import least_step_s
 from simulator.plan.report import plan_report, show_plan
 from simulator.plan.result import (
     Comparison,
+    Memory,
     Outcome,
     Plan,
     Point,
@@ -35,6 +38,7 @@ from simulator.plan.result import (
     hourly_cost,
     known_errors,
     limit_of,
+    memory_of,
     most_promising_first,
     other_prices,
     trainer_share,
@@ -46,6 +50,7 @@ from simulator.plan.space import expand, nearest_split
 from simulator.plan.summary import (
     against,
     nothing_possible,
+    partial_nodes,
     question_lines,
     recommendation_lines,
     verdict,
@@ -540,6 +545,81 @@ def test_interrupted_spot_nodes_cost_the_lost_work_and_the_restart() -> None:
 def test_interruptions_without_what_they_cost_are_refused() -> None:
     with pytest.raises(ValueError, match=r"set spot, .* and restart_s, .* and base.outside"):
         small_plan("prices=[{gpu: H100, typical: 2.0, interruptions_per_day: 1}]")
+
+
+@pytest.mark.parametrize(
+    ("trains", "decodes", "limit"),
+    [(0.95, 0.91, "both sides full"), (0.95, 0.89, "train-bound"), (0.5, 0.91, "generation-bound")],
+)
+def test_a_full_trainer_beside_full_engines_is_not_called_train_bound(
+    trains: float, decodes: float, limit: str
+) -> None:
+    trial = Trial(
+        step_s=1.0,
+        tokens_per_s=1.0,
+        kwh=1.0,
+        busy={"training": {"train": trains}, "rollout": {"decode": decodes}},
+        idle={"training": {"waiting for a batch": 1 - trains}, "rollout": {}},
+    )
+    assert limit_of([trial]) == limit
+
+
+# --- memory and nodes ---------------------------------------------------------------------------
+
+
+def memory(*overrides: str) -> list[Memory]:
+    (one,) = expand(load_plan(None, ["candidates.gpu=[H100]", *overrides])).possible
+    return memory_of(one)
+
+
+def test_the_parts_of_memory_are_those_of_the_cost_model() -> None:
+    training, generation = memory("base.model=Qwen2.5-7B", "base.trainer.tensor_parallel=4")
+    assert training.side == "training"
+    assert training.available == generation.available == find_gpu("H100").memory_bytes
+    # Two, four and twelve bytes per parameter; the first is on a fourth of the GPUs.
+    parameters = find_model("Qwen2.5-7B").parameters
+    assert training.parts["parameters"] == pytest.approx(2 * parameters / 4, rel=0.01)
+    assert training.parts["gradients"] == pytest.approx(2 * training.parts["parameters"])
+    assert training.free == training.available - sum(training.parts.values()) > 0
+    assert generation.parts["weights"] == pytest.approx(2 * parameters, rel=0.02)
+    used = sum(generation.parts.values())
+    assert used == pytest.approx(0.85 * generation.available)
+    halved = memory("base.model=Qwen2.5-7B", "base.rollout.tensor_parallel=2")[1]
+    assert halved.parts["weights"] == pytest.approx(generation.parts["weights"] / 2)
+
+
+def test_a_layout_is_refused_where_its_memory_is_used_up() -> None:
+    """The most tokens of a micro-batch that fit leave nearly nothing free."""
+    fits, fails = 27_904, 10_000_000
+    settings = ("base.model=Qwen2.5-7B", "base.trainer.tensor_parallel=4")
+    while fails - fits > 16:
+        tokens = (fits + fails) // 2
+        plan = load_plan(
+            None,
+            ["candidates.gpu=[H100]", *settings, f"base.trainer.micro_batch_tokens={tokens}"],
+        )
+        fits, fails = (tokens, fails) if expand(plan).possible else (fits, tokens)
+    full = memory(*settings, f"base.trainer.micro_batch_tokens={fits}")[0]
+    assert 0 <= full.free < 1e-4 * full.available
+
+
+def test_measured_training_steps_say_nothing_of_memory() -> None:
+    assert [one.side for one in memory("base.trainer.step_s=10")] == ["generation"]
+
+
+def test_gpus_that_are_not_whole_nodes_are_named() -> None:
+    whole, part = (
+        expand(small_plan(f"candidates.gpus=[{gpus}]", "candidates.rollout_share=[0.5]"))
+        for gpus in (16, 12)
+    )
+    assert partial_nodes(whole.possible[0]) == ""
+    assert partial_nodes(part.possible[0]) == "1.5 nodes of 8 H100"
+    found = solved("candidates.gpus=[4, 8]", "objective=gpus")
+    text = "\n".join(recommendation_lines(found))
+    assert "4 H100: 0.5 nodes of 8 H100; the cost is that of these GPUs alone" in text
+    assert "memory of a GPU in training: " in text
+    told = json.loads(json.dumps(plan_report(found), allow_nan=False))
+    assert {one["side"] for one in told["memory"]} >= {"generation"}
 
 
 # --- bottleneck and sensitivity -----------------------------------------------------------------
