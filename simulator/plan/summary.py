@@ -226,6 +226,15 @@ def recommendation_lines(plan: Plan) -> Iterator[str]:
     yield "raise deadline, budget or limits.gpus, or add candidates"
 
 
+def best_so_far(plan: Plan) -> str:
+    """The best candidate so far in a few words, after a comma; empty without one."""
+    best = plan.best
+    if best is None:
+        return ""
+    dollars = "" if best.dollars is None else f", ${number(best.dollars.mean)}"
+    return f", best {best.candidate.hardware}, {number(best.hours.mean)} h{dollars}"
+
+
 def _memory_lines(candidate: Candidate) -> Iterator[str]:
     for one in memory_of(candidate):
         parts = ", ".join(
