@@ -21,7 +21,7 @@ with app.setup:
     sys.path.append(str(Path(__file__).resolve().parents[1]))
 
     from areal_lab.control.drift import advise_on_lag, next_eta
-    from areal_lab.control.schedule import MAX_DRIFT
+    from areal_lab.control.schedule import MAX_DRIFT, SAFE_DRIFT
     from areal_lab.widgets.source import code_of
     from reproductions.learning.bound_charts import (
         cost_of_bounds,
@@ -29,7 +29,7 @@ with app.setup:
         drift_by_step,
         legend,
     )
-    from reproductions.learning.bounded import SAFE_DRIFT, evidence_of, practice, schedule, within
+    from reproductions.learning.bounded import evidence_of, practice, schedule, within
     from reproductions.learning.equal_hours import (
         BOUNDS_OF_DRIFT,
         by_bound,

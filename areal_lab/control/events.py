@@ -67,8 +67,8 @@ class GroupFinished:
 @dataclass(frozen=True, slots=True)
 class SamplesEnded:
     """Further samples of a running group were generated: their slots are free, while others of the
-    group run and before any is scored. Expected if a group has several slots
-    (`Limits.group_slots`)."""
+    group run and before any is scored. An engine that is lost with `tokens_kept` leaves them whole.
+    Expected if a group has several slots (`Limits.group_slots`)."""
 
     group: GroupId
     samples: int

@@ -578,10 +578,8 @@ class EventLoop:
         slot.dead, slot.paused, slot.wake_s = True, False, math.inf
         self.accounting.engine_changed(now_s, slot)
 
-    def may_lose(self, slot: Slot) -> bool:
-        """Count an engine as lost, with its groups, unless it is the last one."""
-        if len(self.coordinator.engine_loads) == 1:
-            return False
+    def lose(self, slot: Slot) -> None:
+        """Count an engine as lost, with its groups."""
         slot.flights.clear()
         # Those that were being scored start over, too: the coordinator lets all groups do so.
         for group in [g for g, flight in self.flights.items() if flight.slot is slot]:
@@ -589,17 +587,10 @@ class EventLoop:
             if flight.generated:
                 self._generate_again(flight.tokens)
         self.accounting.engine_losses += 1
-        return True
 
     def restart(self, slot: Slot) -> None:
-        """Let an engine work again with the others' weights; groups it still has start over."""
+        """Let an engine work again, with the others' weights."""
         slot.dead = False
-        if self.responses.revised and slot.flights:
-            self.responses.begin(tuple(slot.flights), self.version)
-            for flight in slot.flights.values():
-                flight.draws = self.responses.of(flight.group)
-        for flight in list(slot.flights.values()):
-            self._submit(self.env.now, flight, self.version)
         if self._paused:
             slot.engine.pause(self.env.now)
             slot.paused = True
