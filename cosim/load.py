@@ -39,6 +39,7 @@ from areal_lab.rewards.usable import check_reward
 from areal_lab.rewards.wire import is_address
 from areal_lab.runlog.read_run import read_events
 from areal_lab.runlog.records import Log, Scalar
+from areal_lab.runlog.replay import on_late_of
 from areal_lab.sinks.start import check_sinks
 from areal_lab.training.objective.advantages import choose_advantages
 from areal_lab.training.objective.loss import choose_loss
@@ -223,12 +224,13 @@ def _schedule(limits: Mapping[str, Scalar]) -> dict[str, Any]:
         "max_head_offpolicyness": "eta",
         "max_concurrent_rollouts": "max_in_flight",
         "batch_order": "order",
-        "drop_late": "drop_late",
         "routing": "routing",
     }
     settings: dict[str, Any] = {
         name: limits[field] for name, field in names.items() if field in limits
     }
+    if "order" in limits:
+        settings["on_late"] = on_late_of(limits)
     # Older logs do not have it.
     return settings | {"slots": SLOTS[int(limits.get("group_slots") or 1) > 1]}
 

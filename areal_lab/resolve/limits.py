@@ -50,7 +50,7 @@ def limits_of(config: TrainConfig) -> Limits:
             rollout.batch_order,
             schedule,
             max_lag=rollout.max_lag or None,
-            drop_late=rollout.drop_late,
+            on_late=rollout.on_late,
         ),
         routing=routing_named(rollout.routing),
         sampling=sampling_of(config),

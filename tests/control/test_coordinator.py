@@ -248,7 +248,7 @@ def test_what_is_filtered_is_replaced_and_does_not_count() -> None:
 
 
 def test_late_groups_are_dropped_running_or_finished_and_replaced() -> None:
-    order = bounded_lag(0, drop=True)
+    order = bounded_lag(0, "drop")
     c = Coordinator(limits(asynchronous(1), max_in_flight=4, order=order))
     actions_after(c, RunStarted((0,)), ended(0), ended(1), ended(2))  # group 3 still runs
     assert actions_after(c, TrainStepDone(1)) == [
@@ -637,7 +637,7 @@ def test_a_request_that_cannot_be_done_is_refused_with_the_reason(
 
 
 def test_what_will_be_possible_is_not_refused_before_the_run_starts() -> None:
-    c = Coordinator(limits(partial_rollout(), order=bounded_lag(1, drop=True)))
+    c = Coordinator(limits(partial_rollout(), order=bounded_lag(1, "drop")))
     for request in (PauseRequested(), ResumeRequested(), StopRequested(), EtaRequested(99)):
         assert c.refusal(request) is None
 
@@ -671,7 +671,7 @@ def test_limits_that_cannot_work_are_refused() -> None:
     for eta, lag in ((4, 3), (0.5, 0), (float("inf"), 9)):
         with pytest.raises(ValueError, match=r"raise max_lag .* or set drop_late"):
             limits(asynchronous(eta), order=bounded_lag(lag))
-        limits(asynchronous(eta), order=bounded_lag(lag, drop=True))
+        limits(asynchronous(eta), order=bounded_lag(lag, "drop"))
     waits = Schedule(name="both", eta=1, on_new_weights=OnNewWeights.DRAIN, carry_over=True)
     with pytest.raises(ValueError, match=r"OnNewWeights\.INTERRUPT with carry_over"):
         limits(waits)
