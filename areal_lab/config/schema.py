@@ -30,6 +30,7 @@ from areal_lab.config.sections import (
     CheckpointConfig,
     ClusterConfig,
     DynamicSamplingConfig,
+    ReadsDropLate,
     ScalingConfig,
     SchedulerConfig,
     SinkName,
@@ -164,7 +165,7 @@ class GenerationConfig(Record):
     text. This token stays in the response, with any text behind the string."""
 
 
-class RolloutConfig(Record):
+class RolloutConfig(ReadsDropLate):
     """Inference servers and the schedule of generation."""
 
     backend: str = "embedded"

@@ -18,7 +18,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import AllowInfNan, Field, model_validator
 
 from areal_lab.config.record import About, Count, NonNegative, Record, Share, Whole
-from areal_lab.config.sections import ScalingConfig
+from areal_lab.config.sections import ReadsDropLate, ScalingConfig
 from areal_lab.control.drift import DriftBound
 from areal_lab.control.limits import SlotsName
 from areal_lab.control.order import OnLateName, OrderName
@@ -488,7 +488,7 @@ class ControllerConfig(Record):
     """Programs of `spmd`; 0 takes the data-parallel ranks of the trainer."""
 
 
-class ScheduleConfig(Record):
+class ScheduleConfig(ReadsDropLate):
     """How generation and training interleave (`areal_lab.control.schedule`)."""
 
     name: ScheduleName = "asynchronous"
