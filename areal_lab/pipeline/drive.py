@@ -177,6 +177,8 @@ async def drive(
                         if (task := groups.pop(action.group, None)) is not None:
                             task.cancel()
                         await performer.drop_group(action.group)
+                        if action.reason == ev.RECYCLED:
+                            await _end_attempt(action.group, task, events)
                     case ev.Finish():
                         # Queued actions are executed first: a Resume leaves engines running.
                         train_lane.queue.put_nowait(None)
@@ -187,6 +189,20 @@ async def drive(
             event = await _next_event(coordinator, events)
             if isinstance(event, ev.GroupFinished | ev.GroupFiltered):
                 groups.pop(event.group, None)
+
+
+async def _end_attempt(
+    group: ev.GroupId,
+    task: asyncio.Task[None] | None,
+    events: asyncio.Queue[ev.Event | UserRequest],
+) -> None:
+    """Wait until a dropped group has ended, and discard its events: the next ones are of another
+    attempt, which has the same requests and queues."""
+    if task is not None:
+        await asyncio.wait([task])
+    for event in [events.get_nowait() for _ in range(events.qsize())]:
+        if getattr(event, "group", None) != group:
+            events.put_nowait(event)
 
 
 async def _next_event(

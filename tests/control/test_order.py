@@ -23,6 +23,7 @@ ORDERS = [
     bounded_lag(3.9),
     bounded_lag(math.inf),
     bounded_lag(1, "drop"),
+    bounded_lag(1, "recycle"),
 ]
 
 

@@ -206,6 +206,7 @@ def _measures(entries: Sequence[Any]) -> list[float]:
         (asynchronous(2), oldest_finished_first()),
         (asynchronous(1), strict_start_order()),
         (asynchronous(4), bounded_lag(1, "drop")),
+        (asynchronous(4), bounded_lag(1, "recycle")),
         (asynchronous(4, interruptible=False), oldest_finished_first()),
         (partial_rollout(), oldest_finished_first()),
         (bounded_drift(DriftBound(max_drift=0.1, max_eta=8)), oldest_finished_first()),

@@ -96,9 +96,7 @@ def limits_or_error(make: Callable[[Any], Limits], config: object) -> Limits | s
         return str(error)
 
 
-@pytest.mark.parametrize(
-    "order", [oldest_finished_first(), bounded_lag(2), bounded_lag(0, "drop")]
-)
+@pytest.mark.parametrize("order", [oldest_finished_first(), bounded_lag(2), bounded_lag(0, "drop")])
 @pytest.mark.parametrize("schedule", [one_step_overlap(), asynchronous(2, interruptible=False)])
 def test_the_simulation_of_a_recorded_run_has_its_limits(
     schedule: Schedule, order: BatchOrder
