@@ -24,7 +24,8 @@ PROMPT_VERSION: Final[Version] = -1
 STARTS_OVER: Final[Version] = -1
 """Entry of `RunStarted.open_versions` for a group without tokens."""
 RECYCLED: Final = "recycled"
-"""`Drop.reason` of a late group whose prompt starts again, under the same number (`rollout.on_late`)."""
+"""`Drop.reason` of a late group whose prompt starts again, under the same number
+(`rollout.on_late`)."""
 
 
 # --- events: what happened -----------------------------------------------------------------------

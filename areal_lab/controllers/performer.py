@@ -91,7 +91,7 @@ class RolloutPerformer:
         """Have workers generate a group, one after the other if they are lost."""
         moves = self._moves[start.group] = asyncio.Queue()
         try:
-            if (abandoned := self._abandoned.pop(start.group, None)) is not None:
+            if (abandoned := self._abandoned.get(start.group)) is not None:
                 await asyncio.wait([abandoned])
             while True:
                 if (worker := self.workers.alive.get(start.engine)) is None:
@@ -143,6 +143,7 @@ class RolloutPerformer:
         with suppress(ChildDied):
             await worker.calls.ask(DropGroup(group=group))
             await asking
+        del self._abandoned[group]
 
     def _ended(self, done: GroupDone, worker: Worker) -> GroupFinished | GroupFiltered:
         self.counts["groups"] += 1

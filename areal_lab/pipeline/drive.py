@@ -174,11 +174,7 @@ async def drive(
                             performer.announce_push(action.version)
                         weights_lane.queue.put_nowait(action)
                     case ev.Drop():
-                        if (task := groups.pop(action.group, None)) is not None:
-                            task.cancel()
-                        await performer.drop_group(action.group)
-                        if action.reason == ev.RECYCLED:
-                            await _end_attempt(action.group, task, events)
+                        await _drop(performer, action, groups.pop(action.group, None), events)
                     case ev.Finish():
                         # Queued actions are executed first: a Resume leaves engines running.
                         train_lane.queue.put_nowait(None)
@@ -191,17 +187,22 @@ async def drive(
                 groups.pop(event.group, None)
 
 
-async def _end_attempt(
-    group: ev.GroupId,
+async def _drop(
+    performer: Performer,
+    drop: ev.Drop,
     task: asyncio.Task[None] | None,
     events: asyncio.Queue[ev.Event | UserRequest],
 ) -> None:
-    """Wait until a dropped group has ended, and discard its events: the next ones are of another
-    attempt, which has the same requests and queues."""
+    if task is not None:
+        task.cancel()
+    await performer.drop_group(drop.group)
+    if drop.reason != ev.RECYCLED:
+        return
+    # The next attempt has the same requests and queues, and events after this are of it.
     if task is not None:
         await asyncio.wait([task])
     for event in [events.get_nowait() for _ in range(events.qsize())]:
-        if getattr(event, "group", None) != group:
+        if getattr(event, "group", None) != drop.group:
             events.put_nowait(event)
 
 

@@ -237,9 +237,11 @@ class SlowToEnd(ToyMachine):
             for _ in range(500 if slow else 3):
                 await asyncio.sleep(0)
         finally:
-            for _ in range(5):
-                await asyncio.sleep(0)
-            self.running.discard(start.group)
+            try:
+                for _ in range(5):
+                    await asyncio.sleep(0)
+            finally:
+                self.running.discard(start.group)
         self.kept.add(start.group)
         return ev.GroupFinished(start.group, head, self.engine_version)
 
