@@ -6,6 +6,7 @@
     generated --> waiting --Train--> trained               BatchReturned undoes it
                      |----Drop, GroupFiltered--> dropped, by reason
                      '----starts over----------> generated twice
+    The tokens of a recycled group (`rollout.on_late`) are dropped, by the reason `RECYCLED`.
 
 A group enters the queue with `GroupFinished`, when all of its samples ended and were scored. The
 shell passes on every event and action in order, and reports the tokens of a group before the event
@@ -254,6 +255,9 @@ class Ledger:
         """Follow an action of the coordinator."""
         if type(action) is ev.Train:
             self._train(action)
+        elif type(action) is ev.StartGroup:
+            if self._gone:  # a recycled group, whose next report is of other tokens
+                self._gone.pop(action.group, None)
         elif type(action) is ev.Drop:
             one = self._open.pop(action.group, None)
             if one is None or not one.queued:

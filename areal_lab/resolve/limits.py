@@ -52,7 +52,7 @@ def limits_of(config: TrainConfig) -> Limits:
             rollout.batch_order,
             schedule,
             max_lag=rollout.max_lag or None,
-            drop_late=rollout.drop_late,
+            on_late=rollout.on_late,
         ),
         routing=routing_named(rollout.routing),
         sampling=sampling_of(config),
@@ -72,7 +72,7 @@ def rollout_settings(limits: Limits) -> dict[str, Any]:
         "max_concurrent_rollouts": limits.max_in_flight,
         "slots": SLOTS[limits.group_slots > 1],
         "batch_order": order.name,
-        "drop_late": order.drop_late,
+        "on_late": order.on_late,
         "routing": limits.routing.name,
     }
     if order.name == "bounded_lag":

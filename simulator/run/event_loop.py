@@ -23,6 +23,7 @@ with `Train`; after it they get ready while the others load, and all continue to
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import assert_never, cast
 
@@ -107,7 +108,7 @@ class EventLoop:
         """Groups that the end of the run dropped."""
         self._pause_due = self._paused = self._by_hand = False
         self._dirty: dict[Slot, None] = {}
-        self._inbox: list[ev.Event] = []
+        self._inbox: deque[ev.Event] = deque()
         self._telling = False
 
     def run(self) -> ev.Finish:
@@ -136,9 +137,8 @@ class EventLoop:
         if self._telling:
             return
         self._telling = True
-        for queued in self._inbox:  # may grow meanwhile
-            self._handle(queued)
-        self._inbox.clear()
+        while self._inbox:  # may grow meanwhile
+            self._handle(self._inbox.popleft())
         self._telling = False
 
     def _handle(self, event: ev.Event) -> None:  # noqa: PLR0912 - one case per action
@@ -154,13 +154,15 @@ class EventLoop:
         if self._ranked:
             assert isinstance(self.coordinator, RankedCoordinator)
             self.accounting.at_barrier(now_s, self.coordinator.waiting)
-        if self.responses.revised:
-            self._begin([action for action in actions if isinstance(action, ev.StartGroup)])
+        begun = not self.responses.revised
         for action in actions:
             if recorder is not None:
                 recorder.write(ActionRecord(now_s, action))
             match action:
                 case ev.StartGroup():
+                    if not begun:  # after the drops: a recycled group may start again at once
+                        begun = True
+                        self._begin([one for one in actions if isinstance(one, ev.StartGroup)])
                     self._start(now_s, action)
                 case ev.Train():
                     self._train(now_s, action)
@@ -230,11 +232,11 @@ class EventLoop:
 
     def _begin(self, starts: Sequence[ev.StartGroup]) -> None:
         """Announce groups that start at the same moment together; all have the same version."""
-        if starts:
-            self.responses.begin([start.group for start in starts], starts[0].version)
+        self.responses.begin([start.group for start in starts], starts[0].version)
 
     def _start(self, now_s: float, start: ev.StartGroup) -> None:
         slot, group = self.slots[start.engine], start.group
+        self.ledger.action(start)
         before = self.flights.get(group)  # set if its engine was lost or leaves
         if before is not None and before.slot.retires:
             return  # its tokens are there
@@ -381,6 +383,9 @@ class EventLoop:
         if flight is not None and flight.generated:  # it was being scored
             self._dropped(group, flight.tokens)
         self.kept.pop(group, None)
+        if drop.reason == ev.RECYCLED:  # it may have ended just now
+            left = [event for event in self._inbox if getattr(event, "group", None) != group]
+            self._inbox = deque(left)
 
     def _dropped(self, group: ev.GroupId, tokens: int) -> None:
         """Count the tokens of a group that was dropped before its end was reported."""

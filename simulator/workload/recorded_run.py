@@ -40,6 +40,7 @@ from areal_lab.control.schedule import OnNewWeights
 from areal_lab.runlog.lags import TrainedBatch
 from areal_lab.runlog.read_run import RecordedRun, events_file, read_events
 from areal_lab.runlog.records import TRAINER, ActionRecord, EventRecord, Log, Scalar, SpanRecord
+from areal_lab.runlog.replay import on_late_of
 from simulator.catalogue.gpu import CPU_CORE
 
 EXPORT: Final = "export weights"
@@ -221,7 +222,7 @@ def recorded_settings(run: RecordedRun) -> dict[str, Value]:
         "schedule.eta": float(_limit(run, "eta")),
         "schedule.interruptible": _limit(run, "on_new_weights") != OnNewWeights.DRAIN,
         "schedule.batch_order": str(_limit(run, "order")),
-        "schedule.drop_late": bool(_limit(run, "drop_late")),
+        "schedule.on_late": on_late_of(run.log.header.limits),
         "rollout.routing": str(run.log.header.limits.get("routing", least_loaded().name)),
         "schedule.max_concurrent_prompts": int(_limit(run, "max_in_flight")),
         # Older logs do not have it.

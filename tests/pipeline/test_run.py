@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from importlib.metadata import version as installed_version
 from pathlib import Path
@@ -219,7 +220,10 @@ def test_no_more_samples_run_than_there_are_slots_when_engines_are_lost(
     assert check_replay(read_run(result.folder).log).agrees
 
 
-def test_the_tokens_of_dropped_groups_are_accounted_for(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("on_late", "reason"), [("drop", "lag above 1"), ("recycle", ev.RECYCLED)])
+def test_the_tokens_of_dropped_groups_are_accounted_for(
+    tmp_path: Path, on_late: str, reason: str
+) -> None:
     """Also those of groups that were dropped while they ran, which have no record."""
     config = tiny_config(
         tmp_path,
@@ -227,14 +231,28 @@ def test_the_tokens_of_dropped_groups_are_accounted_for(tmp_path: Path) -> None:
         "eta=4",
         "rollout.batch_order=bounded_lag",
         "rollout.max_lag=1",
-        "rollout.drop_late=true",
+        f"rollout.on_late={on_late}",
         "rollout.max_concurrent_rollouts=12",
     )
     result = do_run(config, response_tokens=long_tail, reward_fn=even_digits)
     check_ledger(result.folder, result.summary)
     ledger, dropped = result.summary["ledger"], result.summary["dropped_by_reason"]
-    assert set(ledger["dropped"]) == set(dropped) == {"lag above 1"}
-    assert ledger["dropped"]["lag above 1"] > 0
+    assert ledger["dropped"][reason] > 0
+    assert reason in dropped
+    log = read_run(result.folder).log
+    assert check_replay(log).agrees
+    actions = [record.action for record in log.actions]
+    drops = Counter(a.group for a in actions if isinstance(a, ev.Drop) and a.reason == reason)
+    starts = Counter(a.group for a in actions if isinstance(a, ev.StartGroup))
+    trained = [group for a in actions if isinstance(a, ev.Train) for group in a.groups]
+    assert len(trained) == len(set(trained)) == 15
+    if on_late == "drop":
+        assert not drops.keys() & trained
+        assert set(starts.values()) == {1}
+    else:  # no other prompt takes the place of one that was recycled
+        assert sorted(trained) == list(range(15))
+        assert all(starts[group] == 1 + drops[group] for group in trained)
+        assert reason not in read_run(result.folder).groups["reason"].loc[trained].tolist()
     # Groups that ended have records; running ones do not.
     assert ledger["generated"] >= result.summary["generated_tokens"]
 

@@ -16,6 +16,7 @@ from areal_lab.config.sections import ScalingConfig
 from areal_lab.control.drift import DriftBound
 from areal_lab.control.limits import Limits
 from areal_lab.control.order import (
+    ON_LATE,
     ORDERS,
     BatchOrder,
     bounded_lag,
@@ -50,8 +51,8 @@ MAX_LAGS = (0.0, 0.5, 1.0, 2.0, 3.0, 6.0)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_run_and_its_simulation_have_equal_limits(schedule: str, order: str) -> None:
     built = 0
-    for eta, max_lag, drop_late, interruptible, routing in itertools.product(
-        ETAS, MAX_LAGS, (False, True), (False, True), ROUTINGS
+    for eta, max_lag, on_late, interruptible, routing in itertools.product(
+        ETAS, MAX_LAGS, ON_LATE, (False, True), ROUTINGS
     ):
         config = TrainConfig(
             total_train_steps=7,
@@ -62,7 +63,7 @@ def test_a_run_and_its_simulation_have_equal_limits(schedule: str, order: str) -
                 interruptible=interruptible,
                 batch_order=order,
                 max_lag=max_lag,
-                drop_late=drop_late,
+                on_late=on_late,
                 routing=routing,
                 max_concurrent_rollouts=5,
             ),
@@ -79,7 +80,7 @@ def test_a_run_and_its_simulation_have_equal_limits(schedule: str, order: str) -
                     interruptible=interruptible,
                     batch_order=order,
                     max_lag=max_lag,
-                    drop_late=drop_late,
+                    on_late=on_late,
                     max_concurrent_prompts=5,
                 ),
             ),
@@ -100,7 +101,7 @@ def limits_or_error(make: Callable[[Any], Limits], config: object) -> Limits | s
 
 
 @pytest.mark.parametrize(
-    "order", [oldest_finished_first(), bounded_lag(2), bounded_lag(0, drop=True)]
+    "order", [oldest_finished_first(), bounded_lag(2), bounded_lag(0, "drop")]
 )
 @pytest.mark.parametrize(
     "schedule",

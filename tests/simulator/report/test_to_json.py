@@ -253,7 +253,7 @@ def test_lags_without_a_warning_are_stationary() -> None:
 @pytest.mark.parametrize(
     "override",
     [
-        *("schedule.max_lag=3", "schedule.drop_late=true", "weights.switch_s=2"),
+        *("schedule.max_lag=3", "schedule.on_late=drop", "weights.switch_s=2"),
         *("rollout.engine_overhead_s=0.1", "trainer.mfu=0.3", "weights.load_s=2"),
         *("weights.export_s=2", "workload.tool.mean_s=3", "schedule.require_batches=1"),
     ],
@@ -425,7 +425,7 @@ def test_a_setting_with_an_effect_has_no_warning() -> None:
     for preset in presets():
         assert not list(ignored_settings(load_simulation(preset)))
     effective = [
-        *("schedule.batch_order=bounded_lag", "schedule.max_lag=3", "schedule.drop_late=true"),
+        *("schedule.batch_order=bounded_lag", "schedule.max_lag=3", "schedule.on_late=drop"),
         *("cluster.placement=colocated", "schedule.name=synchronous", "weights.switch_s=2"),
         *("rollout.decode_step_s=null", "rollout.engine_overhead_s=0.1", "trainer.step_s=null"),
         *("trainer.mfu=0.3", "weights.update_s=null", "workload.turns=2", "workload.tool.mean_s=3"),

@@ -92,7 +92,7 @@ def orders(schedule: Schedule) -> st.SearchStrategy[BatchOrder]:
             oldest_finished_first(),
             strict_start_order(),
             bounded_lag(ahead),
-            bounded_lag(1, drop=True),
+            bounded_lag(1, "drop"),
         ]
     )
 
