@@ -100,9 +100,7 @@ def limits_or_error(make: Callable[[Any], Limits], config: object) -> Limits | s
         return str(error)
 
 
-@pytest.mark.parametrize(
-    "order", [oldest_finished_first(), bounded_lag(2), bounded_lag(0, "drop")]
-)
+@pytest.mark.parametrize("order", [oldest_finished_first(), bounded_lag(2), bounded_lag(0, "drop")])
 @pytest.mark.parametrize(
     "schedule",
     [
