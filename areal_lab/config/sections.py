@@ -13,7 +13,15 @@ from reprlib import Repr
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import AfterValidator, AllowInfNan, Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    AllowInfNan,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from areal_lab.config.record import About, Count, NonNegative, Positive, Record, Share, Whole
 from areal_lab.control.drift import DriftBound
@@ -81,6 +89,9 @@ TopP = Annotated[
 ]
 
 
+_TRUTH: Final = TypeAdapter(bool)
+
+
 class ReadsDropLate(Record):
     """Settings with `on_late`, which older versions called `drop_late`: true or false."""
 
@@ -95,7 +106,10 @@ class ReadsDropLate(Record):
     @field_validator("on_late", mode="before", check_fields=False)
     @classmethod
     def _from_truth(cls, value: Any) -> Any:
-        return {"true": "drop", "false": "wait"}.get(str(value).lower(), value)
+        try:
+            return "drop" if _TRUTH.validate_python(value) else "wait"
+        except ValidationError:
+            return value
 
 
 class DynamicSamplingConfig(Record):

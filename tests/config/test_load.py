@@ -90,7 +90,7 @@ def test_aliases_set_the_same_setting(alias: str, tmp_path: Path) -> None:
 
 
 def test_the_older_name_of_on_late_is_a_truth(tmp_path: Path) -> None:
-    for given, meant in ((True, "drop"), (False, "wait")):
+    for given, meant in ((True, "drop"), (False, "wait"), (1, "drop"), (0, "wait")):
         assert load_config({"rollout.drop_late": given}).rollout.on_late == meant
         line = f"rollout.drop_late: {str(given).lower()}"
         assert load_config(write(tmp_path, f"{line}\n")).rollout.on_late == meant
