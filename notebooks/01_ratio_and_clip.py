@@ -15,6 +15,7 @@ with app.setup:
     import marimo as mo
     import numpy as np
 
+    from areal_lab.widgets.chart_parts import columns
     from areal_lab.widgets.pushes import push_arrows, push_curves, push_fields, ratio_paths
     from areal_lab.widgets.ratio_plane import TokenRatios, axis_places, dragged_token, ratio_plane
     from areal_lab.widgets.source import code_of
@@ -120,7 +121,7 @@ def _():
     `decoupled_ppo`
 
     $r = \pi_\theta / \pi_{prox}, \quad w = \pi_{prox} / \pi_{behav}$
-    """).style({"max-width": "26rem"})
+    """)
     return (formulas,)
 
 
@@ -135,7 +136,7 @@ def _(clip, formulas, get_slid, held, set_dragged, set_token, sign):
     plane = mo.ui.altair_chart(
         ratio_plane(held["token"], clip_epsilon=clip.value, advantage=sign.value), on_change=_drag
     )
-    mo.hstack([plane, formulas], justify="start", align="center", gap=1, wrap=True)
+    columns(plane, formulas)
     return
 
 
@@ -272,7 +273,8 @@ def _(loss_surface, losses, sign, torch):
 
 @app.cell(hide_code=True)
 def _(field_ratios, field_weights, fields):
-    push_fields(fields, field_ratios.tolist(), field_weights.tolist())
+    _planes = push_fields(fields, field_ratios.tolist(), field_weights.tolist())
+    columns(*map(mo.as_html, _planes))
     return
 
 
@@ -451,8 +453,7 @@ def _(answers, pictures, told):
 @app.function(hide_code=True)
 def panel(picture, answer):
     """A picture and what it shows, beside each other where there is room."""
-    words = mo.md(answer).style({"max-width": "26rem"})
-    return mo.hstack([picture, words], justify="start", align="center", gap=1, wrap=True)
+    return columns(mo.as_html(picture), mo.md(answer))
 
 
 @app.cell(hide_code=True)

@@ -16,6 +16,7 @@ with app.setup:
     import numpy as np
 
     from areal_lab.widgets.advantage_charts import Curves, advantage_tables, rate_curves
+    from areal_lab.widgets.chart_parts import columns
     from areal_lab.widgets.reward_table import clicked_rewards, reward_table
     from areal_lab.widgets.source import code_of
 
@@ -300,7 +301,7 @@ def _(dr_grpo_advantages, grpo_advantages, max_rl_advantages, prompt_weight, rat
 
 @app.cell(hide_code=True)
 def _(curves, large_groups, rates):
-    rate_curves(
+    _charts = rate_curves(
         rates,
         Curves(
             "weight of the prompt",
@@ -315,6 +316,7 @@ def _(curves, large_groups, rates):
             pale={name: curve.size.tolist() for name, curve in large_groups.items()},
         ),
     )
+    columns(*map(mo.as_html, _charts))
     return
 
 

@@ -304,9 +304,10 @@ def _():
 
 @app.cell(hide_code=True)
 def _(compared):
+    from areal_lab.widgets.chart_parts import columns
     from areal_lab.widgets.lags import order_curves
 
-    order_curves(
+    _charts = order_curves(
         {
             name.replace("_", " "): {one: run.largest_lag("token") for one, run in found.items()}
             for name, found in compared.items()
@@ -316,6 +317,7 @@ def _(compared):
             for name, found in compared.items()
         },
     )
+    columns(*map(mo.as_html, _charts))
     return
 
 

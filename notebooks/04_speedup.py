@@ -22,7 +22,17 @@ with app.setup:
     # `reproductions` is no part of the wheel: it is found in the checkout, from any folder.
     sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-    from areal_lab.widgets.chart_parts import BLUE, GREY, RED, on_page, plain_axis, table, words
+    from areal_lab.widgets.chart_parts import (
+        BLUE,
+        GREY,
+        RED,
+        columns,
+        on_page,
+        plain_axis,
+        table,
+        titled,
+        words,
+    )
     from areal_lab.widgets.source import code_of
     from reproductions.again import PROGRAMS
     from reproductions.report.results import load
@@ -158,7 +168,6 @@ def _(before, falls):
             )
         )
         + words(_ends, align="left", dx=11).encode(text=alt.Text("value:Q", format=".2f")),
-        width="container",
         height=230,
     )
     return (bars,)
@@ -251,9 +260,8 @@ def _():
         + _models.mark_rule(color=BLUE, strokeWidth=3).encode(x="low:Q", x2="high:Q")
         + _models.mark_point(size=110, color=RED, strokeWidth=2).encode(x="paper:Q")
         + words(_models, align="left", dx=12, fontSize=12).encode(x="most:Q", text="text:N"),
-        width="container",
         height=210,
-        title="Table 1, four models",
+        title=titled("Table 1, four models"),
     )
     _lines = alt.Chart(table(_points)).encode(
         alt.X("eta:N", sort=None, axis=plain_axis(labelAngle=0)),
@@ -266,9 +274,8 @@ def _():
     )
     _right = on_page(
         _lines.mark_line(point={"size": 70, "filled": True}),
-        width="container",
         height=210,
-        title="Figure 5c, 1.5B",
+        title=titled("Figure 5c, 1.5B"),
     )
     mo.vstack(
         [
@@ -279,7 +286,7 @@ def _():
     fitted to the synchronous 1.5B step, the engine's CPU time per decode step; all others are
     predicted.
     """),
-            mo.hstack([_left, _right], widths="equal", gap=1),
+            columns(mo.as_html(_left), mo.as_html(_right)),
         ]
     )
     return

@@ -385,7 +385,6 @@ def _(candidates, held, plan, rivals):
             limits={"x": plan.config.limits.budget_dollars, "y": plan.config.limits.deadline_h},
             before=_before,
             tooltips=TOOLTIPS,
-            width="container",
         ),
         chart_selection=False,
         legend_selection=False,

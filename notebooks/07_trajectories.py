@@ -18,6 +18,7 @@ with app.setup:
     from areal_lab.runlog.compare import groups_by_contrast, paired_samples
     from areal_lab.runlog.read_run import find_runs, read_run
     from areal_lab.runlog.token_columns import clipped_by_lag
+    from areal_lab.widgets.chart_parts import columns
     from areal_lab.widgets.run_charts import clipping_chart, parting_chart
     from areal_lab.widgets.source import code_of
     from areal_lab.widgets.strip import Strip
@@ -113,7 +114,7 @@ def _(epsilon, by_lag, run):
 
     (AReaL, eq. 5; pale marks: ε = 0.2)
     """)
-    mo.hstack([_chart, mo.vstack([_formula, epsilon])], justify="start", gap=2, wrap=True)
+    columns(mo.as_html(_chart), mo.vstack([_formula, epsilon]))
     return
 
 

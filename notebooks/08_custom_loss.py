@@ -16,6 +16,7 @@ with app.setup:
     import numpy as np
 
     from areal_lab.runlog.seeds import load_seed_results
+    from areal_lab.widgets.chart_parts import columns
     from areal_lab.widgets.pushes import push_curves, push_fields
     from areal_lab.widgets.seed_charts import final_reward_rows, gradient_panels, reward_bands
     from areal_lab.widgets.source import code_of
@@ -249,16 +250,10 @@ def _(line, pushes):
             pushes["yours"][:, sign].tolist(),
             pushes["PPO"][:, sign].tolist(),
             names=("yours", "PPO"),
-            width=270,
         )
         for sign, title in enumerate(["a good token, A = +1", "a bad token, A = \N{MINUS SIGN}1"])
     }
-    mo.hstack(
-        [mo.vstack([mo.md(title), curve], gap=0) for title, curve in curves.items()],
-        justify="start",
-        gap=1,
-        wrap=True,
-    )
+    columns(*(mo.vstack([mo.md(title), curve], gap=0) for title, curve in curves.items()))
     return
 
 
@@ -295,7 +290,8 @@ def _(loss_surface, losses, torch):
 
 @app.cell(hide_code=True)
 def _(fields, ratios, weights):
-    push_fields(fields, ratios.tolist(), weights.tolist())
+    _planes = push_fields(fields, ratios.tolist(), weights.tolist())
+    columns(*map(mo.as_html, _planes))
     return
 
 
@@ -357,11 +353,12 @@ def _(
 @app.cell(hide_code=True)
 def _(cosines, variances):
     _fresh = variances["PPO"][0]
-    gradient_panels(
+    _panels = gradient_panels(
         cosines,
         {name: [value / _fresh for value in values] for name, values in variances.items()},
         losses=["PPO", "yours", "no ratio"],
     )
+    columns(*map(mo.as_html, _panels))
     return
 
 

@@ -166,7 +166,7 @@ def _(curves, fit):
     _cap = alt.Chart(table([{"cap": fit.max_tokens}])).encode(y="cap:Q")
     _name = f"{'cap' if fit.capped_share else 'longest'}: {fit.max_tokens:,} tokens"
     _words = words(_cap, align="left", dy=-9).encode(x=alt.value(6), text=alt.value(_name))
-    on_page(_lines + _cap.mark_rule(color=GREY) + _words, width="container", height=290)
+    on_page(_lines + _cap.mark_rule(color=GREY) + _words, height=290)
     return
 
 
@@ -317,7 +317,6 @@ def _(before, curve, fit, tail):
         )
         + _rules.mark_rule(color=RED, strokeWidth=2)
         + words(_rules, align="right", dx=-6).encode(y="at:Q", text="what:N"),
-        width="container",
         height=200,
     )
     return
@@ -394,7 +393,6 @@ def _(before, fit, steps):
         )
         + _bars.mark_rule(color=GREY, strokeWidth=3).encode(x="low:Q", x2="high:Q")
         + words(_bars, align="left", dx=8).encode(x="high:Q", text="text:N"),
-        width="container",
         height=170,
     )
     return (rows,)
@@ -488,7 +486,6 @@ def _(by_size, prompts):
         )
         + _lines.mark_rule(strokeWidth=3).encode(y="low:Q", y2="high:Q")
         + _lines.mark_line(point={"size": 60, "filled": True}).encode(_y),
-        width="container",
         height=240,
     )
     return

@@ -21,6 +21,7 @@ with app.setup:
     # `reproductions` and `cosim` are looked for in the checkout, from any folder.
     sys.path.append(str(Path(__file__).resolve().parents[1]))
 
+    from areal_lab.widgets.chart_parts import columns
     from areal_lab.widgets.source import code_of
     from reproductions.learning.charts import curves_of, learning_curves, legend, loss_charts
     from reproductions.learning.compare import is_below_zero, mean, written
@@ -195,9 +196,7 @@ def _(before, curves, hours, room, setting):
     mo.vstack(
         [
             mo.md(legend(list(curves))),
-            mo.hstack(
-                learning_curves(curves, room, past=_old, mark_hours=hours), widths="equal", gap=1
-            ),
+            columns(*map(mo.as_html, learning_curves(curves, room, past=_old, mark_hours=hours))),
         ],
         gap=0.2,
     )
@@ -238,7 +237,7 @@ def _(eta, setting, settings):
         [
             mo.md("## Predictor of the lost reward"),
             mo.md(legend(["naive", "decoupled"], [one.name for one in settings])),
-            mo.hstack(loss_charts(cells, chosen=(setting.value.name, eta)), widths="equal", gap=1),
+            columns(*map(mo.as_html, loss_charts(cells, chosen=(setting.value.name, eta)))),
         ],
         gap=0.2,
     )
@@ -400,14 +399,15 @@ def _(curves, eta, get_runs, room, setting):
     mo.vstack(
         [
             mo.md(legend([*curves, "yours"])),
-            mo.hstack(
-                learning_curves(
-                    {**curves, "yours": {_last.seed: _last}},
-                    beginning(room, _runs, 60),
-                    past=[{"yours": {run.seed: run}} for run in _runs[:-1]],
-                ),
-                widths="equal",
-                gap=1,
+            columns(
+                *map(
+                    mo.as_html,
+                    learning_curves(
+                        {**curves, "yours": {_last.seed: _last}},
+                        beginning(room, _runs, 60),
+                        past=[{"yours": {run.seed: run}} for run in _runs[:-1]],
+                    ),
+                )
             ),
             mo.md(f"""
     Yours: {_last.choice["objective"]} PPO, η = {_last.choice["eta"]}, learning rate

@@ -139,7 +139,7 @@ def _(imported, lines, show):
             tooltip=["step:O", "part:N", alt.Tooltip("seconds:Q", format=",.1f")],
         )
     )
-    on_page(_bars, width="container", height=260)
+    on_page(_bars, height=260)
     return
 
 
@@ -221,7 +221,6 @@ def _(advice):
         + words(_bars, align="left", dx=8, dy=-1).encode(x=alt.value(0), text="text:N")
         + _line.mark_rule(color=RED, strokeWidth=2).encode(x="logged:Q")
         + words(_line, align="left", dx=6).encode(x="logged:Q", y=alt.value(-8), text="text:N"),
-        width="container",
         height=190,
     )
     return (rows,)

@@ -35,8 +35,8 @@ _SHORT_FONT: Final = re.compile(r"font: ?([^;]*?)([\d.]+)px [^;]+;?")
 _numbers = itertools.count(1)
 
 
-class Svg(str):
-    """Markup of one picture, a string that marimo and Jupyter show as the picture."""
+class Markup(str):
+    """HTML as a string that marimo and Jupyter show as what it describes."""
 
     __slots__ = ()
 
@@ -45,15 +45,21 @@ class Svg(str):
 
     def _display_(self) -> object:
         """Display for marimo, which would show a plain string as text."""
-        return _Markup(self)
+        return _Shown(self)
 
 
-class _Markup:
+class _Shown:
     def __init__(self, markup: str) -> None:
         self._markup = markup
 
     def _repr_html_(self) -> str:
         return str(self._markup)
+
+
+class Svg(Markup):
+    """Markup of one picture."""
+
+    __slots__ = ()
 
 
 def svg(figure: Figure, *, alt: str | None = None) -> Svg:

@@ -66,8 +66,8 @@ def test_a_final_reward_has_its_interval_and_its_numbers() -> None:
 
 
 def test_panels_have_a_value_for_each_lag() -> None:
-    chart = gradient_panels({"PPO": [1.0, 0.7]}, {"PPO": [1.0, 2.0]}, losses=LOSSES)
-    cosines, variances = rows_of(chart)
+    charts = gradient_panels({"PPO": [1.0, 0.7]}, {"PPO": [1.0, 2.0]}, losses=LOSSES)
+    (cosines,), (variances,) = map(rows_of, charts)
     assert [row["value"] for row in cosines] == [1.0, 0.7]
     assert [(row["lag"], row["value"]) for row in variances] == [(0, 1.0), (1, 2.0)]
 
