@@ -26,24 +26,15 @@ def _():
     mo.md(r"""
     # Ratio and clip
 
-    *Three policies give a probability to a token: the one that sampled it ($\pi_{behav}$), the one
-    from which an update starts ($\pi_{prox}$), and the trained one ($\pi_\theta$). Which losses
-    still have a gradient at the token, and how large is it?*
+    *Three policies give a probability to a token: the behavior policy sampled it, an update starts
+    from the proximal policy, and the trained policy moves. Which losses still have a gradient at
+    the token, and how large is it?*
 
-    The first picture takes 1.1 CPU s without torch. The arrows below it load torch; the whole page
-    takes 5 CPU s and 400 MB.
-    """)
-    return
-
-
-@app.cell(hide_code=True)
-def _():
-    mo.md(r"""
-    **The usual answer:** the clip stops a token that has moved too far. **Too far from what?** The
-    red point is a stale token at the start of an update. $\pi_\theta$ has not moved yet ($r = 1$),
-    but earlier updates have made the token 1.5 times as likely since it was sampled ($w = 1.5$).
-    Standard PPO clips $r \cdot w = 1.5$ and drops the token before the update. Decoupled PPO clips
-    $r$ and trains on the token. **Drag the point.**
+    **The usual answer:** the clip stops a token that has moved too far. **But too far from what?**
+    The red point is a stale token at the start of an update. The trained policy has not moved yet
+    ($r = 1$), but earlier updates made the token 1.5 times as likely since it was sampled
+    ($w = 1.5$). Standard PPO clips $r \cdot w = 1.5$ and drops the token before the update.
+    Decoupled PPO clips $r$ and trains on the token. **Drag the point.**
     """)
     return
 
@@ -484,6 +475,15 @@ def _(decoupled_ppo, gspo, loss_surface, policy_loss, retellings):
             ),
         ]
     )
+    return
+
+
+@app.cell(hide_code=True)
+def _():
+    mo.md(r"""
+    **Cost of this page:** the first picture takes 1.1 CPU s without torch. The arrows below it load torch;
+    the whole page takes 5 CPU s and 400 MB.
+    """)
     return
 
 

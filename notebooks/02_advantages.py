@@ -29,19 +29,13 @@ def _():
     *A reward says whether a response was correct. How hard does each estimator push on the
     response, and on which prompts does it push most?*
 
-    The first picture takes 1.0 CPU s without torch. The numbers below it load torch; the whole page
-    takes 4 CPU s and 330 MB.
-    """)
-    return
-
-
-@app.cell(hide_code=True)
-def _():
-    mo.md(r"""
     **The usual answer:** an advantage is the reward on a common scale, and the scale is a matter of
-    the learning rate. Here are four prompts with eight responses each, from hard (A) to solved (D);
-    the small numbers are lengths in tokens. **Click a tile** to make a response right or wrong, and
-    watch the tables below.
+    the learning rate. **But the scale decides which prompts are learned:** GRPO pushes the single
+    right response of A seven times as hard as each right response of C, and in some estimators one
+    more right response of D changes the numbers of every other prompt.
+
+    Four prompts, from hard (A) to solved (D), have eight responses each; the small numbers are
+    lengths in tokens. **Click a tile** to make a response right or wrong.
     """)
     return
 
@@ -423,6 +417,15 @@ def _(gdpo_advantages, group_advantages, grpo_advantages, lite_ppo_advantages, p
             mo.md("Page: `docs/functional/advantages.md`."),
         ]
     )
+    return
+
+
+@app.cell(hide_code=True)
+def _():
+    mo.md(r"""
+    **Cost of this page:** the first picture takes 1.0 CPU s without torch. The numbers below it load torch;
+    the whole page takes 4 CPU s and 330 MB.
+    """)
     return
 
 

@@ -37,12 +37,9 @@ def _():
     *The staleness bound η limits how many versions generation may run ahead of training. How old
     can a token be when it is trained on?*
 
-    The first picture takes 1 CPU s, the page 3 CPU s, without torch. Each change of a control
-    simulates five runs of 30 training steps: 0.1 CPU s.
-
     **The usual answer:** η versions. Equation 3 of AReaL starts prompts at most η batches ahead, so
-    with η = 2 no token should be older than 2 versions. Make your guess, then look at the orange
-    tokens. The cluster has four GPUs, four prompts per step, and responses of 200 tokens on
+    with η = 2 no token should be older than 2 versions. **Make your guess**, and a simulated
+    cluster answers. It has four GPUs, four prompts per step, and responses of 200 tokens on
     average.
     """)
     return
@@ -360,6 +357,15 @@ def _():
             ),
         ]
     )
+    return
+
+
+@app.cell(hide_code=True)
+def _():
+    mo.md(r"""
+    **Cost of this page:** the first picture takes 1 CPU s, the page 3 CPU s, without torch. Each change of a
+    control simulates five runs of 30 training steps: 0.1 CPU s.
+    """)
     return
 
 

@@ -38,18 +38,9 @@ def _():
 
     *Which GPUs finish this training run before the deadline, for the least money?*
 
-    The first picture takes 2 CPU s without torch, because the package contains the simulations of
-    the first question. Another model or batch takes 5 to 30 CPU s, and only when you request it.
-    """)
-    return
-
-
-@app.cell(hide_code=True)
-def _():
-    mo.md(r"""
     **The usual answers:** rent the cheapest GPU-hours; or stay synchronous, so that no response is
-    stale. The picture shows the cost of both, and the cheapest of all candidates. **Which of the
-    three would you have chosen?**
+    stale. Both cost more here than the cheapest of all candidates. **Which of the three would you
+    have chosen?**
     """)
     return
 
@@ -89,7 +80,7 @@ def _():
         value=10_000,
         step=100,
         debounce=True,
-        label="budget ($)",
+        label="budget, $",
     )
     return (budget,)
 
@@ -661,8 +652,8 @@ def _():
       twice as many of them, at more than twice the cost.
     - **Move the deadline from 24 to 8 hours.** Four times the GPUs cost only a third more. Then
       forbid staleness, too: no cluster of the list meets the deadline.
-    - **Raise the price of the H100 to 5 $** (its high price in the table): the recommendation is
-      the H200. Reset it, and lower the price of the A100 until it is recommended: at about 0.85 $,
+    - **Raise the price of the H100 to $5** (its high price in the table): the recommendation is
+      the H200. Reset it, and lower the price of the A100 until it is recommended: at about $0.85,
       below the lowest offered price.
     """)
     return
@@ -691,6 +682,16 @@ def _():
             pareto_chart,
         )
     )
+    return
+
+
+@app.cell(hide_code=True)
+def _():
+    mo.md(r"""
+    **Cost of this page:** the first picture takes 2 CPU s without torch, because the package contains the
+    simulations of the first question. Another model or batch takes 5 to 30 CPU s, and only when you
+    request it.
+    """)
     return
 
 

@@ -48,16 +48,7 @@ def _():
     *What does an asynchronous run do at this moment, and what happens when you pause it, or change
     eta, while it runs?*
 
-    The first picture takes 2 CPU s, without torch in the notebook's process. A run that you start
-    uses separate processes: for the small model two cores and 1 GB, until you stop it.
-    """)
-    return
-
-
-@app.cell(hide_code=True)
-def _():
-    mo.md(r"""
-    **The usual picture:** when eta is set to 0, the next batch is fresh. **But** in this recorded
+    **The usual answer:** when eta is set to 0, the next batch is fresh. **But** in this recorded
     run eta went from 8 to 0 six batches ago, and every token is still 8 versions old. Tokens beyond
     the bound are red. **Move the time: when are the tokens fresh, and why then?** Start your own
     run, and try it.
@@ -461,6 +452,16 @@ def _():
             ),
         ]
     )
+    return
+
+
+@app.cell(hide_code=True)
+def _():
+    mo.md(r"""
+    **Cost of this page:** the first picture takes 2 CPU s, without torch in the notebook's process. A run
+    that you start uses separate processes: for the small model two cores and 1 GB, until you stop
+    it.
+    """)
     return
 
 

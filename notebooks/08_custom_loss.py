@@ -27,25 +27,18 @@ def _():
     mo.md(r"""
     # A custom loss
 
-    *A loss has five lines. Which mistake in them ruins the training, and can you find it before
-    training?*
+    *A loss has five lines. Which mistake in them ruins the training, and which check shows it
+    before training?*
 
-    The first picture takes 2 CPU s without torch. The checks below it load torch; the whole page
-    takes 5 CPU s and 0.6 GB. The button at the end starts real training: six runs, about 13 s each
-    on two idle cores, in under 1 GB.
-    """)
-    return
+    **The usual answer:** a loss that throws half of the data away is worse than one that keeps all
+    of it. **Here it is the other way round.** Two mistakes are easily made in PPO's
+    $\min(r A, \mathrm{clip}(r, 1 \pm \epsilon)\, A)$:
 
-
-@app.cell(hide_code=True)
-def _():
-    mo.md(r"""
-    Two mistakes are easily made in PPO's $\min(r A, \mathrm{clip}(r, 1 \pm \epsilon)\, A)$. **Clip
-    from above** forgets the lower end of the clip. A bad response, which was worse than others to
-    its prompt, then has almost no gradient: half of the data is lost. **No ratio** ignores that
-    responses are two versions old when they are trained on, and maximizes $A \log \pi_\theta$: all
-    data, nothing clipped. **The usual answer:** more data matters, and a little staleness does no
-    harm. Which of the two losses learns as much as PPO?
+    - **Clip from above** forgets the lower end of the clip. Responses that were worse than others to
+      their prompt then have almost no gradient. It learns as much as PPO.
+    - **No ratio** ignores that responses are two versions old when they are trained on, and
+      maximizes $A \log \pi_\theta$: all data, nothing clipped. It loses two thirds of what PPO
+      gains.
     """)
     return
 
@@ -527,6 +520,16 @@ def _(compare_losses, gradient_check, loss_surface, per_sample_gradients, typed_
             mo.md("Page: `docs/functional/per_sample_gradients.md`."),
         ]
     )
+    return
+
+
+@app.cell(hide_code=True)
+def _():
+    mo.md(r"""
+    **Cost of this page:** the first picture takes 2 CPU s without torch. The checks below it load torch; the
+    whole page takes 5 CPU s and 0.6 GB. The button starts real training: six runs, about 13 s each
+    on two idle cores, in under 1 GB.
+    """)
     return
 
 

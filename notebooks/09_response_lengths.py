@@ -46,10 +46,12 @@ def _():
     mo.md(r"""
     # Response lengths
 
-    **How long are your responses, and what does the longest one cost a training step?**
+    *How long are your responses, and what does the longest one cost a training step?*
 
-    The page takes about 4 s of CPU, 1 s of it before the first picture, without torch and without a
-    GPU.
+    **The usual answer:** the mean length says how long a step takes, and a log-normal that fits the
+    lengths says the rest. **But** a synchronous step waits for the longest of a thousand responses.
+    When half of its decode steps are done, nearly all responses have ended, and the good fit gives
+    the wrong time.
     """)
     return
 
@@ -553,6 +555,15 @@ def _():
             mo.accordion(code_of(fit_lengths, quantile_curves, batch_tail)),
         ]
     )
+    return
+
+
+@app.cell(hide_code=True)
+def _():
+    mo.md(r"""
+    **Cost of this page:** about 4 CPU s, 1 s of it before the first picture, without torch and without a
+    GPU.
+    """)
     return
 
 

@@ -48,20 +48,10 @@ def _():
     *How much reward does eta cost, how many hours does it save, and how much of the loss does the
     decoupled objective prevent?*
 
-    The page takes 2 CPU s without torch, because the runs are packaged. The button at the end
-    starts real training: torch, 0.8 GB, and about 8 s of CPU plus 0.25 s per step.
-    """)
-    return
-
-
-@app.cell(hide_code=True)
-def _():
-    mo.md(r"""
-    A cluster that generates while it trains learns from old samples: a token may be up to η
-    versions old. Here a model of 102,000 parameters learns under the schedule of the paper's 128
-    GPUs, scaled to its batch. **The usual answer:** a little staleness costs nothing. Which of the
-    two asynchronous lines is closer to the synchronous line over steps? And which is ahead of it
-    over hours?
+    **The usual answer:** a little staleness costs nothing. A cluster that generates while it trains
+    learns from old samples: a token may be up to η versions old. Here a model of 102,000 parameters
+    learns under the schedule of the paper's 128 GPUs, scaled to its batch. **Over steps staleness
+    can cost reward, over hours it pays:** choose η, and see for which objective.
     """)
     return
 
@@ -464,6 +454,15 @@ def _(saved):
     """),
         ]
     )
+    return
+
+
+@app.cell(hide_code=True)
+def _():
+    mo.md(r"""
+    **Cost of this page:** 2 CPU s without torch, because the runs are packaged. The button *Train* starts
+    real training: torch, 0.8 GB, and about 8 CPU s plus 0.25 CPU s per step.
+    """)
     return
 
 

@@ -49,14 +49,6 @@ def _():
     *Which η does one bound on drift permit in each setting, and what does it cost against the best
     η?*
 
-    The page takes 2 CPU s without torch, because the runs are packaged.
-    """)
-    return
-
-
-@app.cell(hide_code=True)
-def _():
-    mo.md(r"""
     **The usual answer:** a fixed η, such as 4, for every run. But the best η depends on the task
     and on the learning rate. **Drift**, the distance that the policy moves while a sample waits,
     can be bounded instead: run as asynchronously as the drift allows. Drag the bound. Is there one
@@ -344,6 +336,14 @@ def _(saved):
             ),
         ]
     )
+    return
+
+
+@app.cell(hide_code=True)
+def _():
+    mo.md(r"""
+    **Cost of this page:** 2 CPU s without torch, because the runs are packaged.
+    """)
     return
 
 

@@ -55,10 +55,11 @@ def _():
     mo.md(r"""
     # Your own run
 
-    **Where does the time of your run go, and what would asynchrony give on the same GPUs?**
+    *Where does the time of your run go, and what would asynchrony give on the same GPUs?*
 
-    The page takes about 6 s of CPU, 1 s of it before the first picture, without torch and without a
-    GPU. Nothing leaves your computer.
+    **The usual answer:** generation takes most of a step, so add GPUs that generate. **But** much of
+    that time engines wait for the longest response, and asynchrony uses it without another GPU.
+    Drop a log: nothing leaves your computer.
     """)
     return
 
@@ -287,6 +288,15 @@ def _():
             mo.accordion(code_of(advise, health)),
         ]
     )
+    return
+
+
+@app.cell(hide_code=True)
+def _():
+    mo.md(r"""
+    **Cost of this page:** about 6 CPU s, 1 s of it before the first picture, without torch and without a
+    GPU.
+    """)
     return
 
 
