@@ -91,7 +91,8 @@ def _():
     ## Advantages of each estimator
 
     Blue pushes a response up, orange down. $\Sigma A^2$ is the squared size of a prompt's gradient,
-    if the gradients of its responses are orthogonal. **Framed** numbers changed with the last
+    if the gradients of its responses are orthogonal. Three of ten estimators are shown: choose
+    others. **Framed** numbers changed with the last
     click; at first, the last response of D has just become right.
     """)
     return
@@ -195,9 +196,19 @@ def _(before, estimators, groups, rewards, torch):
     return earlier_tables, tables
 
 
+@app.cell
+def _(estimators):
+    shown = mo.ui.multiselect(
+        list(estimators), value=["GRPO", "Dr. GRPO", "REINFORCE++"], label="estimators"
+    )
+    shown
+    return (shown,)
+
+
 @app.cell(hide_code=True)
-def _(earlier_tables, names, tables):
-    advantage_tables(tables, names=names, before=earlier_tables)
+def _(earlier_tables, names, shown, tables):
+    _chosen = {name: tables[name] for name in shown.value or tables}
+    advantage_tables(_chosen, names=names, before=earlier_tables)
     return
 
 

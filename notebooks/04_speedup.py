@@ -132,6 +132,18 @@ def _(on, order):
 
 
 @app.cell(hide_code=True)
+def _(found):
+    whole = {one.name: one for one in found.waterfall().factors}
+    mo.md(f"""
+    With all switches off asynchrony is **slower, {found.ratio(()).mean:.2f}x**, because 32 GPUs
+    train the batch that 128 GPUs would train in turn. The largest factor is **the baseline's, x
+    {whole["split"].factor.mean:.2f}**: in synchronous AReaL with 96 + 32 GPUs one part waits for
+    the other.
+    """)
+    return (whole,)
+
+
+@app.cell(hide_code=True)
 def _(before, falls):
     bars = [
         {
@@ -175,24 +187,15 @@ def _(before, falls):
 
 
 @app.cell(hide_code=True)
-def _(found):
-    whole = {one.name: one for one in found.waterfall().factors}
+def _(found, whole):
     _all = found.ratio()
     _alike = next(row for row in TABLE_1.sensitivity if row["instead"] == "correlation 0.8")
     _width = max(one.factor.half_width for one in whole.values())
-    _none, _turns, _cut = (
-        found.ratio(()),
-        found.ratio(set(SWITCHES) - {"split"}),
-        whole["interruption"],
-    )
+    _turns, _cut = found.ratio(set(SWITCHES) - {"split"}), whole["interruption"]
     mo.md(f"""
-    Asynchrony alone does not pay: with all switches off it is **slower**, {_none.mean:.2f}x,
-    because 32 GPUs train the batch that 128 GPUs would train in turn. The largest factor is not
-    AReaL's but **the baseline's, x {whole["split"].factor.mean:.2f}**: in synchronous AReaL with
-    96 + 32 GPUs one part waits for the other. Relative to a synchronous run that uses all GPUs in
-    turn, {_turns.mean:.2f}x remains. Interruption is worth **x {_cut.factor.mean:.2f}** on average:
-    x {_cut.least:.2f} unless responses differ in length *and* small batches decode slowly, up to
-    x {_cut.most:.2f} with both.
+    Relative to a synchronous run that uses all GPUs in turn, {_turns.mean:.2f}x remains.
+    Interruption is worth **x {_cut.factor.mean:.2f}** on average: x {_cut.least:.2f} unless
+    responses differ in length *and* small batches decode slowly, up to x {_cut.most:.2f} with both.
 
     Between {_all.mean:.2f} and the paper's number a factor of {PAPER / _all.mean:.2f} is
     unexplained. Most of it may come from the correlation of lengths within a prompt, which
@@ -203,7 +206,7 @@ def _(found):
     grey line shows the range of a factor over the orders of switching; pale bars are the state
     before your last change.
     """)
-    return (whole,)
+    return
 
 
 @app.cell(hide_code=True)

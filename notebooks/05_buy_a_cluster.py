@@ -311,6 +311,8 @@ def card(title, plan):
     best = plan.best
     none = "no candidate is within the limits" if plan.settled else "not simulated yet"
     told = best and f"{best.candidate.hardware}, {best.candidate.schedule}: {hours(best)}"
+    if best and best.predicted_hours.high > plan.config.limits.deadline_h:
+        told = f"{told}. May miss the deadline: {best.predicted_hours.high:.1f} h is beyond it"
     return mo.stat(cost(best) if best else "none", label=title, caption=told or none, bordered=True)
 
 

@@ -136,117 +136,6 @@ def _(fit):
 
 
 @app.cell
-def _(fit):
-    curves = [{**point, "lengths": LENGTHS[point["family"]]} for point in quantile_curves(fit)]
-    return (curves,)
-
-
-@app.cell(hide_code=True)
-def _(curves, fit):
-    _ticks = {-3.09: "0.1 %", -2.326: "1 %", -1.282: "10 %", -0.674: "25 %", 0: "50 %"}
-    _ticks |= {0.674: "75 %", 1.282: "90 %", 2.326: "99 %", 3.09: "99.9 %"}
-    _label = " : ".join(f"abs(datum.value - {at}) < 0.01 ? '{text}'" for at, text in _ticks.items())
-    _kinds = list(LENGTHS.values())
-    _across = plain_axis(values=list(_ticks), labelExpr=f"{_label} : ''")
-    _lines = (
-        alt.Chart(table(curves))
-        .mark_line(strokeWidth=2.5)
-        .encode(
-            alt.X("score:Q", title="share of the responses up to this length", axis=_across),
-            alt.Y("tokens:Q", title="tokens", axis=plain_axis(tickCount=4)).scale(type="log"),
-            alt.Color("lengths:N", title=None)
-            .scale(domain=_kinds, range=[BLUE, RED, GREY])
-            .legend(orient="top", labelLimit=300, labelFontSize=13, symbolSize=300),
-            alt.StrokeDash("lengths:N").scale(domain=_kinds, range=[[1, 0], [7, 4], [2, 3]]),
-            tooltip=[
-                "lengths:N",
-                alt.Tooltip("share:Q", format=".2%"),
-                alt.Tooltip("tokens:Q", format=",.0f"),
-            ],
-        )
-    )
-    _cap = alt.Chart(table([{"cap": fit.max_tokens}])).encode(y="cap:Q")
-    _name = f"{'cap' if fit.capped_share else 'longest'}: {fit.max_tokens:,} tokens"
-    _words = words(_cap, align="left", dy=-9).encode(x=alt.value(6), text=alt.value(_name))
-    on_page(_lines + _cap.mark_rule(color=GREY) + _words, height=290)
-    return
-
-
-@app.cell(hide_code=True)
-def _(cap, fit, over):
-    def _told(ratio):
-        longer = "longer" if ratio > 1 else "shorter"
-        return f"{abs(ratio - 1):.0%} {longer}" if abs(ratio - 1) > 0.005 else "as long"
-
-    _sync, _async = over["synchronous"], over["asynchronous"]
-    _cut = f", both cut off at {cap.value:,} tokens" if cap.value < fit.max_tokens else ""
-    mo.md(
-        f"""
-    A straight line is a log-normal. The fitted one is never off by more than
-    **{100 * fit.distance:.1f} points** (Kolmogorov-Smirnov distance; chance alone gives up to
-    {100 * fit.chance_distance:.1f} with {fit.answers:,} responses). Is this good enough? Simulated
-    with the fit instead of the lengths themselves{_cut}, an asynchronous step of the same cluster
-    is {_told(_async.mean)}, and a **synchronous** step is **{_told(_sync.mean)}**
-    ({_sync.low - 1:+.0%} to {_sync.high - 1:+.0%}). A synchronous step waits for the longest
-    response, about which the distance says little: the cap cuts off
-    {fit.model(max_tokens=cap.value).capped_share():.2%} of the log-normal and
-    {fit.model("trace", max_tokens=cap.value).capped_share() or fit.capped_share:.2%} of the
-    responses.
-    """
-        if fit.kind == "lognormal"
-        else f"All responses have {fit.mean_tokens:,.0f} tokens: there is no tail to wait for."
-    )
-    return
-
-
-@app.cell(hide_code=True)
-def _(fit):
-    _shares = [0.5, 0.9, 0.99, 0.999]
-    _rows = [
-        f"| {LENGTHS[family]} | {fit.distances[family]:.3f} | "
-        + " | ".join(f"{tokens:,.0f}" for tokens in fit.quantiles(_shares, family))
-        + f" | {fit.model(family).capped_share():.2%} |"
-        for family in LENGTHS
-        if family in fit.families
-    ]
-    _within = fit.within_prompts
-    _alike = ""
-    if _within:
-        _alike = (
-            f"Correlation of ln(tokens) within a prompt: **{_within.correlation:.2f}** "
-            f"({_within.interval[0]:.2f} to {_within.interval[1]:.2f}, 95 %)."
-        )
-    _table = "\n".join(
-        [
-            "| lengths | KS distance | 50 % | 90 % | 99 % | 99.9 % | cut off |",
-            "|---|--:|--:|--:|--:|--:|--:|",
-            *_rows,
-        ]
-    )
-    _notes = "\n".join(f"- {page_text(note)}" for note in fit.notes)
-    mo.vstack(
-        [
-            mo.md(r"""
-    ## The fit
-
-    ```python
-    fit = fit_lengths("lengths.csv")  # or a run folder, numbers, a trace
-    ```
-
-    The fit keeps the mean and maximizes the likelihood of all lengths over the spread $\sigma$. A
-    response that reached the cap $c$ counts as at least this long:
-
-    $$ \ln L = \sum_{x < c} \ln \frac{\phi(z(x))}{\sigma} + n_{x = c} \ln (1 - \Phi(z(c))), \quad
-    z(x) = \frac{\ln x - \mu}{\sigma} $$
-    """),
-            mo.md(_table),
-            mo.md(f"$\\sigma$ = {fit.sigma:.3f}. {_alike}\n\n{_notes}"),
-        ]
-    )
-    return
-
-
-@app.cell
 def _():
     prompts = mo.ui.slider(
         steps=[8, 16, 32, 64], value=64, debounce=True, show_value=True, label="Prompts a step"
@@ -418,6 +307,117 @@ def _(alike, prompts, steps):
     without a tail it would take {_even.mean:.1f} times as long, because generation and training
     take turns.
     """)
+    return
+
+
+@app.cell(hide_code=True)
+def _(fit):
+    _shares = [0.5, 0.9, 0.99, 0.999]
+    _rows = [
+        f"| {LENGTHS[family]} | {fit.distances[family]:.3f} | "
+        + " | ".join(f"{tokens:,.0f}" for tokens in fit.quantiles(_shares, family))
+        + f" | {fit.model(family).capped_share():.2%} |"
+        for family in LENGTHS
+        if family in fit.families
+    ]
+    _within = fit.within_prompts
+    _alike = ""
+    if _within:
+        _alike = (
+            f"Correlation of ln(tokens) within a prompt: **{_within.correlation:.2f}** "
+            f"({_within.interval[0]:.2f} to {_within.interval[1]:.2f}, 95 %)."
+        )
+    _table = "\n".join(
+        [
+            "| lengths | KS distance | 50 % | 90 % | 99 % | 99.9 % | cut off |",
+            "|---|--:|--:|--:|--:|--:|--:|",
+            *_rows,
+        ]
+    )
+    _notes = "\n".join(f"- {page_text(note)}" for note in fit.notes)
+    mo.vstack(
+        [
+            mo.md(r"""
+    ## Is a fitted log-normal good enough?
+
+    ```python
+    fit = fit_lengths("lengths.csv")  # or a run folder, numbers, a trace
+    ```
+
+    The fit keeps the mean and maximizes the likelihood of all lengths over the spread $\sigma$. A
+    response that reached the cap $c$ counts as at least this long:
+
+    $$ \ln L = \sum_{x < c} \ln \frac{\phi(z(x))}{\sigma} + n_{x = c} \ln (1 - \Phi(z(c))), \quad
+    z(x) = \frac{\ln x - \mu}{\sigma} $$
+    """),
+            mo.md(_table),
+            mo.md(f"$\\sigma$ = {fit.sigma:.3f}. {_alike}\n\n{_notes}"),
+        ]
+    )
+    return
+
+
+@app.cell
+def _(fit):
+    curves = [{**point, "lengths": LENGTHS[point["family"]]} for point in quantile_curves(fit)]
+    return (curves,)
+
+
+@app.cell(hide_code=True)
+def _(curves, fit):
+    _ticks = {-3.09: "0.1 %", -2.326: "1 %", -1.282: "10 %", -0.674: "25 %", 0: "50 %"}
+    _ticks |= {0.674: "75 %", 1.282: "90 %", 2.326: "99 %", 3.09: "99.9 %"}
+    _label = " : ".join(f"abs(datum.value - {at}) < 0.01 ? '{text}'" for at, text in _ticks.items())
+    _kinds = list(LENGTHS.values())
+    _across = plain_axis(values=list(_ticks), labelExpr=f"{_label} : ''")
+    _lines = (
+        alt.Chart(table(curves))
+        .mark_line(strokeWidth=2.5)
+        .encode(
+            alt.X("score:Q", title="share of the responses up to this length", axis=_across),
+            alt.Y("tokens:Q", title="tokens", axis=plain_axis(tickCount=4)).scale(type="log"),
+            alt.Color("lengths:N", title=None)
+            .scale(domain=_kinds, range=[BLUE, RED, GREY])
+            .legend(orient="top", labelLimit=300, labelFontSize=13, symbolSize=300),
+            alt.StrokeDash("lengths:N").scale(domain=_kinds, range=[[1, 0], [7, 4], [2, 3]]),
+            tooltip=[
+                "lengths:N",
+                alt.Tooltip("share:Q", format=".2%"),
+                alt.Tooltip("tokens:Q", format=",.0f"),
+            ],
+        )
+    )
+    _cap = alt.Chart(table([{"cap": fit.max_tokens}])).encode(y="cap:Q")
+    _name = f"{'cap' if fit.capped_share else 'longest'}: {fit.max_tokens:,} tokens"
+    _words = words(_cap, align="left", dy=-9).encode(x=alt.value(6), text=alt.value(_name))
+    on_page(_lines + _cap.mark_rule(color=GREY) + _words, height=290)
+    return
+
+
+@app.cell(hide_code=True)
+def _(cap, fit, over):
+    def _told(ratio):
+        longer = "longer" if ratio > 1 else "shorter"
+        return f"{abs(ratio - 1):.0%} {longer}" if abs(ratio - 1) > 0.005 else "as long"
+
+    _sync, _async = over["synchronous"], over["asynchronous"]
+    _cut = f", both cut off at {cap.value:,} tokens" if cap.value < fit.max_tokens else ""
+    mo.md(
+        f"""
+    The axis of shares is stretched so that a log-normal is a straight line. The fitted one is never off by more than
+    **{100 * fit.distance:.1f} points** (Kolmogorov-Smirnov distance; chance alone gives up to
+    {100 * fit.chance_distance:.1f} with {fit.answers:,} responses). Is this good enough? Simulated
+    with the fit instead of the lengths themselves{_cut}, an asynchronous step of the same cluster
+    is {_told(_async.mean)}, and a **synchronous** step is **{_told(_sync.mean)}**
+    ({_sync.low - 1:+.0%} to {_sync.high - 1:+.0%}). A synchronous step waits for the longest
+    response, about which the distance says little: the cap cuts off
+    {fit.model(max_tokens=cap.value).capped_share():.2%} of the log-normal and
+    {fit.model("trace", max_tokens=cap.value).capped_share() or fit.capped_share:.2%} of the
+    responses.
+    """
+        if fit.kind == "lognormal"
+        else f"All responses have {fit.mean_tokens:,.0f} tokens: there is no tail to wait for."
+    )
     return
 
 

@@ -179,6 +179,16 @@ def _(bound, curves, gains, losses, setting):
 
 
 @app.cell(hide_code=True)
+def _(eta, gains, losses):
+    _costs = [name for name, found in losses.items() if is_below_zero(found)]
+    _pays = [name for name, found in gains.items() if found.low > 1]
+    mo.md(f"""
+    **Over steps η = {eta} costs {whom(_costs)}. Over hours it pays for {whom(_pays)}.**
+    """)
+    return
+
+
+@app.cell(hide_code=True)
 def _(before, curves, hours, room, setting):
     _same = before.get("setting") == setting.value.name
     _old = [before["curves"]] if _same and before["curves"] is not curves else []
@@ -197,12 +207,9 @@ def _(before, curves, hours, room, setting):
 def _(curves, eta, gains, hours, losses, setting):
     then = {name: reward_at(runs, hours) for name, runs in curves.items()}
     _steps = setting.value.steps
-    _costs = [name for name, found in losses.items() if is_below_zero(found)]
-    _pays = [name for name, found in gains.items() if found.low > 1]
     mo.md(f"""
-    **Over steps η = {eta} costs {whom(_costs)}**: after {_steps} steps naive PPO is
-    {signed(losses["naive"])} from synchronous training, the decoupled objective
-    {signed(losses["decoupled"])}. **Over hours it pays for {whom(_pays)}**: a synchronous run needs
+    After {_steps} steps with η = {eta} naive PPO is {signed(losses["naive"])} from synchronous
+    training, the decoupled objective {signed(losses["decoupled"])}. A synchronous run needs
     {gains["decoupled"].mean:.2f} times the hours for the final reward of the decoupled run, and
     {gains["naive"].mean:.2f} times the hours for that of naive PPO. The {_steps} steps take
     {hours:.1f} simulated hours (dashed). By then the synchronous run has done
