@@ -481,8 +481,8 @@ def _(decoupled_ppo, gspo, loss_surface, policy_loss, retellings):
 @app.cell(hide_code=True)
 def _():
     mo.md(r"""
-    **Cost of this page:** the first picture takes 1.1 CPU s without torch. The arrows below it load torch;
-    the whole page takes 5 CPU s and 400 MB.
+    **Cost of this page:** the first picture takes 1.1 CPU s without torch. The arrows below it load
+    torch; the whole page takes 5 CPU s and 400 MB.
     """)
     return
 

@@ -434,8 +434,8 @@ def _(gdpo_advantages, group_advantages, grpo_advantages, lite_ppo_advantages, p
 @app.cell(hide_code=True)
 def _():
     mo.md(r"""
-    **Cost of this page:** the first picture takes 1.0 CPU s without torch. The numbers below it load torch;
-    the whole page takes 4 CPU s and 330 MB.
+    **Cost of this page:** the first picture takes 1.0 CPU s without torch. The numbers below it
+    load torch; the whole page takes 4 CPU s and 330 MB.
     """)
     return
 

@@ -385,8 +385,8 @@ def _():
 @app.cell(hide_code=True)
 def _():
     mo.md(r"""
-    **Cost of this page:** the first picture takes 1 CPU s, the page 3 CPU s, without torch. Each change of a
-    control simulates five runs of 30 training steps: 0.1 CPU s.
+    **Cost of this page:** the first picture takes 1 CPU s, the page 3 CPU s, without torch. Each
+    change of a control simulates five runs of 30 training steps: 0.1 CPU s.
     """)
     return
 

@@ -432,8 +432,8 @@ def _():
 @app.cell(hide_code=True)
 def _():
     mo.md(r"""
-    **Cost of this page:** about 1.5 CPU s, without torch and without a GPU. The page shows packaged results
-    with their command; a button simulates them again (2 to 15 CPU s per seed).
+    **Cost of this page:** about 1.5 CPU s, without torch and without a GPU. The page shows packaged
+    results with their command; a button simulates them again (2 to 15 CPU s per seed).
     """)
     return
 

@@ -308,12 +308,13 @@ def _(go, searches, settled, tick):
 @app.function
 def card(title, plan):
     """The recommendation of a plan, as a box."""
-    best = plan.best
     none = "no candidate is within the limits" if plan.settled else "not simulated yet"
-    told = best and f"{best.candidate.hardware}, {best.candidate.schedule}: {hours(best)}"
-    if best and best.predicted_hours.high > plan.config.limits.deadline_h:
-        told = f"{told}. May miss the deadline: {best.predicted_hours.high:.1f} h is beyond it"
-    return mo.stat(cost(best) if best else "none", label=title, caption=told or none, bordered=True)
+    told = (
+        best := plan.best
+    ) and f"{best.candidate.hardware}, {best.candidate.schedule}: {hours(best)}"
+    late = best and best.predicted_hours.high > plan.config.limits.deadline_h
+    caption = f"{told or none}{'. It may miss the deadline' * bool(late)}"
+    return mo.stat(cost(best) if best else "none", label=title, caption=caption, bordered=True)
 
 
 @app.cell(hide_code=True)
@@ -690,9 +691,9 @@ def _():
 @app.cell(hide_code=True)
 def _():
     mo.md(r"""
-    **Cost of this page:** the first picture takes 2 CPU s without torch, because the package contains the
-    simulations of the first question. Another model or batch takes 5 to 30 CPU s, and only when you
-    request it.
+    **Cost of this page:** the first picture takes 2 CPU s without torch, because the package
+    contains the simulations of the first question. Another model or batch takes 5 to 30 CPU s, and
+    only when you request it.
     """)
     return
 

@@ -460,9 +460,9 @@ def _():
 @app.cell(hide_code=True)
 def _():
     mo.md(r"""
-    **Cost of this page:** the first picture takes 2 CPU s, without torch in the notebook's process. A run
-    that you start uses separate processes: for the small model two cores and 1 GB, until you stop
-    it.
+    **Cost of this page:** the first picture takes 2 CPU s, without torch in the notebook's process.
+    A run that you start uses separate processes: for the small model two cores and 1 GB, until you
+    stop it.
     """)
     return
 

@@ -318,8 +318,8 @@ def _():
 @app.cell(hide_code=True)
 def _():
     mo.md(r"""
-    **Cost of this page:** the first picture takes 2 CPU s without torch; a run of 500,000 tokens takes 2
-    CPU s more, and 350 MB in total.
+    **Cost of this page:** the first picture takes 2 CPU s without torch; a run of 500,000 tokens
+    takes 2 CPU s more, and 350 MB in total.
     """)
     return
 

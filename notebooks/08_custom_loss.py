@@ -34,8 +34,8 @@ def _():
     of it. **Here it is the other way round.** Two mistakes are easily made in PPO's
     $\min(r A, \mathrm{clip}(r, 1 \pm \epsilon)\, A)$:
 
-    - **Clip from above** forgets the lower end of the clip. Responses that were worse than others to
-      their prompt then have almost no gradient. It learns as much as PPO.
+    - **Clip from above** forgets the lower end of the clip. Responses that were worse than others
+      to their prompt then have almost no gradient. It learns as much as PPO.
     - **No ratio** ignores that responses are two versions old when they are trained on, and
       maximizes $A \log \pi_\theta$: all data, nothing clipped. It loses two thirds of what PPO
       gains.
@@ -526,9 +526,9 @@ def _(compare_losses, gradient_check, loss_surface, per_sample_gradients, typed_
 @app.cell(hide_code=True)
 def _():
     mo.md(r"""
-    **Cost of this page:** the first picture takes 2 CPU s without torch. The checks below it load torch; the
-    whole page takes 5 CPU s and 0.6 GB. The button starts real training: six runs, about 13 s each
-    on two idle cores, in under 1 GB.
+    **Cost of this page:** the first picture takes 2 CPU s without torch. The checks below it load
+    torch; the whole page takes 5 CPU s and 0.6 GB. The button starts real training: six runs, about
+    13 s each on two idle cores, in under 1 GB.
     """)
     return
 

@@ -404,8 +404,8 @@ def _(cap, fit, over):
     _cut = f", both cut off at {cap.value:,} tokens" if cap.value < fit.max_tokens else ""
     mo.md(
         f"""
-    The axis of shares is stretched so that a log-normal is a straight line. The fitted one is never off by more than
-    **{100 * fit.distance:.1f} points** (Kolmogorov-Smirnov distance; chance alone gives up to
+    The axis of shares is stretched so that a log-normal is a straight line. The fitted one is never
+    off by more than **{100 * fit.distance:.1f} points** (Kolmogorov-Smirnov distance; chance alone gives up to
     {100 * fit.chance_distance:.1f} with {fit.answers:,} responses). Is this good enough? Simulated
     with the fit instead of the lengths themselves{_cut}, an asynchronous step of the same cluster
     is {_told(_async.mean)}, and a **synchronous** step is **{_told(_sync.mean)}**
@@ -561,8 +561,8 @@ def _():
 @app.cell(hide_code=True)
 def _():
     mo.md(r"""
-    **Cost of this page:** about 4 CPU s, 1 s of it before the first picture, without torch and without a
-    GPU.
+    **Cost of this page:** about 4 CPU s, 1 s of it before the first picture, without torch and
+    without a GPU.
     """)
     return
 

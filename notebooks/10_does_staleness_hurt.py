@@ -467,8 +467,8 @@ def _(saved):
 @app.cell(hide_code=True)
 def _():
     mo.md(r"""
-    **Cost of this page:** 2 CPU s without torch, because the runs are packaged. The button *Train* starts
-    real training: torch, 0.8 GB, and about 8 CPU s plus 0.25 CPU s per step.
+    **Cost of this page:** 2 CPU s without torch, because the runs are packaged. The button *Train*
+    starts real training: torch, 0.8 GB, and about 8 CPU s plus 0.25 CPU s per step.
     """)
     return
 

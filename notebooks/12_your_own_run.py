@@ -57,9 +57,9 @@ def _():
 
     *Where does the time of your run go, and what would asynchrony give on the same GPUs?*
 
-    **The usual answer:** generation takes most of a step, so add GPUs that generate. **But** much of
-    that time engines wait for the longest response, and asynchrony uses it without another GPU.
-    Drop a log: nothing leaves your computer.
+    **The usual answer:** generation takes most of a step, so add GPUs that generate. **But** engines
+    spend much of that time waiting for the longest response, and asynchrony uses it without another
+    GPU. Drop a log: nothing leaves your computer.
     """)
     return
 
@@ -294,8 +294,8 @@ def _():
 @app.cell(hide_code=True)
 def _():
     mo.md(r"""
-    **Cost of this page:** about 6 CPU s, 1 s of it before the first picture, without torch and without a
-    GPU.
+    **Cost of this page:** about 6 CPU s, 1 s of it before the first picture, without torch and
+    without a GPU.
     """)
     return
 

@@ -219,7 +219,12 @@ def order_curves(
         for one, lag in oldest[name].items()
     ]
     legend = alt.Legend(
-        orient="bottom", title=None, labelFontSize=12, labelLimit=300, symbolSize=200, columns=2
+        orient="bottom",
+        title=None,
+        labelFontSize=12,
+        labelLimit=300,
+        symbolType="stroke",
+        columns=2,
     )
     widths = alt.Scale(domain=names, range=list(_WIDTHS[: len(names)]))
     opacities = alt.Scale(domain=names, range=list(_OPACITIES[: len(names)]))
