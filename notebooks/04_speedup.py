@@ -219,8 +219,10 @@ def _():
     which is the Shapley value of the logarithm. In every order the factors multiply to the whole
     ratio.
 
-    $$ \ln f_i = \frac{1}{n!} \sum_{\text{orders}} \ln v(\text{before} \cup i) -
-    \ln v(\text{before}), \qquad \prod_i f_i = \frac{v(\text{all})}{v(\text{none})} $$
+    $$ \ln f_i = \frac{1}{n!} \sum_{\text{orders}} \ln \frac{v(\text{before} \cup i)}
+    {v(\text{before})} $$
+
+    $$ \prod_i f_i = \frac{v(\text{all})}{v(\text{none})} $$
 
     ```python
     found = speedup.saved()             # seconds per step of 8 + 8 systems

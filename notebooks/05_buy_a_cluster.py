@@ -19,6 +19,7 @@ with app.setup:
     import simulator
     from areal_lab.config.record import find_setting, value_of
     from areal_lab.runlog.records import Log
+    from areal_lab.widgets.chart_parts import columns
     from areal_lab.widgets.figure import svg
     from areal_lab.widgets.pareto import chosen_number, pareto_chart
     from areal_lab.widgets.source import code_of
@@ -308,26 +309,27 @@ def _(go, searches, settled, tick):
 @app.function
 def card(title, plan):
     """The recommendation of a plan, as a box."""
-    none = "no candidate is within the limits" if plan.settled else "not simulated yet"
-    told = (
-        best := plan.best
-    ) and f"{best.candidate.hardware}, {best.candidate.schedule}: {hours(best)}"
-    late = best and best.predicted_hours.high > plan.config.limits.deadline_h
-    caption = f"{told or none}{'. It may miss the deadline' * bool(late)}"
-    return mo.stat(cost(best) if best else "none", label=title, caption=caption, bordered=True)
+    best = plan.best
+    if best is None:
+        none = "no candidate is within the limits" if plan.settled else "not simulated yet"
+        return mo.stat("none", label=title, caption=none, bordered=True)
+    return mo.stat(cost(best), label=title, caption=card_text(best, plan), bordered=True)
+
+
+@app.function
+def card_text(best, plan):
+    """What is bought, its time, and whether the interval exceeds the deadline."""
+    late = best.predicted_hours.high > plan.config.limits.deadline_h
+    told = f"{best.candidate.hardware}, {best.candidate.schedule}: {hours(best)}"
+    return f"{told}. It may miss the deadline" if late else told
 
 
 @app.cell(hide_code=True)
 def _(cheapest_gpu, plan, rivals):
-    mo.hstack(
-        [
-            card(f"cheapest GPU-hours ({cheapest_gpu})", rivals["cheapest GPU-hours"]),
-            card("stay synchronous", rivals["stay synchronous"]),
-            card("the recommendation", plan),
-        ],
-        widths="equal",
-        gap=1,
-        wrap=True,
+    columns(
+        card(f"cheapest GPU-hours ({cheapest_gpu})", rivals["cheapest GPU-hours"]),
+        card("stay synchronous", rivals["stay synchronous"]),
+        card("the recommendation", plan),
     )
     return
 
@@ -439,19 +441,16 @@ def _(chosen):
         chosen is None,
         mo.md("*This one was excluded: another candidate beats even its lower bound.*"),
     )
-    mo.hstack(
-        [
-            mo.stat(chosen.candidate.hardware, label="candidate", caption=chosen.candidate.split),
-            mo.stat(hours(chosen), label="time", caption=chosen.candidate.schedule),
-            mo.stat(cost(chosen), label="cost", caption=f"{chosen.hourly.dollars or 0:,.2f} $/h"),
-            mo.stat(
-                f"{chosen.engine_share:.0%}, {chosen.trainer_share:.0%}",
-                label="engines, trainer busy",
-                caption=chosen.limit,
-            ),
-        ],
-        widths="equal",
-        wrap=True,
+    columns(
+        mo.stat(chosen.candidate.hardware, label="candidate", caption=chosen.candidate.split),
+        mo.stat(hours(chosen), label="time", caption=chosen.candidate.schedule),
+        mo.stat(cost(chosen), label="cost", caption=f"${chosen.hourly.dollars or 0:,.2f}/h"),
+        mo.stat(
+            f"{chosen.engine_share:.0%}, {chosen.trainer_share:.0%}",
+            label="engines, trainer busy",
+            caption=chosen.limit,
+        ),
+        least_px=200,
     )
     return
 

@@ -105,8 +105,9 @@ def _(epsilon, by_lag, run):
     _chart = clipping_chart(by_lag, clipped_by_lag(run.tokens))
     _formula = mo.md(r"""
     $$\underbrace{\frac{\pi_{prox}}{\pi_{behav}}}_{\text{weight}}\;
-    \min\Big(u A,\ \mathrm{clip}(u, 1 \pm \epsilon)\, A\Big), \quad
-    u = \frac{\pi_\theta}{\pi_{prox}}$$
+    \min\Big(u A,\ \mathrm{clip}(u, 1 \pm \epsilon)\, A\Big)$$
+
+    $$u = \frac{\pi_\theta}{\pi_{prox}}$$
 
     `clipped_by_lag(run.tokens, clip_epsilon=ε)`
 

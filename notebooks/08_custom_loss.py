@@ -200,8 +200,9 @@ def _():
     mo.md(r"""
     ## Its gradient
 
-    $$r = \pi_\theta / \pi_{prox}, \qquad w = \pi_{prox} / \pi_{behav}, \qquad
-    \text{push} = -\partial L / \partial \log \pi_\theta$$
+    $$r = \pi_\theta / \pi_{prox}, \quad w = \pi_{prox} / \pi_{behav}$$
+
+    $$\text{push} = -\partial L / \partial \log \pi_\theta$$
 
     The picture shows the push along $r$, at $w = 1$, on a good token, which should become more
     likely, and on a bad token, which should become less likely. **Clip from above** pushes a bad

@@ -50,8 +50,8 @@ def _():
 
     **The usual answer:** the mean length says how long a step takes, and a log-normal that fits the
     lengths says the rest. **But** a synchronous step waits for the longest of a thousand responses.
-    When half of its decode steps are done, nearly all responses have ended, and the good fit gives
-    the wrong time.
+    When half of its decode steps are done, four of five responses have ended, and the good fit
+    gives the wrong time.
     """)
     return
 
@@ -280,7 +280,7 @@ def _(before, fit, steps):
     on_page(
         _past.mark_tick(color=GREY, thickness=3, size=18)
         + _bars.mark_bar(opacity=0.75).encode(
-            _across, _color.legend(orient="top", labelFontSize=13, symbolSize=200)
+            _across, _color.legend(orient="top", labelFontSize=13, symbolSize=200, columns=1)
         )
         + _bars.mark_rule(color=GREY, strokeWidth=3).encode(x="low:Q", x2="high:Q")
         + words(_bars, align="left", dx=8).encode(x="high:Q", text="text:N"),
@@ -347,8 +347,9 @@ def _(fit):
     The fit keeps the mean and maximizes the likelihood of all lengths over the spread $\sigma$. A
     response that reached the cap $c$ counts as at least this long:
 
-    $$ \ln L = \sum_{x < c} \ln \frac{\phi(z(x))}{\sigma} + n_{x = c} \ln (1 - \Phi(z(c))), \quad
-    z(x) = \frac{\ln x - \mu}{\sigma} $$
+    $$ \ln L = \sum_{x < c} \ln \frac{\phi(z(x))}{\sigma} + n_{x = c} \ln (1 - \Phi(z(c))) $$
+
+    $$ z(x) = \frac{\ln x - \mu}{\sigma} $$
     """),
             mo.md(_table),
             mo.md(f"$\\sigma$ = {fit.sigma:.3f}. {_alike}\n\n{_notes}"),
@@ -378,7 +379,7 @@ def _(curves, fit):
             alt.Y("tokens:Q", title="tokens", axis=plain_axis(tickCount=4)).scale(type="log"),
             alt.Color("lengths:N", title=None)
             .scale(domain=_kinds, range=[BLUE, RED, GREY])
-            .legend(orient="top", labelLimit=300, labelFontSize=13, symbolSize=300),
+            .legend(orient="top", labelLimit=300, labelFontSize=13, symbolSize=300, columns=1),
             alt.StrokeDash("lengths:N").scale(domain=_kinds, range=[[1, 0], [7, 4], [2, 3]]),
             tooltip=[
                 "lengths:N",
@@ -405,8 +406,9 @@ def _(cap, fit, over):
     mo.md(
         f"""
     The axis of shares is stretched so that a log-normal is a straight line. The fitted one is never
-    off by more than **{100 * fit.distance:.1f} points** (Kolmogorov-Smirnov distance; chance alone gives up to
-    {100 * fit.chance_distance:.1f} with {fit.answers:,} responses). Is this good enough? Simulated
+    off by more than **{100 * fit.distance:.1f} points** (Kolmogorov-Smirnov distance; chance alone
+    gives up to {100 * fit.chance_distance:.1f} with {fit.answers:,}
+    responses). Is this good enough? Simulated
     with the fit instead of the lengths themselves{_cut}, an asynchronous step of the same cluster
     is {_told(_async.mean)}, and a **synchronous** step is **{_told(_sync.mean)}**
     ({_sync.low - 1:+.0%} to {_sync.high - 1:+.0%}). A synchronous step waits for the longest
@@ -476,7 +478,9 @@ def _(by_size, prompts):
     _y = _y.scale(type="log", domain=_range, nice=False)
     _color = alt.Color("schedule:N", title=None).scale(domain=list(SCHEDULES), range=[RED, BLUE])
     _lines = alt.Chart(table(_rows)).encode(
-        _x, _color.legend(orient="top", labelFontSize=13), tooltip=["schedule:N", "step:Q"]
+        _x,
+        _color.legend(orient="top", labelFontSize=13, columns=1),
+        tooltip=["schedule:N", "step:Q"],
     )
     _guess = alt.Chart(table(_naive)).encode(_x, _y)
     _chosen = alt.Chart(table([{"prompts": prompts.value}])).encode(_x)

@@ -57,9 +57,9 @@ def _():
 
     *Where does the time of your run go, and what would asynchrony give on the same GPUs?*
 
-    **The usual answer:** generation takes most of a step, so add GPUs that generate. **But** engines
-    spend much of that time waiting for the longest response, and asynchrony uses it without another
-    GPU. Drop a log: nothing leaves your computer.
+    **The usual answer:** generation takes most of a step, so add GPUs that generate. **But**
+    engines spend much of that time waiting for the longest response, and asynchrony uses it without
+    another GPU. Drop a log: nothing leaves your computer.
     """)
     return
 
@@ -135,7 +135,7 @@ def _(imported, lines, show):
             ),
             alt.Color("part:N", title=None, sort=_order)
             .scale(scheme="tableau10")
-            .legend(orient="top", labelLimit=300, labelFontSize=13, symbolSize=200, columns=4),
+            .legend(orient="top", labelLimit=300, labelFontSize=13, symbolSize=200, columns=2),
             alt.Order("place:Q"),
             tooltip=["step:O", "part:N", alt.Tooltip("seconds:Q", format=",.1f")],
         )

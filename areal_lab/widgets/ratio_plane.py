@@ -169,15 +169,15 @@ def _labels(clip_epsilon: float, positive: bool) -> list[alt.Chart]:
     places = (
         [
             (0.27, 0.3, "left", "both learn"),
-            (0.96 * (1 + clip_epsilon), 3.3, "right", "only decoupled PPO learns"),
-            (3.8, 0.29, "right", "only PPO learns"),
+            (0.96 * (1 + clip_epsilon), 3.3, "right", "only decoupled"),
+            (3.8, 0.29, "right", "only PPO"),
             (3.8, 3.3, "right", "neither learns"),
         ]
         if positive
         else [
             (3.8, 3.3, "right", "both learn"),
-            (1.05 * (1 - clip_epsilon), 0.3, "left", "only decoupled PPO learns"),
-            (0.95 * (1 - clip_epsilon), 3.3, "right", "only PPO learns"),
+            (1.05 * (1 - clip_epsilon), 0.3, "left", "only decoupled"),
+            (0.95 * (1 - clip_epsilon), 3.3, "right", "only PPO"),
             (0.27, 0.3, "left", "neither learns"),
         ]
     )

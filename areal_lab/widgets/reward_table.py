@@ -68,7 +68,7 @@ def reward_table(
         _counts(base, picked, names, samples),
     ]
     if lengths is not None:
-        layers.insert(2, words(base, fontSize=12, dy=11).encode(text=alt.Text("tokens:N")))
+        layers.insert(2, words(base, fontSize=10, dy=11).encode(text=alt.Text("tokens:N")))
     return on_page(
         alt.layer(*layers).configure_view(stroke=None),
         height=tile_height * len(rewards),

@@ -222,7 +222,7 @@ def idle_chart(log: Log, *, last_s: float = 60.0) -> alt.TopLevelMixin:
         title=None,
         sort=places,
         scale=alt.Scale(domain=places),
-        axis=plain_axis(labelLimit=340, ticks=False, domain=False),
+        axis=plain_axis(labelLimit=200, ticks=False, domain=False),
     )
     x: dict[str, Any] = {"scale": alt.Scale(domain=[0, 100]), "title": "share of its time (%)"}
     base = alt.Chart(table([{**row, "text": f"{row['now']:.0f} %"} for row in rows])).encode(y=y)

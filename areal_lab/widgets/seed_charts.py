@@ -188,7 +188,7 @@ def _legend(losses: Sequence[str], shown: Sequence[str]) -> alt.Legend:
         symbolSize=500,
         symbolStrokeWidth=3,
         symbolOpacity=1,
-        columns=3,
+        columns=2,
     )
 
 

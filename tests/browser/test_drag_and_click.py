@@ -27,7 +27,7 @@ def test_a_dragged_token_moves_the_sliders_and_the_arrows(
     with open_page(browser, f"{gallery_address}/?file=01_ratio_and_clip.py") as watched:
         page = watched.page
         wait_until_drawn(watched)
-        plane = page.locator("svg.marks").filter(has_text="only PPO learns")
+        plane = page.locator("svg.marks").filter(has_text="only PPO")
         text_of(page, "r = 1.00, w = 1.50").wait_for()
         before = page.locator("[role=slider]").nth(1).get_attribute("aria-valuenow")
         x, y = center(text_of(page, "r = 1.00, w = 1.50").bounding_box())
