@@ -13,6 +13,7 @@ app = marimo.App(width="medium", app_title="Buy a cluster")
 
 with app.setup:
     import sys
+    from functools import partial
 
     import marimo as mo
 
@@ -20,7 +21,7 @@ with app.setup:
     from areal_lab.config.record import find_setting, value_of
     from areal_lab.runlog.records import Log
     from areal_lab.widgets.chart_parts import columns
-    from areal_lab.widgets.figure import svg
+    from areal_lab.widgets.figure import fluid_svg
     from areal_lab.widgets.pareto import chosen_number, pareto_chart
     from areal_lab.widgets.source import code_of
     from areal_lab.widgets.timeline import timeline_strip
@@ -540,7 +541,7 @@ def _(complete, go, plan, settled, tick):
     mo.vstack(
         [
             *([mo.callout(_left, kind="info")] if settled and not complete else []),
-            *([svg(simulator.draw_tornado(plan))] if plan.sensitivity else []),
+            *([fluid_svg(partial(simulator.draw_tornado, plan))] if plan.sensitivity else []),
             mo.md(sentences(simulator.sensitivity_lines(plan))),
         ]
     )

@@ -121,6 +121,7 @@ def test_a_selected_response_is_told_about_and_seen_in_the_timeline(names):
     strip = Strip([], colors=["#112233"], labels=[""], names=[], title="t", merge="highest")
     defs = {
         "tokens": strip,
+        "token_view": mo.ui.anywidget(strip),
         "get_selected": lambda: {"row": 5, "cell": 0},
         "set_selected": None,
         "compared": names["compared"],
