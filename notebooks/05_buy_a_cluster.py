@@ -313,8 +313,8 @@ def card(title, plan):
     best = plan.best
     if best is None:
         none = "no candidate is within the limits" if plan.settled else "not simulated yet"
-        return mo.stat("none", label=title, caption=none, bordered=True)
-    return mo.stat(cost(best), label=title, caption=card_text(best, plan), bordered=True)
+        return mo.stat("none", label=title, caption=none)
+    return mo.vstack([mo.stat(cost(best), label=title), mo.md(card_text(best, plan))], gap=0)
 
 
 @app.function
