@@ -322,7 +322,7 @@ def card_text(best, plan):
     """What is bought, its time, and whether the interval exceeds the deadline."""
     late = best.predicted_hours.high > plan.config.limits.deadline_h
     told = f"{best.candidate.hardware}, {best.candidate.schedule}: {hours(best)}"
-    return f"{told}. It may miss the deadline" if late else told
+    return f"{told}. It may miss the deadline." if late else f"{told}."
 
 
 @app.cell(hide_code=True)
