@@ -192,7 +192,7 @@ def _(candidates):
 
 @app.cell
 def _(candidates):
-    # No price is published for some GPUs: 2 dollars stands there until you set yours.
+    # No price is published for some GPUs: it is $2 until you set yours.
     typical = {
         name: simulator.find_gpu(name).price.typical
         for name in candidates.value["candidates.gpu"] or ["H100"]

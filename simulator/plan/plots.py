@@ -24,7 +24,14 @@ from areal_lab.plots.style import (
 )
 from simulator.plan.result import Outcome, Plan
 from simulator.plan.sensitivity import at_end, measure
-from simulator.plan.summary import AIMS, hours, money, recommendation_lines, sensitivity_lines
+from simulator.plan.summary import (
+    AIMS,
+    hours,
+    money,
+    recommendation_lines,
+    sensitivity_lines,
+    with_unit,
+)
 from simulator.stats.format import number
 
 if TYPE_CHECKING:
@@ -156,7 +163,7 @@ def _front(axes: Axes, plan: Plan) -> None:
     axes.set(xscale="log", yscale="log")
     _limits(axes, plan, priced=priced)
     axes.set(
-        xlabel="cost of all steps (dollars, typical price)" if priced else "GPU-hours of all steps",
+        xlabel="cost of all steps ($, typical price)" if priced else "GPU-hours of all steps",
         ylabel="duration of all steps (hours)",
         title="Front (numbers: GPUs; bars: 90 % intervals)",
     )
@@ -192,9 +199,10 @@ def _tornado(axes: Axes, plan: Plan) -> None:
     low, high = axes.get_xlim()
     if low < limit[name] < high:
         axes.axvline(limit[name], color=GREY, linewidth=1, dashes=(4, 3), label="limit")
-    unit = "hours" if name == "hours" else "dollars"
+    told, unit = ("duration", "h") if name == "hours" else ("cost", "$")
+    nominal = with_unit(number(middle), name)
     axes.set(
-        xlabel=f"{unit} of all steps, nominal {number(middle)} (†: the recommendation changes)",
+        xlabel=f"{told} of all steps ({unit}), nominal {nominal} (†: another recommendation)",
         title=f"Sensitivity of the recommendation ({own.candidate.hardware})",
     )
     axes.xaxis.set_major_formatter("{x:,g}")
