@@ -112,6 +112,9 @@ def _():
     `decoupled_ppo`
 
     $r = \pi_\theta / \pi_{prox}, \quad w = \pi_{prox} / \pi_{behav}$
+
+    On the dotted lines the trained policy equals the proximal ($r = 1$) or the behavior policy
+    ($r w = 1$).
     """)
     return (formulas,)
 
@@ -127,7 +130,7 @@ def _(clip, formulas, get_slid, held, set_dragged, set_token, sign):
     plane = mo.ui.altair_chart(
         ratio_plane(held["token"], clip_epsilon=clip.value, advantage=sign.value), on_change=_drag
     )
-    columns(plane, formulas)
+    columns(plane, formulas, least_px=420)
     return
 
 

@@ -164,9 +164,9 @@ def _(before, falls):
     _old, before["bars"] = before.get("bars", bars), bars
     _names = ["everything off", *SWITCHES, "as switched", "paper"]
     _y = alt.Y("what:N", title=None, axis=plain_axis(), scale=alt.Scale(domain=_names))
-    _ticks = plain_axis(values=[0.5, 1, 1.5, 2, 2.5, 3, 4], format="~g")
-    _x = alt.X("start:Q", title="synchronous step / asynchronous step", axis=_ticks)
-    _x = _x.scale(type="log", domain=[0.45, 5], nice=False)
+    _ticks = plain_axis(values=[0.5, 1, 2, 3, 4, 6, 8], format="~g")
+    _x = alt.X("start:Q", title="synchronous / asynchronous step", axis=_ticks)
+    _x = _x.scale(type="log", domain=[0.45, 9], nice=False)
     _bars = alt.Chart(table(bars)).encode(_y)
     _ends = alt.Chart(table(_totals)).encode(_y, x="value:Q")
     _past = alt.Chart(table(_old if _old != bars else [])).encode(_y)

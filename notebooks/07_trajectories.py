@@ -113,7 +113,7 @@ def _(epsilon, by_lag, run):
 
     (AReaL, eq. 5; pale marks: ε = 0.2)
     """)
-    columns(mo.as_html(_chart), mo.vstack([_formula, epsilon]))
+    columns(mo.as_html(_chart), mo.vstack([_formula, epsilon]), least_px=400)
     return
 
 

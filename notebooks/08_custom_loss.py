@@ -285,7 +285,8 @@ def _(loss_surface, losses, torch):
 @app.cell(hide_code=True)
 def _(fields, ratios, weights):
     _planes = push_fields(fields, ratios.tolist(), weights.tolist())
-    columns(*map(mo.as_html, _planes))
+    _pairs = [columns(*map(mo.as_html, _planes[at : at + 2])) for at in range(0, len(_planes), 2)]
+    mo.vstack(_pairs)
     return
 
 

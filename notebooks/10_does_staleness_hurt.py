@@ -267,7 +267,9 @@ def _():
     ## Both, as formulas
 
     $$ L = -\frac{1}{N} \sum_t \frac{\pi_{prox}}{\pi_{behav}} \min(u_t A_t,
-    \mathrm{clip}(u_t, 1 \pm \epsilon)\, A_t), \quad u = \frac{\pi_\theta}{\pi_{prox}} $$
+    \mathrm{clip}(u_t, 1 \pm \epsilon)\, A_t) $$
+
+    $$ u = \frac{\pi_\theta}{\pi_{prox}} $$
 
     $$ \text{drift} = \frac{1}{N} \sum_t |\log \pi_\theta - \log \pi_{behav}| $$
 

@@ -68,7 +68,7 @@ def _():
 def _():
     upload = mo.ui.file(
         filetypes=[".txt", ".log", ".jsonl", ".json", ".csv", ".out", ".gz"],
-        label="A log of verl, TRL, prime-rl, slime, NeMo-RL, OpenRLHF, ...",
+        label="A log of verl, TRL, slime, ...",
     )
     return (upload,)
 
@@ -124,6 +124,7 @@ def _(imported, lines, show):
     )
     _order = list(dict.fromkeys(row["part"] for row in _parts))
     _shares = show.value != "seconds"
+    _in_row = alt.ExprRef("width < 400 ? 1 : 2")
     _up = plain_axis(tickCount=5, format="%" if _shares else "~s")
     _bars = (
         alt.Chart(table(_parts))
@@ -135,7 +136,9 @@ def _(imported, lines, show):
             ),
             alt.Color("part:N", title=None, sort=_order)
             .scale(scheme="tableau10")
-            .legend(orient="top", labelLimit=300, labelFontSize=13, symbolSize=200, columns=2),
+            .legend(
+                orient="top", labelLimit=300, labelFontSize=13, symbolSize=200, columns=_columns
+            ),
             alt.Order("place:Q"),
             tooltip=["step:O", "part:N", alt.Tooltip("seconds:Q", format=",.1f")],
         )
@@ -221,7 +224,7 @@ def _(advice):
         + _bars.mark_rule(color=GREY, strokeWidth=3).encode(x="low:Q", x2="high:Q")
         + words(_bars, align="left", dx=8, dy=-1).encode(x=alt.value(0), text="text:N")
         + _line.mark_rule(color=RED, strokeWidth=2).encode(x="logged:Q")
-        + words(_line, align="left", dx=6).encode(x="logged:Q", y=alt.value(-8), text="text:N"),
+        + words(_line, align="right", dx=-6).encode(x="logged:Q", y=alt.value(-8), text="text:N"),
         height=190,
     )
     return (rows,)

@@ -112,7 +112,9 @@ def legend(colors: Mapping[str, str], *, shapes: Mapping[str, str] | None = None
         for name, color in colors.items()
     ]
     parts += [f"{sign}&nbsp;{name}" for name, sign in (shapes or {}).items()]
-    return " ".join(f'<span style="margin-right:1.2em">{part}</span>' for part in parts)
+    return " ".join(
+        f'<span style="margin-right:1.2em;white-space:nowrap">{part}</span>' for part in parts
+    )
 
 
 def plain_axis(**settings: Any) -> alt.Axis:

@@ -88,8 +88,8 @@ def lag_bars(
     return Svg(
         f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{alt}" '
         f'fill="currentColor" font-size="12" width="100%" height="{_HEIGHT}" '
-        f'style="display: block">{_TITLES}<svg x="{_LEFT}" overflow="visible" '
-        f'style="width: calc(100% - {_LEFT + _RIGHT}px)">{"".join(parts)}</svg></svg>'
+        f'style="display: block; box-sizing: border-box; overflow: visible; '
+        f'padding: 0 {_RIGHT}px 0 {_LEFT}px">{_TITLES}{"".join(parts)}</svg>'
     )
 
 
@@ -139,8 +139,8 @@ def _ticks(places: int, band: float) -> Iterator[str]:
 _MIDDLE: Final = (_TOP + _BOTTOM) / 2
 _TITLES: Final = (
     f'<text x="50%" y="{_BOTTOM + 35}" text-anchor="middle">lag of a trained token (versions)'
-    f'</text><text x="14" y="{_MIDDLE}" text-anchor="middle" '
-    f'transform="rotate(-90 14 {_MIDDLE})">share of tokens (%)</text>'
+    f'</text><text x="{14 - _LEFT}" y="{_MIDDLE}" text-anchor="middle" '
+    f'transform="rotate(-90 {14 - _LEFT} {_MIDDLE})">share of tokens (%)</text>'
 )
 
 
@@ -224,7 +224,7 @@ def order_curves(
         labelFontSize=12,
         labelLimit=300,
         symbolType="stroke",
-        columns=2,
+        columns=1,
     )
     widths = alt.Scale(domain=names, range=list(_WIDTHS[: len(names)]))
     opacities = alt.Scale(domain=names, range=list(_OPACITIES[: len(names)]))

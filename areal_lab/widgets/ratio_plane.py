@@ -96,7 +96,10 @@ def _nearest(value: float) -> float:
 
 def _axis(title: str) -> alt.Axis:
     values = [0.25, 0.4, 0.5, 0.6, 0.8, 1, 1.2, 1.5, 2, 2.5, 3, 4]
-    return plain_axis(title=title, titleFontSize=13, values=values, format="~g")
+    return plain_axis(
+        **{"title": title, "titleFontSize": 13, "values": values, "format": "~g"},
+        **{"labelOverlap": "greedy", "labelSeparation": 4},
+    )
 
 
 def _scale() -> alt.Scale:
@@ -149,8 +152,8 @@ def _on_policy(positive: bool) -> list[alt.Chart]:
     # Next to the lines, in the region where both losses learn.
     on_prox, on_behavior, side = (0.44, 0.36, 14) if positive else (2.4, 2.2, -11)
     said: list[tuple[float, float, str, dict[str, Any]]] = [
-        (1.0, on_prox, "trained = proximal", {"angle": 270, "dy": -8}),
-        (on_behavior, 1 / on_behavior, "trained = behavior", {"angle": slope, "dy": side}),
+        (1.0, on_prox, "r = 1", {"angle": 270, "dy": -8}),
+        (on_behavior, 1 / on_behavior, "r·w = 1", {"angle": slope, "dy": side}),
     ]
     return [
         alt.Chart(table([{"r": 1}])).mark_rule(**dash).encode(x=_x()),

@@ -217,14 +217,15 @@ def idle_chart(log: Log, *, last_s: float = 60.0) -> alt.TopLevelMixin:
         if cause != "busy" and cause not in BLANK and share >= _LEAST_SHARE
     ]
     places = [str(row["what"]) for row in rows]
+    limit = alt.ExprRef("width < 500 ? 150 : 320")
     y = alt.Y(
         "what:N",
         title=None,
         sort=places,
         scale=alt.Scale(domain=places),
-        axis=plain_axis(labelLimit=200, ticks=False, domain=False),
+        axis=plain_axis(labelLimit=limit, ticks=False, domain=False),
     )
-    x: dict[str, Any] = {"scale": alt.Scale(domain=[0, 100]), "title": "share of its time (%)"}
+    x: dict[str, Any] = {"scale": alt.Scale(domain=[0, 100]), "title": "% of its time"}
     base = alt.Chart(table([{**row, "text": f"{row['now']:.0f} %"} for row in rows])).encode(y=y)
     length_s = window[1] - window[0]
     layers = [
@@ -236,7 +237,7 @@ def idle_chart(log: Log, *, last_s: float = 60.0) -> alt.TopLevelMixin:
             x=alt.X("now:Q", **x), text=alt.Text("text:N")
         ),
     ]
-    title = f"idle by cause, last {length_s:.0f} s; pale: the whole training"
+    title = f"idle by cause, last {length_s:.0f} s\npale: the whole training"
     return on_page(alt.layer(*layers), height=max(40, 22 * len(rows)), title=titled(title))
 
 
@@ -324,7 +325,7 @@ def clipping_chart(
         ],
     )
     numbers = words(shares, dy=-7, fontSize=11).encode(
-        text=alt.Text("share:Q", format=".1%"), color=alt.value("currentColor")
+        text=alt.Text("percent:Q", format=".1f"), color=alt.value("currentColor")
     )
     pale = alt.Chart(table(_bars(reference))).encode(
         x=alt.X("lag:O", axis=under),
@@ -340,7 +341,10 @@ def clipping_chart(
 
 def _bars(by_lag: pandas.DataFrame) -> list[dict[str, Any]]:
     return [
-        {"lag": int(lag), "loss": name, "share": float(row[loss]), "tokens": int(row["tokens"])}
+        {
+            **{"lag": int(lag), "loss": name, "tokens": int(row["tokens"])},
+            **{"share": float(row[loss]), "percent": 100 * float(row[loss])},
+        }
         for lag, row in by_lag.iterrows()
         for loss, name in _LOSSES.items()
     ]

@@ -88,7 +88,7 @@ def final_reward_rows(
     ]
     y = alt.Y("loss:N", sort=list(rewards), axis=plain_axis(title=None, ticks=False, domain=False))
     scale = alt.Scale(domain=[0, most])
-    x = alt.X("mean:Q", scale=scale, axis=plain_axis(title="held-out reward after training"))
+    x = alt.X("mean:Q", scale=scale, axis=plain_axis(title=None, tickCount=5))
     color = alt.Color("loss:N", scale=_scale(losses, _COLORS), legend=None)
     chart = alt.Chart(table(rows)).encode(y=y)
     layers: list[Any] = [
@@ -101,14 +101,10 @@ def final_reward_rows(
         words(chart, align="left", dx=8).encode(x=alt.value("width"), text=alt.Text("words:N")),
     ]
     if start is not None:
-        before = alt.Chart(table([{"mean": start, "words": "before training"}]))
-        layers += [
-            before.mark_rule(color=GREY, strokeDash=[4, 4]).encode(x=x),
-            words(before, align="right", dx=-5, fontSize=12).encode(
-                x=x, y=alt.value(row_height * len(rows) - 6), text=alt.Text("words:N")
-            ),
-        ]
-    return on_page(alt.layer(*layers), height=row_height * max(1, len(rows)))
+        before = alt.Chart(table([{"mean": start}]))
+        layers.append(before.mark_rule(color=GREY, strokeDash=[4, 4]).encode(x=x))
+    title = "held-out reward after training" + ("" if start is None else "\ndashed: before")
+    return on_page(alt.layer(*layers), height=row_height * max(1, len(rows)), title=titled(title))
 
 
 def gradient_panels(

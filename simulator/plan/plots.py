@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -86,8 +87,10 @@ def draw_tornado(plan: Plan, *, width: float = 7.0, title: str | None = None) ->
     """
     rows = 3 if plan.sensitivity is None else len(plan.sensitivity.inputs)
     figure = new_figure(width, 1.6 + 0.36 * rows)
-    _tornado(figure.subplots(), plan)
-    return entitle(figure, title or _run(plan), alt=_tornado_in_words(plan))
+    axes = figure.subplots()
+    _tornado(axes, plan, narrow=width < _WIDE)
+    own, _ = axes.get_title(), axes.set_title("")
+    return entitle(figure, title or f"{own}: {_run(plan)}", alt=_tornado_in_words(plan))
 
 
 def _run(plan: Plan) -> str:
@@ -171,7 +174,7 @@ def _front(axes: Axes, plan: Plan) -> None:
     axes.legend(loc="best", fontsize=9, frameon=True, framealpha=0.9, edgecolor="none")
 
 
-def _tornado(axes: Axes, plan: Plan) -> None:
+def _tornado(axes: Axes, plan: Plan, *, narrow: bool = False) -> None:
     """Hours or dollars of the recommendation with each input at either end of its range."""
     found = plan.sensitivity
     if found is None:
@@ -191,24 +194,27 @@ def _tornado(axes: Axes, plan: Plan) -> None:
                 ends.append((there.value(name), color, text))
         _draw_input(axes, row, middle, ends)
     axes.axvline(middle, color=BLACK, linewidth=0.9)
-    axes.set_yticks(range(len(found.inputs)), [one.name for one in found.inputs])
+    names = [textwrap.fill(one.name, 17) if narrow else one.name for one in found.inputs]
+    axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(found.inputs) - 0.5, -0.5)
-    axes.margins(x=0.34)
+    axes.margins(x=0.6 if narrow else 0.34)
     axes.grid(visible=False, axis="y")
     limit = {"hours": plan.config.limits.deadline_h, "dollars": plan.config.limits.budget_dollars}
     low, high = axes.get_xlim()
     if low < limit[name] < high:
         axes.axvline(limit[name], color=GREY, linewidth=1, dashes=(4, 3), label="limit")
     told, unit = ("duration", "h") if name == "hours" else ("cost", "$")
+    gap = "\n" if narrow else "; "
     nominal = with_unit(number(middle), name)
     axes.set(
-        xlabel=f"{told} of all steps ({unit}), nominal {nominal} (†: another recommendation)",
+        xlabel=f"{told} of all steps ({unit}), nominal {nominal}{gap}†: another recommendation",
         title=f"Sensitivity of the recommendation ({own.candidate.hardware})",
     )
     axes.xaxis.set_major_formatter("{x:,g}")
-    for color, side in ((SKY, "low"), (ORANGE, "high")):
-        axes.barh(0, 0, left=middle, color=color, label=f"input at its {side} end")
-    axes.legend(loc="lower right")
+    if not narrow:  # It would cover the bars, whose ends have the values of the input.
+        for color, side in ((SKY, "low"), (ORANGE, "high")):
+            axes.barh(0, 0, left=middle, color=color, label=f"input at its {side} end")
+        axes.legend(loc="lower right")
 
 
 def _draw_input(

@@ -50,15 +50,20 @@ CUT = """
     for (const one of roots.pop().querySelectorAll("*")) {
       if (one.shadowRoot) roots.push(one.shadowRoot);
       const box = one.getBoundingClientRect();
-      const kind = "svg.marks, svg[role=img], canvas, .katex-display > .katex, [role=radiogroup]";
-      if (box.width && one.matches(kind) && !one.closest("table") && box.right > innerWidth + 1)
+      const kind = "svg.marks, svg[role=img], canvas, select, pre, code, "
+        + ".katex-display .base, [role=radiogroup]";
+      const frame = one.matches("svg.marks text") && one.closest("svg").getBoundingClientRect();
+      if (!box.width || one.closest("table")) continue;
+      if ((one.matches(kind) && box.right > innerWidth + 1)
+          || (frame && (box.right > frame.right + 1 || box.left < frame.left - 1)))
         found.push(`${one.tagName} ends at ${Math.round(box.right)}: ${one.textContent}`);
     }
   }
   return found;
 }
 """
-"""Pictures, formulas and choices that leave the window; a table of data scrolls."""
+"""Pictures, formulas, code and choices that leave the window, and text of a chart that leaves the
+chart; a table of data scrolls."""
 MOST_TRIES, TRY_MS = 300, 100
 SETTLED = 5
 """Looks at the pictures, one after another, that have to find the same."""
