@@ -124,7 +124,6 @@ def _(imported, lines, show):
     )
     _order = list(dict.fromkeys(row["part"] for row in _parts))
     _shares = show.value != "seconds"
-    _in_row = alt.ExprRef("width < 400 ? 1 : 2")
     _up = plain_axis(tickCount=5, format="%" if _shares else "~s")
     _bars = (
         alt.Chart(table(_parts))
@@ -136,9 +135,7 @@ def _(imported, lines, show):
             ),
             alt.Color("part:N", title=None, sort=_order)
             .scale(scheme="tableau10")
-            .legend(
-                orient="top", labelLimit=300, labelFontSize=13, symbolSize=200, columns=_columns
-            ),
+            .legend(orient="top", labelLimit=300, labelFontSize=13, symbolSize=200, columns=1),
             alt.Order("place:Q"),
             tooltip=["step:O", "part:N", alt.Tooltip("seconds:Q", format=",.1f")],
         )

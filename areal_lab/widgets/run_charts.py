@@ -217,13 +217,15 @@ def idle_chart(log: Log, *, last_s: float = 60.0) -> alt.TopLevelMixin:
         if cause != "busy" and cause not in BLANK and share >= _LEAST_SHARE
     ]
     places = [str(row["what"]) for row in rows]
-    limit = alt.ExprRef("width < 500 ? 150 : 320")
+    lines, limit = "split(datum.label, ': ')", alt.ExprRef("width < 500 ? 175 : 320")
     y = alt.Y(
         "what:N",
         title=None,
         sort=places,
         scale=alt.Scale(domain=places),
-        axis=plain_axis(labelLimit=limit, ticks=False, domain=False),
+        axis=plain_axis(
+            labelExpr=lines, labelOffset=-7, labelLimit=limit, ticks=False, domain=False
+        ),
     )
     x: dict[str, Any] = {"scale": alt.Scale(domain=[0, 100]), "title": "% of its time"}
     base = alt.Chart(table([{**row, "text": f"{row['now']:.0f} %"} for row in rows])).encode(y=y)
@@ -238,7 +240,7 @@ def idle_chart(log: Log, *, last_s: float = 60.0) -> alt.TopLevelMixin:
         ),
     ]
     title = f"idle by cause, last {length_s:.0f} s\npale: the whole training"
-    return on_page(alt.layer(*layers), height=max(40, 22 * len(rows)), title=titled(title))
+    return on_page(alt.layer(*layers), height=max(40, 32 * len(rows)), title=titled(title))
 
 
 def use_between(

@@ -58,6 +58,7 @@ def _both(plan: Plan) -> Picture:
     left, right = figure.subplots(1, 2, width_ratios=(1.15, 1))
     _front(left, plan)
     _tornado(right, plan)
+    right.set_title(f"Sensitivity of {_recommended(plan)}")
     said = f"{_front_in_words(plan)} {_tornado_in_words(plan)}"
     return entitle(figure, f"{plan.config.name}: {_run(plan)}", alt=said)
 
@@ -89,8 +90,14 @@ def draw_tornado(plan: Plan, *, width: float = 7.0, title: str | None = None) ->
     figure = new_figure(width, 1.6 + 0.36 * rows)
     axes = figure.subplots()
     _tornado(axes, plan, narrow=width < _WIDE)
-    own, _ = axes.get_title(), axes.set_title("")
-    return entitle(figure, title or f"{own}: {_run(plan)}", alt=_tornado_in_words(plan))
+    told = title or f"Sensitivity of {_recommended(plan)}: {_run(plan)}"
+    return entitle(figure, told, alt=_tornado_in_words(plan))
+
+
+def _recommended(plan: Plan) -> str:
+    found = plan.sensitivity
+    own = "" if found is None else f" ({found.base.candidate.hardware})"
+    return f"the recommendation{own}"
 
 
 def _run(plan: Plan) -> str:
@@ -194,10 +201,13 @@ def _tornado(axes: Axes, plan: Plan, *, narrow: bool = False) -> None:
                 ends.append((there.value(name), color, text))
         _draw_input(axes, row, middle, ends)
     axes.axvline(middle, color=BLACK, linewidth=0.9)
-    names = [textwrap.fill(one.name, 17) if narrow else one.name for one in found.inputs]
+    names = [
+        textwrap.fill(one.name, 17, break_on_hyphens=False) if narrow else one.name
+        for one in found.inputs
+    ]
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(found.inputs) - 0.5, -0.5)
-    axes.margins(x=0.6 if narrow else 0.34)
+    axes.margins(x=0.9 if narrow else 0.34)
     axes.grid(visible=False, axis="y")
     limit = {"hours": plan.config.limits.deadline_h, "dollars": plan.config.limits.budget_dollars}
     low, high = axes.get_xlim()
@@ -206,9 +216,8 @@ def _tornado(axes: Axes, plan: Plan, *, narrow: bool = False) -> None:
     told, unit = ("duration", "h") if name == "hours" else ("cost", "$")
     gap = "\n" if narrow else "; "
     nominal = with_unit(number(middle), name)
-    axes.set(
-        xlabel=f"{told} of all steps ({unit}), nominal {nominal}{gap}†: another recommendation",
-        title=f"Sensitivity of the recommendation ({own.candidate.hardware})",
+    axes.set_xlabel(
+        f"{told} of all steps ({unit}), nominal {nominal}{gap}†: another recommendation"
     )
     axes.xaxis.set_major_formatter("{x:,g}")
     if not narrow:  # It would cover the bars, whose ends have the values of the input.

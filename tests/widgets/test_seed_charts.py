@@ -60,9 +60,7 @@ def test_a_final_reward_has_its_interval_and_its_numbers() -> None:
     assert ppo["words"] == "0.620 ± 0.050"
     assert (yours["low"], yours["high"], yours["words"]) == (0.4, 0.4, "0.400")
     assert [{"mean": 0.36}] in drawn
-    assert [{"mean": 0.36}] not in rows_of(
-        final_reward_rows(rewards, losses=LOSSES)
-    )
+    assert [{"mean": 0.36}] not in rows_of(final_reward_rows(rewards, losses=LOSSES))
 
 
 def test_panels_have_a_value_for_each_lag() -> None:
