@@ -271,7 +271,7 @@ def sensitivity_lines(plan: Plan) -> Iterator[str]:
         "impossible" if one is None else with_unit(number(one.value(name)), name) for one in ends
     )
     yield (
-        f"{first.name} matters most: {first.low.value} to {first.high.value} makes {name} {told} "
+        f"{first.name} matters most: {first.low.value} to {first.high.value} gives {told} "
         f"instead of {with_unit(number(own.value(name)), name)}"
     )
     changes = [
