@@ -160,6 +160,11 @@ class Coordinator:
         return self._decide()
 
     @property
+    def started(self) -> int:
+        """`counts.started` alone, for callers at every event."""
+        return self._started
+
+    @property
     def counts(self) -> Counts:
         """Return current counts, in O(1)."""
         in_flight = len(self._in_flight) + len(self._orphans)

@@ -40,7 +40,7 @@ from areal_lab.runlog.records import (
     EventRecord,
     engine_process,
 )
-from simulator.engine.sequences import first_and_last, heads_of
+from simulator.engine.sequences import versions_of
 from simulator.run.accounting import Accounting
 from simulator.run.availability import ScaledRun, Scaling, node_of_engines
 from simulator.run.conversations import Conversations
@@ -79,8 +79,8 @@ class EventLoop:
         self.seed = seed
         self.responses = Draws(system, seed) if responses is None else responses
         self.recorder = None if write is None else Recorder(system, write, self.responses.mode)
-        self.coordinator = coordinator_of(system.limits)
-        self._ranked = isinstance(self.coordinator, RankedCoordinator)
+        self.coordinator = coordinator = coordinator_of(system.limits)
+        self._ranks = coordinator if isinstance(coordinator, RankedCoordinator) else None
         self.ledger = Ledger()
         self._by_sample = system.limits.group_slots > 1
         self.slots = [self._make_slot(number) for number in range(system.most_engines)]
@@ -133,10 +133,11 @@ class EventLoop:
         Events that arise while actions are performed are handled after the last of them, as in the
         pipeline's queue.
         """
-        self._inbox.append(event)
         if self._telling:
+            self._inbox.append(event)
             return
         self._telling = True
+        self._handle(event)
         while self._inbox:  # may grow meanwhile
             self._handle(self._inbox.popleft())
         self._telling = False
@@ -145,15 +146,15 @@ class EventLoop:
         recorder, now_s = self.recorder, self.env.now
         if recorder is not None:
             recorder.write(EventRecord(now_s, event))
-        if not isinstance(event, ev.GroupFinished | ev.SamplesEnded):
+        kind = type(event)
+        if kind is not ev.GroupFinished and kind is not ev.SamplesEnded:  # not a union: most events
             self.accounting.event(now_s, event)
         if self.scaling is not None:
             self.scaling.note(now_s)
         self.ledger.event(event)
         actions = self.coordinator.handle(event)
-        if self._ranked:
-            assert isinstance(self.coordinator, RankedCoordinator)
-            self.accounting.at_barrier(now_s, self.coordinator.waiting)
+        if self._ranks is not None:
+            self.accounting.at_barrier(now_s, self._ranks.waiting)
         begun = not self.responses.revised
         for action in actions:
             if recorder is not None:
@@ -183,10 +184,11 @@ class EventLoop:
                     self._finish(action)
                 case _ as never:
                     assert_never(never)
-        self.accounting.in_flight(now_s, len(self.flights))
+        if len(self.flights) != self.accounting.groups_in_flight:
+            self.accounting.in_flight(now_s, len(self.flights))
         if self._pause_due and self.loaded is None:
             self._pause(now_s)
-        if self._last_start is not None and self.coordinator.counts.started >= self._last_start:
+        if self._last_start is not None and self.coordinator.started >= self._last_start:
             self.accounting.nothing_left(now_s)
         if self.scaling is not None and isinstance(event, ev.TrainStepDone):
             self.scaling.step_done(now_s)
@@ -291,10 +293,11 @@ class EventLoop:
 
     def _generated(self, now_s: float, slot: Slot, done: Done) -> None:
         flight = slot.flights.pop(done.group)
-        flight.ended(now_s, done)
-        slot.known_tokens += flight.tokens
+        flight.generated_s, flight.done = now_s, done
+        flight.tokens = tokens = sum(flight.draws.lengths)
+        slot.known_tokens += tokens
         if (controller := self.controller) is not None:
-            size = len(flight.draws.lengths), sum(flight.draws.lengths)
+            size = len(flight.draws.lengths), tokens
             if controller.takes_time(*size):
                 self.accounting.reading(now_s, slot, +1)
                 self.env.process(self._read(flight, controller.reply(slot.number, *size)))
@@ -341,7 +344,8 @@ class EventLoop:
         group, done = flight.group, flight.done
         del self.flights[group]
         flight.decoded = decoded = done.decoded
-        self.ledger.report(group, heads_of(decoded), flight.tokens)
+        heads, first, last = versions_of(decoded)
+        self.ledger.report(group, heads, flight.tokens)
         sampling = self.system.limits.sampling
         if self.recorder is not None or sampling is not None:
             scores = self.responses.scores(group, flight.draws.lengths)
@@ -356,7 +360,7 @@ class EventLoop:
         self.kept[group] = flight
         if self.scaling is not None:
             self.scaling.tokens += flight.tokens
-        self.tell(ev.GroupFinished(group, *first_and_last(decoded)))
+        self.tell(ev.GroupFinished(group, first, last))
 
     def _drop(self, now_s: float, drop: ev.Drop) -> None:
         group = drop.group
