@@ -142,7 +142,7 @@ class EventLoop:
             self._handle(self._inbox.popleft())
         self._telling = False
 
-    def _handle(self, event: ev.Event) -> None:  # noqa: PLR0912 - one case per action
+    def _handle(self, event: ev.Event) -> None:  # noqa: PLR0912, PLR0915 - a case per action
         recorder, now_s = self.recorder, self.env.now
         if recorder is not None:
             recorder.write(EventRecord(now_s, event))
