@@ -13,7 +13,7 @@ from areal_lab.control.coordinator import Coordinator, Limits
 from areal_lab.control.frontier import Frontier
 from areal_lab.control.order import bounded_lag, oldest_finished_first
 from areal_lab.control.schedule import Schedule, asynchronous, synchronous
-from areal_lab.pipeline.drive import UserRequest, drive
+from areal_lab.pipeline.drive import UserRequest, _drop, drive
 
 
 @dataclass
@@ -271,3 +271,19 @@ def test_a_recycled_group_starts_again_after_its_earlier_attempt_has_ended(
         starts = sum(isinstance(a, ev.StartGroup) and a.group == group for a in log.entries)
         assert starts == recycled.count(group) + 1
         assert ends.count(group) <= starts
+
+
+def test_the_events_of_an_attempt_that_was_recycled_are_discarded() -> None:
+    other = UserRequest(ev.StopRequested())
+
+    async def left(reason: str) -> list[ev.Event | UserRequest]:
+        events: asyncio.Queue[ev.Event | UserRequest] = asyncio.Queue()
+        for event in (ev.GroupFinished(1, 0, 0), other, ev.SamplesEnded(2, 1), ev.TrainStepDone(1)):
+            events.put_nowait(event)
+        events.put_nowait(ev.GroupFinished(2, 0, 0))
+        await _drop(ToyMachine(), ev.Drop(2, reason), None, events)
+        return [events.get_nowait() for _ in range(events.qsize())]
+
+    kept = [ev.GroupFinished(1, 0, 0), other, ev.TrainStepDone(1)]
+    assert asyncio.run(left(ev.RECYCLED)) == kept
+    assert len(asyncio.run(left("run ended"))) == 5
