@@ -273,7 +273,7 @@ def _(before, fit, steps):
     _side = alt.YOffset("schedule:N", sort=list(SCHEDULES))
     _end = max(row["high"] for row in [*rows, *_old])
     _across = alt.X("step:Q", title="seconds per training step", axis=plain_axis(tickCount=7))
-    _across = _across.scale(domain=[0, 1.3 * _end], nice=False)
+    _across = _across.scale(domain=[0, 1.4 * _end], nice=False)
     _color = alt.Color("schedule:N", title=None).scale(domain=list(SCHEDULES), range=[RED, BLUE])
     _bars = alt.Chart(table(rows)).encode(_y, _side)
     _past = alt.Chart(table(_old if _old != rows else [])).encode(_y, _side, _across)

@@ -25,6 +25,7 @@ STATIC: Final = Path(marimo.__file__).parent / "_static"
 _NETWORK: Final = re.compile(r"https://[^\"' )]*?/@marimo-team/frontend@[^/\"']*/dist")
 _INDEX = """<!doctype html><html lang="en"><meta charset="utf-8">
 <meta name="viewport" content="width=device-width"><title>areal_lab notebooks</title>
+<link rel="icon" href="data:,">
 <style>:root {{ color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif }}
 body {{ max-width: 70rem; margin: 2rem auto; padding: 0 1rem }}
 main {{ display: grid; gap: 2rem;
