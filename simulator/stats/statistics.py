@@ -246,12 +246,16 @@ def with_model_error(
 def prediction(values: Sequence[float], error: ModelError, *, share: float = SHARE) -> Prediction:
     """The mean of `values` with the interval that is shown: a factor either way.
 
-    It is `with_model_error`. One value has the interval of the model's error alone, for the seeds'
-    is unknown.
+    It is `with_model_error`, or that over the seeds alone if that is wider: a small error of the
+    model adds degrees of freedom to few noisy seeds, but makes them no surer. One value has the
+    interval of the model's error alone, for the seeds' is unknown.
 
     Args:
         values: the predicted number of each seed, all > 0.
         error: of the model, from other systems.
         share: of measured values that the interval should contain.
     """
-    return with_model_error(list(values) * 2 if len(values) == 1 else values, error, share=share)
+    several = list(values) * 2 if len(values) == 1 else values
+    found = with_model_error(several, error, share=share)
+    seeds = with_model_error(several, ModelError(spread=0.0, groups=1), share=share)
+    return max(found, seeds, key=lambda one: one.high)
