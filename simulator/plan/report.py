@@ -132,7 +132,10 @@ def _options_table(plan: Plan, title: str, options: Sequence[Option]) -> Table:
     if len(options) > _OPTIONS_SHOWN:
         table.add_row(f"and {len(options) - _OPTIONS_SHOWN} more", "", "", "", "", "--json has all")
     if any(one.outcome and one.seeds < plan.config.search.seeds for one in options):
-        table.caption = "~: simulated once, with few steps, because others dominate it"
+        table.caption = (
+            "~: simulated once, with few steps, because others dominate it; compared with the "
+            "recommendation in as few steps"
+        )
         table.caption_justify = "left"
     return table
 

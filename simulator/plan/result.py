@@ -356,6 +356,14 @@ class Plan:
         least = min((self.least_hours.get(number, math.nan) for number in numbers), default=0.0)
         return Option(name=name, outcome=None, seeds=0, least_hours=least)
 
+    def comparable_best(self, other: Outcome) -> Outcome:
+        """The recommendation, simulated as the other one: few steps are biased while it fills."""
+        assert self.best is not None
+        if any(one is other for one in self.screened):
+            number = self.best.candidate.number
+            return next((one for one in self.screened if one.candidate.number == number), self.best)
+        return self.best
+
     @property
     def settled(self) -> bool:
         """True if the front and the recommendation are final, though the search may be stopped."""

@@ -118,7 +118,7 @@ def setting_of(config: SimulationConfig, name: str) -> object:
 
 
 def against(plan: Plan, one: Option) -> str:
-    """How an option compares with the recommendation, and what limits it."""
+    """How an option compares with the recommendation, by equal simulations, and what limits it."""
     if one.outcome is None:
         return f"not simulated: over {number(one.least_hours)} h in any layout, and so dominated"
     if plan.best is None:
@@ -126,7 +126,7 @@ def against(plan: Plan, one: Option) -> str:
     if one.outcome.candidate is plan.best.candidate:
         return "the recommendation"
     parts = []
-    best, other = plan.best, one.outcome
+    best, other = plan.comparable_best(one.outcome), one.outcome
     for name, more, less in (("hours", "slower", "faster"), ("dollars", "dearer", "cheaper")):
         own, theirs = other.value(name), best.value(name)
         if math.isfinite(own) and math.isfinite(theirs) and theirs > 0:

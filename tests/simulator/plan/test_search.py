@@ -848,7 +848,10 @@ def test_a_plan_answers_for_every_cluster_and_staleness_bound_that_was_asked_abo
         elif one.outcome is best:
             assert against(found, one) == "the recommendation"
         else:
-            change = one.outcome.value("hours") / best.value("hours") - 1
+            like = found.comparable_best(one.outcome)
+            assert like.candidate is best.candidate
+            assert len(like.trials) == len(one.outcome.trials)
+            change = one.outcome.value("hours") / like.value("hours") - 1
             way = "slower" if change > 0 else "faster"
             assert against(found, one).startswith(f"{abs(change):.0%} {way}, ")
             assert one.outcome.limit in against(found, one)
