@@ -50,6 +50,7 @@ ALIASES = {
     "rollout.eta": "rollout.max_head_offpolicyness",
     "rollout.max_staleness": "rollout.max_head_offpolicyness",
     "rollout.staleness_limit": "rollout.max_head_offpolicyness",
+    "environment": "environment.name",
     "train_dataset.path": "dataset.path",
     "train_dataset.type": "dataset.type",
     "train_dataset.batch_size": "dataset.batch_size",
