@@ -100,10 +100,9 @@ class Runner:
         """Value of the reply to a call."""
         number, future = self._send(call, fields)
         try:
-            return await future
+            return await asyncio.shield(future)
         finally:
-            if self._pending.pop(number, None) is not None and not future.done():
-                self._dropped.add(number)
+            self._drop(number)
 
     async def run(self, timeout_s: float, fields: Mapping[str, Any]) -> Any:
         """Value of a sample.
@@ -285,7 +284,7 @@ class Runners:
         except TimeoutError:
             detail = f"the environment took more than {settings.timeout_s:g} s"
             return RewardOutcome("timeout", math.nan, detail=detail)
-        except (RunnerLost, _Refused, OSError) as error:
+        except (RunnerLost, _Refused, OSError, ValueError) as error:
             return RewardOutcome("error", math.nan, detail=str(error))
         finally:
             self._runners[number].samples -= 1
