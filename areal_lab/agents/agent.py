@@ -97,10 +97,10 @@ class Agent:
         describe_tools: bool = True,
     ) -> None:
         if mode not in get_args(Mode):
-            raise ValueError(
-                f"mode is {mode!r}, but must be {', '.join(get_args(Mode))} or online"
-            )
-        if (mode == "environment") != (environment is not None) or bool(fn) == (mode == "environment"):
+            raise ValueError(f"mode is {mode!r}, but must be {', '.join(get_args(Mode))} or online")
+        if (mode == "environment") != (environment is not None) or bool(fn) == (
+            mode == "environment"
+        ):
             raise ValueError(
                 "the agent is a function, `fn`, or with mode environment the one that "
                 "dataset.type=environment names; give one of the two"

@@ -58,9 +58,7 @@ def described(environment: EnvironmentConfig) -> tuple[str, list[dict[str, Any]]
     Raises:
         ValueError: in one line, that names the setting.
     """
-    version, tasks = json.loads(
-        _asked(json.dumps(hello(environment)), str(python_of(environment)))
-    )
+    version, tasks = json.loads(_asked(json.dumps(hello(environment)), str(python_of(environment))))
     return version, tasks
 
 
@@ -71,7 +69,9 @@ def hello(environment: EnvironmentConfig) -> dict[str, Any]:
         ValueError: in one line, that names the setting.
     """
     if not environment.name:
-        raise ValueError("environment.name is empty, but must name an environment: environment=NAME")
+        raise ValueError(
+            "environment.name is empty, but must name an environment: environment=NAME"
+        )
     shipped = {path.stem.removeprefix("of_"): path for path in sorted(STANDARDS.glob("of_*.py"))}
     file = shipped.get(environment.standard, Path(environment.standard).expanduser().absolute())
     if not file.is_file():

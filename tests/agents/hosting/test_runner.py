@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import signal
 import sys
 from collections.abc import Sequence
@@ -43,12 +44,22 @@ def outcomes(*rounds: Sequence[str], **settings: Any) -> list[list[RewardOutcome
     return asyncio.run(main())
 
 
+_OURS = "AREAL_LAB_TEST_OF_RUNNERS"
+
+
+@pytest.fixture(autouse=True)
+def ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tell our processes from those of tests that run at the same time."""
+    monkeypatch.setenv(_OURS, secrets.token_hex(8))
+
+
 def marked() -> list[int]:
-    """Processes of runners."""
+    """Processes that a test has started, and that run."""
     found = []
     for entry in filter(str.isdigit, os.listdir("/proc")):
         try:
-            if b"AREAL_LAB_RUNNER=" in Path("/proc", entry, "environ").read_bytes():
+            variables = Path("/proc", entry, "environ").read_bytes()
+            if f"{_OURS}={os.environ[_OURS]}".encode() in variables and int(entry) != os.getpid():
                 found.append(int(entry))
         except OSError:
             continue
@@ -86,12 +97,12 @@ def test_a_runner_that_cannot_start_ends_the_run() -> None:
 
 @pytest.mark.parametrize(
     ("task", "detail"),
-    [("exits", "exited with 3"), ("garbage", r"sent b'no JSON\\n'")],
+    [("exits", "exited with 3"), ("garbage", r"sent b'no JSON\n'")],
 )
 def test_a_lost_runner_costs_its_samples_and_is_started_again(task: str, detail: str) -> None:
     (lost, well) = outcomes(["waits", task], ["a"])
     assert {one.status for one in lost} == {"error"}
-    assert all(detail.replace("\\\\", "\\") in one.detail for one in lost)
+    assert all(detail in one.detail for one in lost)
     assert (well[0].status, well[0].reward) == ("ok", 0.5)
     assert not marked()
 
@@ -147,7 +158,7 @@ def test_64_samples_at_once_ask_the_model_with_keys_in_their_addresses(tmp_path:
         finally:
             await agent.close()
         for n, (engine, episode) in enumerate(zip(engines, episodes, strict=True)):
-            assert engine.prompts == [f"{n} +\n"], "each with its own key"
+            assert engine.prompts == [f"{n} +"], "each with its own key"
             assert (episode.outcome.reward, episode.tokens) == (0.5, len(str(n)) + 1)
 
     asyncio.run(main())
