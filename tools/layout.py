@@ -29,7 +29,11 @@ PACKAGES: Final = (*WORLDS, "tools", "benchmarks", "reproductions")
 INDEXES: Final = {Path("areal_lab"), Path("areal_lab/functional"), Path("simulator")}
 """The only packages that re-export names."""
 LAUNCH: Final = Path("areal_lab/engines/launch")
-IN_ENGINES: Final = {LAUNCH / "sglang_shim", LAUNCH / "vllm_extension"}
+IN_ENGINES: Final = {
+    LAUNCH / "sglang_shim",
+    LAUNCH / "vllm_extension",
+    Path("areal_lab/data/runners/standards"),
+}
 """Folders on the path of an engine's process; `areal_lab` does not import them."""
 MOST_MODULES: Final = 30
 GROWTH: Final = 1.03

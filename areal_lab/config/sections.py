@@ -239,7 +239,7 @@ class EnvironmentConfig(Record):
     name: str = ""
     """Name of the environment in its library; short form: `environment=NAME`."""
     standard: str = "verifiers"
-    """Library of the environment: `verifiers` or `inspect`, or a file with a class `Standard`."""
+    """Library of the environment: `verifiers`, or a file with a class `Standard`."""
     python: str = ""
     """Python of the environment, 3.11 or newer, such as `envs/NAME/bin/python`; it needs the
     library and the environment, and nothing of this package."""
