@@ -67,9 +67,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("settings", nargs="*", metavar="SETTING=VALUE", help="of both runs")
 
 
-def extracted(commit: str, folder: Path) -> Path:
-    """Write the package of a commit to `folder`, without touching the working tree."""
-    command = ["git", "archive", "--format=tar", commit, "areal_lab"]
+def extracted(commit: str, folder: Path, packages: Sequence[str] = ("areal_lab",)) -> Path:
+    """Write packages of a commit to `folder`, without touching the working tree."""
+    command = ["git", "archive", "--format=tar", commit, *packages]
     archive = subprocess.run(command, cwd=ROOT, check=True, capture_output=True).stdout
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         tar.extractall(folder, filter="data")

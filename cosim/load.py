@@ -19,6 +19,7 @@ from areal_lab.config.problem import ConfigError, Kind, Problem, attempt, proble
 from areal_lab.config.schema import EvaluationConfig, RewardConfig
 from areal_lab.config.shipped import cosim_configs, recipes, training_configs
 from areal_lab.config.unread import Condition, ReadSettings
+from areal_lab.control.limits import SLOTS
 from areal_lab.resolve.allocation import layout_of
 from areal_lab.resolve.check import (
     check_batches,
@@ -225,7 +226,11 @@ def _schedule(limits: Mapping[str, Scalar]) -> dict[str, Any]:
         "drop_late": "drop_late",
         "routing": "routing",
     }
-    return {name: limits[field] for name, field in names.items() if field in limits}
+    settings: dict[str, Any] = {
+        name: limits[field] for name, field in names.items() if field in limits
+    }
+    # Older logs do not have it.
+    return settings | {"slots": SLOTS[int(limits.get("group_slots") or 1) > 1]}
 
 
 def _check_functions(config: CosimConfig) -> Iterator[Problem]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import sys
@@ -53,6 +54,16 @@ settings.load_profile("repeat" if os.environ.get("CI") else "explore")
 
 # Imported modules and collected tests are permanent: collecting garbage would find none.
 gc.disable()
+
+
+def pytest_sessionstart() -> None:
+    """Convert packaged models now: the first test that needs one would print that it converts."""
+    # Only now: what is imported before the hook above is not checked.
+    from areal_lab.models.locate import PACKAGED_MODELS, ModelNotFound, resolve_model_path
+
+    for name in PACKAGED_MODELS:
+        with contextlib.suppress(ModelNotFound):  # the package is not installed
+            resolve_model_path(name)
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:

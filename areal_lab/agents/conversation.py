@@ -32,9 +32,9 @@ _CHARACTERS_PER_TOKEN: Final = 16
 """Average over a whole prompt: English text and code have 3 to 5; 8 is rare."""
 _MOST_MARKUP: Final = 65_536
 """Further characters, for short contexts with long tokens."""
-_MOST_AT_ONCE: Final = 16_384
+MOST_AT_ONCE: Final = 16_384
 """Characters rendered and encoded on the event loop (about 10 ms); longer text goes to a thread."""
-_DRAFTING: Final = ThreadPoolExecutor(2, "draft")
+DRAFTING: Final = ThreadPoolExecutor(2, "draft")
 """Few threads: a tokenizer takes 200 bytes for each character."""
 
 
@@ -55,7 +55,7 @@ class TreeConversation:
         """Start a session."""
         self.tree = tree
         self._reader = reader
-        self._sampler = sampler
+        self.sampler = sampler
         self._end_tokens = end_tokens
         self._pinned = pinned
         self._seeds = seeds
@@ -72,17 +72,15 @@ class TreeConversation:
         """See `Conversation.reply`."""
         planned = self.tree.prompt(request, await self._from_text(self.tree.draft, request))
         prompt = planned.prompt_tokens
-        if len(prompt) >= self._sampler.context_tokens:
+        if len(prompt) >= self.sampler.context_tokens:
             self._no_room = True
             raise PromptTooLong(
                 f"the prompt has {len(prompt)} tokens, but the context of "
-                f"{self._sampler.context_tokens} must have room for one more"
+                f"{self.sampler.context_tokens} must have room for one more"
             )
         sampling = self._sampling(request)
         tasks = [
-            asyncio.ensure_future(
-                self._sampler.turn(prompt, sampling, **self._seed(request, index))
-            )
+            asyncio.ensure_future(self.sampler.turn(prompt, sampling, **self._seed(request, index)))
             for index in range(request.replies)
         ]
         try:
@@ -110,12 +108,12 @@ class TreeConversation:
         """Render and encode a request; in a thread if it has much text."""
         characters = request.characters
         self._check_size(request, characters)
-        if characters <= _MOST_AT_ONCE:
+        if characters <= MOST_AT_ONCE:
             return work(request)
-        return await asyncio.get_running_loop().run_in_executor(_DRAFTING, work, request)
+        return await asyncio.get_running_loop().run_in_executor(DRAFTING, work, request)
 
     def _check_size(self, request: ChatRequest, characters: int) -> None:
-        context_tokens = self._sampler.context_tokens
+        context_tokens = self.sampler.context_tokens
         most = context_tokens * _CHARACTERS_PER_TOKEN + _MOST_MARKUP
         thoughts = [len(message.reasoning or "") for message in request.messages]
         if (longest := max(characters, *thoughts, 0)) > most:
@@ -168,7 +166,7 @@ class TreeConversation:
         if not turns:
             return "context" if self._no_room else "abort"
         last, reason = turns[-1], turns[-1].generated.finish_reason
-        full = last.prompt_tokens + len(last.tokens) >= self._sampler.context_tokens
+        full = last.prompt_tokens + len(last.tokens) >= self.sampler.context_tokens
         return "context" if self._no_room or (reason == "length" and full) else reason
 
     def episode_rows(self, returns: tuple[float | None, ...], *, of_turns: bool) -> tuple[Row, ...]:
@@ -193,7 +191,7 @@ class TreeConversation:
         )
 
     def _sampling(self, request: ChatRequest) -> SamplingParams:
-        base = self._sampler.sampling
+        base = self.sampler.sampling
         asked: dict[str, Any] = {
             name: value
             for name, value in (("temperature", request.temperature), ("top_p", request.top_p))

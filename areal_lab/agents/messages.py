@@ -92,6 +92,8 @@ class ChatRequest:
     replies: int = 1
     """`n`: replies to the same messages; each is a separate branch."""
     seed: int | None = None
+    top_logprobs: int = 0
+    """Most likely tokens to report at the place of each token; served to evaluation keys."""
 
     @property
     def characters(self) -> int:
@@ -112,6 +114,8 @@ class ChatReply:
     shown: tuple[tuple[str, float], ...] = ()
     """Text and log-prob of each token of the message, in order; a token inside a character has
     no text."""
+    top: tuple[tuple[tuple[str, float], ...], ...] = ()
+    """The most likely tokens at the place of each sampled token, if the request asks for them."""
     malformed_calls: int = 0
     """Texts that start like a tool call but cannot be parsed; they are content."""
     unknown_calls: int = 0

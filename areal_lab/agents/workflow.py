@@ -17,7 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from areal_lab.control.events import GroupId
 from areal_lab.data.trajectory import CUT_OFF, Observation, SampleEnd, Segment, Turn
-from areal_lab.engines.protocol import Generated, SamplingParams
+from areal_lab.engines.protocol import Generated, SamplingParams, ScoredTokens
 from areal_lab.rewards.service import RewardOutcome
 
 
@@ -91,6 +91,21 @@ class TurnSampler(Protocol):
 
         Raises:
             ValueError: the prompt leaves no room for a token.
+        """
+        ...
+
+    async def token_logprobs(
+        self, tokens: Sequence[int], *, start: int = 0, top: int = 0
+    ) -> ScoredTokens:
+        """Score given tokens with the current weights, at temperature 1.
+
+        Args:
+            tokens: the sequence, at least one token.
+            start: index of the first token to score.
+            top: most likely tokens to report at each place.
+
+        Raises:
+            CannotScore: the engines cannot.
         """
         ...
 

@@ -87,6 +87,7 @@ class Coordinator:
         self._taken = 0  # slots, by groups in flight
         self._ended_samples: dict[ev.GroupId, int] = {}  # of running groups with several slots
         self._carry_over = limits.schedule.carry_over
+        self._weights_offered = limits.weights_offered
         self._hybrid = limits.hybrid_engines
         self._away: set[ev.EngineId] = set()  # hybrid engines whose devices train
         self._last_version = math.inf if limits.train_steps is None else limits.train_steps
@@ -119,13 +120,18 @@ class Coordinator:
         self._over: str | None = None
         self._failure = ""
 
-    def handle(self, event: ev.Event) -> tuple[ev.Action, ...]:
+    def handle(self, event: ev.Event) -> tuple[ev.Action, ...]:  # noqa: PLR0912 - one case per event
         """Record `event` and return the actions to perform now, in order."""
         if not self._running:
             self._check_may_begin(event)
+        if isinstance(event, ev.GroupFinished):  # most of them
+            self._group_finished(event)
+            return self._decide()
         match event:
-            case ev.GroupFinished() | ev.GroupFiltered() | ev.SamplesEnded():
-                self._group_progressed(event)
+            case ev.GroupFiltered():
+                self._group_filtered(event)
+            case ev.SamplesEnded():
+                self._samples_ended(event)
             case ev.TrainPartDone():
                 self._train_part_done(event)
             case ev.TrainStepDone():
@@ -334,16 +340,6 @@ class Coordinator:
         self._filtered, self._dropped = event.filtered, event.dropped
         self._restarted, self._unfilled = event.restarted, event.unfilled
 
-    def _group_progressed(
-        self, event: ev.GroupFinished | ev.GroupFiltered | ev.SamplesEnded
-    ) -> None:
-        if isinstance(event, ev.GroupFinished):
-            self._group_finished(event)
-        elif isinstance(event, ev.GroupFiltered):
-            self._group_filtered(event)
-        else:
-            self._samples_ended(event)
-
     def _samples_ended(self, event: ev.SamplesEnded) -> None:
         group, samples = event.group, event.samples
         start = self._in_flight.get(group)
@@ -488,7 +484,7 @@ class Coordinator:
     @property
     def _newest(self) -> ev.Version:
         """The newest version with weights."""
-        return min(self._offered, self._trained) if self.limits.weights_offered else self._trained
+        return min(self._offered, self._trained) if self._weights_offered else self._trained
 
     def _weights_progressed(self, event: ev.WeightsOffered | ev.WeightsPushed) -> None:
         if isinstance(event, ev.WeightsPushed):
@@ -649,12 +645,15 @@ class Coordinator:
         # A run that is stopped ends its step first; one that cannot continue ends in the middle.
         if self._ending is not None and not (self._ending == _STOPPED and self._between_parts):
             return self._wind_up(self._ending)
-        push = self._newest > self._pushed and self._pushing is None and self._may_push()
+        # Without the property, and below without a pair: this runs at every event.
+        newest = self._newest if self._weights_offered else self._trained
+        push = newest > self._pushed and self._pushing is None and self._may_push()
         trainer_free = not (self._training or self._copying)
         may_train = trainer_free and not self._save_due and not self._held
         if self._hybrid and self._trained > self._pushed:
             may_train = False  # the devices of hybrid engines load weights
-        train = may_train and self._backlog.ready(self._trained, *self._next_part)
+        size, rest = self._part_groups, self._batch_rest
+        train = may_train and self._backlog.ready(self._trained, size, rest - size)
         # Running groups may fill the batch; none starts any more, so that they end soon.
         waits = train or self._in_flight or self._orphans
         if may_train and not waits and self._refills_exhausted():
@@ -678,8 +677,8 @@ class Coordinator:
             self._batch = groups
             actions.append(ev.Train(self._trained, groups, rest))
         if push:
-            self._pushing = self._newest
-            actions.append(ev.PushWeights(self._newest))
+            self._pushing = newest
+            actions.append(ev.PushWeights(newest))
         engines_run = (
             self._pushing is None
             and not (self._carry_over and self._training)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 from areal_lab.config.sections import MOST_INT32, check_temperature, check_top_p, shown
 from areal_lab.control.events import Version
@@ -148,6 +148,22 @@ class Generated:
         return tuple(token for segment in self.segments for token in segment.tokens)
 
 
+Ranked: TypeAlias = tuple[tuple[int, float], ...]
+"""Tokens with their log-probs, most likely first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredTokens:
+    """Log-probs of given tokens, each after all tokens before it, at temperature 1."""
+
+    version: Version
+    """Version of the weights."""
+    logprobs: tuple[float | None, ...]
+    """One for each token from the first scored one; None for the first of a sequence."""
+    top: tuple[Ranked, ...]
+    """The most likely tokens at the same places; empty where the log-prob is None."""
+
+
 ALL_LINEAR: Final = "all-linear"
 """Target of adapters: every linear layer except the output layer."""
 
@@ -248,6 +264,10 @@ class EngineUnreachable(EngineError):
         and versions. Samples without a token are left out; unfinished ones end with `abort`."""
         self.discarded_tokens = discarded_tokens
         """Further received tokens, discarded because the weights behind them are unknown."""
+
+
+class CannotScore(EngineError, ValueError):
+    """The engine cannot report log-probs of given tokens."""
 
 
 class VersionMismatch(EngineError):

@@ -126,6 +126,11 @@ def is_here(name_or_path: str) -> bool:
     return name in INCLUDED_MODELS or expanded(name, "the model").is_dir()
 
 
+def is_converted_first(name: str) -> bool:
+    """Return whether `resolve_model_path` would convert a packaged model, which takes a while."""
+    return name in PACKAGED_MODELS and not is_here(name)
+
+
 def known_models() -> list[str]:
     """Names that `resolve_model_path` accepts."""
     return [*PACKAGED_MODELS, *INCLUDED_MODELS]

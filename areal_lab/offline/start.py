@@ -12,7 +12,7 @@ from pathlib import Path
 from areal_lab.config.offline import DPOConfig, OfflineConfig
 from areal_lab.config.problem import ConfigError, Kind, Problem, problems_of
 from areal_lab.config.unknown import nearest
-from areal_lab.models.locate import known_models, sound_model_path
+from areal_lab.models.locate import is_converted_first, known_models, sound_model_path
 from areal_lab.offline.job import ResolvedJob, total_steps
 from areal_lab.offline.resume import Resumable, cut_back_to
 from areal_lab.offline.rows import RowSet, load_rows
@@ -54,6 +54,8 @@ def resolve_offline(
             )
     except ValueError as error:
         found += problems_of(error, "dataset")
+    if found and is_converted_first(config.actor.path):
+        raise ConfigError(*found)  # at once, not after the conversion
     try:
         model_path = check_model(config)
         reference_path = _reference(config)

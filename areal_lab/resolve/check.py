@@ -39,6 +39,7 @@ from areal_lab.models.folder import ModelFacts
 from areal_lab.models.locate import (
     PACKAGED_MODELS,
     cache_folder,
+    is_converted_first,
     is_here,
     known_models,
     sound_model_path,
@@ -301,7 +302,7 @@ def check_model(config: RunConfig, disk_usage: DiskUsage = shutil.disk_usage) ->
         cache = cache_folder()
     except ValueError as error:
         raise ConfigError(_wrong("AREAL_LAB_CACHE", str(error))) from error
-    if name in PACKAGED_MODELS and not is_here(name):
+    if is_converted_first(name):
         fix = "free some space, or set AREAL_LAB_CACHE to another folder"
         needed, what = _CONVERSION_BYTES, "the converted model"
         refuse([*_room("AREAL_LAB_CACHE", cache, needed, what, fix=fix, disk_usage=disk_usage)])

@@ -26,6 +26,7 @@ from areal_lab.control.limits import Limits
 from areal_lab.data.problems import ProblemSet
 from areal_lab.data.tokenize import TextCodec
 from areal_lab.models.folder import ModelFacts, read_model_facts
+from areal_lab.models.locate import is_converted_first
 from areal_lab.resolve.check import (
     DiskUsage,
     check_model,
@@ -242,6 +243,8 @@ def read_model(
     Raises:
         ConfigError: with the problems found before and those of the model.
     """
+    if found and is_converted_first(config.actor.path):
+        raise ConfigError(*found)  # at once, not after the conversion
     try:
         folder = check_model(config, disk_usage)
         return folder, read_model_facts(folder)

@@ -21,6 +21,7 @@ from areal_lab.agents.chat_format import ChatFormat
 from areal_lab.agents.conversation import TreeConversation
 from areal_lab.agents.replies import ReplyReader
 from areal_lab.agents.session_tree import SessionTree
+from areal_lab.agents.workflow import TurnSampler
 from areal_lab.data.trajectory import FinishReason, Segment
 from areal_lab.engines.protocol import Generated, SamplingParams
 from tests.agents.check_rows import check_rows
@@ -89,13 +90,18 @@ class ScriptedModel:
         return [part.tokens for answer in self.answers.values() for part in answer.segments]
 
     def conversation(
-        self, form: ChatFormat, *, session: str = "s", grammar: str = "hermes"
+        self,
+        form: ChatFormat,
+        *,
+        session: str = "s",
+        grammar: str = "hermes",
+        sampler: TurnSampler | None = None,
     ) -> TreeConversation:
         """The conversation of a session with this model."""
         return TreeConversation(
             SessionTree(form, now=datetime(2026, 3, 9, 12), session=session),
             ReplyReader(form, grammar=grammar, context_tokens=self.context_tokens),
-            self,
+            sampler or self,
             end_tokens=form.end_tokens,
         )
 

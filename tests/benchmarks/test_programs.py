@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
+from pathlib import Path
 
 import psutil
 import pytest
@@ -12,7 +13,7 @@ import torch
 from areal_lab.agents.gateway.server import bind, serve
 from areal_lab.agents.gateway.service import Service
 from areal_lab.rewards.sandbox.run import Sandbox
-from benchmarks import advantages, sandbox, training
+from benchmarks import advantages, paired, sandbox, training
 from benchmarks.gateway import ADMIN, Round, Scripted, figures, measure, start_session
 from tests.rewards.sandbox.test_attacks import LEVELS
 
@@ -101,3 +102,26 @@ def test_figures_of_known_rounds() -> None:
     assert found["cpu_us_per_event"] == pytest.approx(100.0)
     assert [row["added_p99_ms"] for row in found["rows"]] == [99.0, 50.0]
     assert found["added_p99_ms"] == 99.0
+
+
+def test_figures_of_two_trees_are_compared_pair_by_pair() -> None:
+    rows = [{"case": "a", "rate": 4.0, "min": 1.0}, {"nothing": 1}]
+    plain = paired.figures_of({"rate": 2, "rows": rows, "machine": {}, "quick": True, "wall_s": 3})
+    assert plain == {"rate": 2.0, "a: rate": 4.0}
+    pairs = [({"rate": 2.0, "events": 9, "new": 1}, {"rate": 4.0, "events": 9, "old": 1})]
+    pairs += [({"rate": 3.0, "events": 9}, {"rate": 3.0, "events": 9})]
+    pairs += [({"rate": 9.0, "events": 9}, {"rate": 3.0, "events": 9})]
+    (row,) = paired.compared(pairs)
+    assert row == {
+        "figure": "rate",
+        "ratio": 1.0,
+        "min": 0.5,
+        "max": 3.0,
+        "this_tree": 3.0,
+        "commit": 3.0,
+    }
+
+
+def test_a_benchmark_of_another_tree_shows_its_errors() -> None:
+    with pytest.raises(RuntimeError, match="no_such_benchmark"):
+        paired.run(Path.cwd(), ["no_such_benchmark"])

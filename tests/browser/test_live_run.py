@@ -50,10 +50,13 @@ def test_a_real_run_is_started_paused_resumed_changed_found_again_and_stopped(
         def see(text: str) -> None:
             page.get_by_text(re.compile(text)).first.wait_for(timeout=WAIT_MS)
 
-        see("^training waits for the trainer .step 38.")  # the recorded run
+        recorded = page.get_by_text(re.compile("^training waits for the trainer .step 38."))
+        recorded.first.wait_for(timeout=WAIT_MS)
         page.get_by_text("Start a run", exact=True).click()
         press("Start")
-        see("^starting: ")
+        see("alive at the last look: 1")
+        # That it starts is seen only by a page that looks in time.
+        recorded.first.wait_for(state="hidden", timeout=WAIT_MS)
         see("^training waits for ")
         (run,) = live_runs(runs)
         press("Pause")

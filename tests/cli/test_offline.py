@@ -49,6 +49,23 @@ def test_a_mistake_is_one_line(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [["sft", "train_dataset.path=nowhere.jsonl"], ["train", "gsm8k", "dataset.path=nowhere.jsonl"]],
+)
+def test_a_mistake_is_told_before_a_model_is_converted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AREAL_LAB_CACHE", str(tmp_path / "cache"))
+    model = "actor.path=SmolLM2-135M-Instruct"
+    result = CliRunner().invoke(app, [*arguments, model])
+    assert result.exit_code == 2
+    assert "nowhere.jsonl does not exist" in result.stderr
+    assert "converting" not in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
 def test_all_mistakes_are_told_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         load_offline("dpo", "dpo_adder", ["loss=kto", "dataset.batch_size=0"])

@@ -109,6 +109,8 @@ class Shell:
             self.homeless[group] = None if version == ev.STARTS_OVER else version
             # It was admitted by eq. 3 at an earlier version, or this one.
             self.promised[group] = lag_bound(self.limits.schedule)
+        # Under a bound on drift, these may have started under a higher eta than this life's.
+        self.eta_fell = self.limits.schedule.bound is not None
         self.first_group = started.next_group - len(started.open_groups)
         self.before.update(filtered=started.filtered, dropped=started.dropped)
         self.unfilled = started.unfilled

@@ -102,6 +102,16 @@ def test_a_log_must_fit_the_run(tmp_path: Path) -> None:
         read_schedule(small(tmp_path, "log=nothing"))
 
 
+@pytest.mark.parametrize("slots", ["groups", "samples"])
+def test_the_slots_of_a_log_are_those_of_the_run(tmp_path: Path, slots: str) -> None:
+    steps = "total_train_steps=1"
+    done = run(tmp_path, steps, f"rollout.slots={slots}")
+    for given in ("groups", "samples"):
+        config = small(tmp_path, f"log={done.folder}", steps, f"rollout.slots={given}")
+        read_schedule(config)
+        assert config.rollout.slots == slots
+
+
 def test_the_shipped_configs_can_run() -> None:
     for name in ("cosim", "cosim_sorting"):
         resolved = resolve_cosim(load_cosim(name))

@@ -17,12 +17,12 @@ from areal_lab.data.tokenize import TextCodec
 from areal_lab.engines.client.dialect import Digest
 from areal_lab.engines.client.engine_client import EngineError, VersionMismatch
 from areal_lab.engines.launch.detect import dialect_at
-from areal_lab.engines.protocol import Generated, PauseMode
+from areal_lab.engines.protocol import Generated, PauseMode, ScoredTokens
 from areal_lab.engines.weights.folder import write_weights
 from areal_lab.functional.logprobs.cutoff import Cutoff, top_k, top_p
 from tests.data.byte_tokenizer import save_byte_tokenizer
 from tests.data.test_stop_strings import decoding_everything
-from tests.real_engines.conftest import Announce
+from tests.real_engines.conftest import Announce, only
 from tests.real_engines.lab import (
     CONTEXT,
     END_TOKEN,
@@ -81,6 +81,35 @@ def test_a_temperature_is_part_of_the_reported_distribution(lab: Lab) -> None:
     reported = torch.tensor(result.segments[0].logprobs)
     plain = plain_logprobs(lab.models[0], PROMPTS[0], tokens_of(result), temperature=0.7)
     assert (plain - reported).abs().max() < lab.facts.error
+
+
+@only("embedded", "sglang")
+@pytest.mark.parametrize("start", [0, 1, 5])
+def test_scores_of_given_tokens_are_those_of_transformers(lab: Lab, start: int) -> None:
+    tokens = [5, 6, 7, 8, 9, 10, 11, 12, 13]
+
+    async def scenario() -> list[ScoredTokens]:
+        await lab.begin_again()
+        # The second call finds what the first one left in a cache.
+        return [await lab.client.token_logprobs(tokens, start=start, top=3) for _ in range(2)]
+
+    with torch.no_grad():
+        whole = lab.models[0](torch.tensor([tokens])).logits[0].log_softmax(-1)
+    for scored in lab.run(scenario()):
+        assert scored.version == 0
+        assert len(scored.logprobs) == len(scored.top) == len(tokens) - start
+        for index, (logprob, top) in enumerate(
+            zip(scored.logprobs, scored.top, strict=True), start
+        ):
+            if index == 0:
+                assert (logprob, top) == (None, ())
+                continue
+            best = whole[index - 1].topk(3)
+            assert logprob is not None
+            assert abs(logprob - whole[index - 1, tokens[index]].item()) < lab.facts.error
+            assert [token for token, _ in top] == best.indices.tolist()
+            values = torch.tensor([value for _, value in top])
+            assert (values - best.values).abs().max() < lab.facts.error
 
 
 def test_greedy_tokens_are_those_of_transformers(lab: Lab) -> None:

@@ -16,11 +16,60 @@ from areal_lab.agents.messages import ChatReply, ChatRequest, Message, Tool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionRequest:
+    """Parsed request to complete plain texts."""
+
+    prompts: tuple[str | tuple[int, ...], ...]
+    """Texts, or tokens."""
+    max_new_tokens: int | None
+    """0 only scores the prompts; None is OpenAI's default, 16, or the longest that is served."""
+    temperature: float | None = None
+    top_p: float | None = None
+    stop: tuple[str, ...] = ()
+    replies: int = 1
+    """Completions of each prompt."""
+    seed: int | None = None
+    echo: bool = False
+    """True if the text begins with the prompt."""
+    logprobs: int | None = None
+    """Most likely tokens to report at each place; None reports no log-probs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenScore:
+    """A token of a text with its log-prob."""
+
+    text: str
+    logprob: float | None
+    """None for the first token of a sequence."""
+    top: tuple[tuple[str, float], ...] = ()
+    """The most likely tokens at its place."""
+    visible: bool = True
+    """False for an end token, which the text leaves out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """One completion of a plain text."""
+
+    text: str
+    finish: Literal["stop", "length"]
+    scores: tuple[TokenScore, ...]
+    """Scores of the prompt, if it is echoed, and of the new tokens; empty if not requested."""
+    prompt_tokens: int
+    """0 for further completions of the same prompt."""
+    cached_tokens: int
+    generated_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
     """Parsed request of a client, and the form of its reply."""
 
     request: ChatRequest
     """Request without `system` and without the continued conversation."""
+    completion: CompletionRequest | None = None
+    """Set if the request is about plain texts; `request` then has no messages."""
     system: tuple[Message, ...] = ()
     """Instructions outside of the messages."""
     model: str = ""
@@ -50,6 +99,8 @@ class Answer:
     """Seconds since 1970."""
     replies: tuple[ChatReply, ...]
     """One reply for each of `n`."""
+    completions: tuple[Completion, ...] = ()
+    """Completions of plain texts, by prompt; a call has either these or `replies`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +209,14 @@ class Conversation(Protocol):
         ...
 
 
+class Completing(Conversation, Protocol):
+    """Conversation of an evaluation key, which completes plain texts, too, and keeps nothing."""
+
+    async def complete(self, request: CompletionRequest) -> list[Completion]:
+        """Complete all prompts, `request.replies` times each, in order."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Usage:
     """Token counts of one answer; the prompt counts once for several replies."""
@@ -176,6 +235,12 @@ def generated_tokens(reply: ChatReply) -> int:
 
 def usage_of(answer: Answer) -> Usage:
     """Token counts of an answer."""
+    if answer.completions:
+        return Usage(
+            prompt=sum(each.prompt_tokens for each in answer.completions),
+            cached=sum(each.cached_tokens for each in answer.completions if each.prompt_tokens),
+            generated=sum(each.generated_tokens for each in answer.completions),
+        )
     first = answer.replies[0]
     return Usage(
         prompt=first.prompt_tokens,

@@ -13,6 +13,7 @@ from areal_lab.agents.gateway.stream import (
     COMMENT,
     DONE,
     Shown,
+    Tops,
     content_pieces,
     event,
     logprob_entries,
@@ -72,6 +73,7 @@ def parse(body: Body) -> Call:
             stop=reading.stops(body, "stop"),
             replies=reading.integer(body, "n", least=1, most=MOST_REPLIES) or 1,
             seed=reading.seed(body),
+            top_logprobs=reading.integer(body, "top_logprobs", least=0, most=20) or 0,
         ),
         model=reading.text(body, "model") or "",
         stream=reading.flag(body, "stream"),
@@ -80,7 +82,6 @@ def parse(body: Body) -> Call:
         notes=(
             *reading.sampling_notes(body, choice),
             *tool_notes,
-            *_logprob_notes(body),
             *reading.unknown_note(body, _KNOWN),
         ),
     )
@@ -95,7 +96,7 @@ def reply(call: Call, answer: Answer) -> dict[str, Any]:
                 "index": index,
                 "message": _reply_message(each),
                 "finish_reason": _FINISH[each.finish],
-                "logprobs": _logprobs(each.shown) if call.logprobs else None,
+                "logprobs": _logprobs(each.shown, each.top) if call.logprobs else None,
             }
             for index, each in enumerate(answer.replies)
         ],
@@ -191,11 +192,6 @@ def _tools(body: Body) -> tuple[tuple[Tool, ...], tuple[str, ...]]:
     return tools + older, notes
 
 
-def _logprob_notes(body: Body) -> tuple[str, ...]:
-    asked = reading.integer(body, "top_logprobs", least=0, most=20)
-    return ("only sampled tokens have log-probs",) if asked else ()
-
-
 # --- replies -------------------------------------------------------------------------------------
 
 
@@ -259,8 +255,8 @@ def _choice(
     return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
 
 
-def _logprobs(shown: Shown) -> dict[str, Any]:
-    return {"content": logprob_entries(shown), "refusal": None}
+def _logprobs(shown: Shown, top: Tops = ()) -> dict[str, Any]:
+    return {"content": logprob_entries(shown, top), "refusal": None}
 
 
 def _usage(answer: Answer) -> dict[str, Any]:

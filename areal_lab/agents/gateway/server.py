@@ -4,6 +4,7 @@ The HTTP interface of the gateway.
 
     | path                                     | key     |
     | /chat/completions, /responses, /messages | session |
+    | /completions                             | session for evaluation |
     | /messages/count_tokens, /models          | session |
     | /rl/set_reward, /rl/end_session          | session |
     | /grant_capacity, /rl/start_session       | admin   |
@@ -39,6 +40,7 @@ from areal_lab.agents.gateway import reading
 from areal_lab.agents.gateway.anthropic import ANTHROPIC
 from areal_lab.agents.gateway.calls import Dialect, continued, prompt
 from areal_lab.agents.gateway.chat import CHAT
+from areal_lab.agents.gateway.completions import COMPLETIONS
 from areal_lab.agents.gateway.delivery import Delivery, error_reply
 from areal_lab.agents.gateway.errors import ApiError, invalid
 from areal_lab.agents.gateway.responses import RESPONSES
@@ -203,7 +205,7 @@ def _calls(service: Service) -> list[Route]:
     async def answer(request: Request, dialect: Dialect) -> Response:
         session = service.open_session(_keys(request))
         body = await _body(request, service, session)
-        call = service.noted(dialect.parse(body))
+        call = service.noted(session, dialect.parse(body))
         exchange = service.ask(
             session,
             dialect,
@@ -215,6 +217,9 @@ def _calls(service: Service) -> list[Route]:
 
     async def chat_completions(request: Request) -> Response:
         return await answer(request, CHAT)
+
+    async def completions(request: Request) -> Response:
+        return await answer(request, COMPLETIONS)
 
     async def responses(request: Request) -> Response:
         return await answer(request, RESPONSES)
@@ -253,6 +258,7 @@ def _calls(service: Service) -> list[Route]:
 
     return [
         Route("/chat/completions", chat_completions, methods=["POST"]),
+        Route("/completions", completions, methods=["POST"]),
         Route("/responses", responses, methods=["POST"]),
         Route("/messages", messages, methods=["POST"]),
         Route("/messages/count_tokens", count_tokens, methods=["POST"]),
@@ -277,7 +283,10 @@ def _sessions(service: Service) -> list[Route]:
             raise invalid(
                 f"task_id has {len(task_id)} characters, of {_MOST_TASK_ID} at most", "task_id"
             )
-        session, key = service.start_session(task_id, reading.text(body, "api_key"))
+        start = (
+            service.start_evaluation if reading.flag(body, "evaluation") else service.start_session
+        )
+        session, key = start(task_id, reading.text(body, "api_key"))
         return JsonReply({"session_id": session.session_id, "api_key": key, **session.told})
 
     async def set_reward(request: Request) -> Response:

@@ -28,21 +28,22 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 from areal_lab.agents.gateway.calls import (
     Answer,
     Call,
+    Completing,
     Conversation,
     Dialect,
     ExportStyle,
     PromptTooLong,
     continued,
     prompt,
+    usage_of,
 )
 from areal_lab.agents.gateway.errors import ApiError, invalid
 from areal_lab.agents.gateway.sessions import EndedBy, Limits, Session, Sessions
-from areal_lab.agents.messages import ChatReply
 
 OpenConversation = Callable[[str], Conversation]
 """Open the conversation of a new session on a task, by the task's id."""
@@ -61,11 +62,14 @@ class Service:
         model: str,
         limits: Limits | None = None,
         seed_note: str = "seed is ignored: a run uses separate seeds",
+        open_evaluation: Callable[[], Completing] | None = None,
         clock: Callable[[], float] = time.monotonic,
         began: Callable[[Session], Mapping[str, Any]] = lambda _: {},
         lost: Callable[[Session], None] = lambda _: None,
     ) -> None:
-        """Create the service without sessions."""
+        """Create the service without sessions; without `open_evaluation` it has no evaluation
+        keys.
+        """
         self.limits = limits or Limits()
         self._seed_note = seed_note
         self.sessions = Sessions(admin_key, self.limits, lost)
@@ -73,6 +77,7 @@ class Service:
         self.in_flight = 0
         """Running calls."""
         self._open_conversation = open_conversation
+        self._open_evaluation = open_evaluation
         self._began = began
         self._clock = clock
         self._exchanges: dict[Session, list[Exchange]] = {}
@@ -91,6 +96,17 @@ class Service:
         self.sessions.check_capacity(now_s)
         session, key = self.sessions.start(task_id, self._open_conversation(task_id), now_s, key)
         session.told = self._began(session)
+        return session, key
+
+    def start_evaluation(self, task_id: str, key: str | None = None) -> tuple[Session, str]:
+        """Start a session whose requests are independent; return it with its key."""
+        if self._open_evaluation is None:
+            raise invalid(
+                "evaluation keys are not given by the gateway of a run; use `areal-lab gateway`",
+                "evaluation",
+            )
+        session, key = self.start_session(task_id, key, self._open_evaluation())
+        session.evaluation = True
         return session, key
 
     def session(self, keys: Iterable[str]) -> Session:
@@ -151,8 +167,21 @@ class Service:
 
     # --- calls ---
 
-    def noted(self, call: Call) -> Call:
-        """Add a note to a call that asks for a seed which is not used."""
+    def noted(self, session: Session, call: Call) -> Call:
+        """Add notes to a call for what is not served: seeds, or top log-probs."""
+        if call.request.top_logprobs and not session.evaluation:
+            note = "only sampled tokens have log-probs: top_logprobs needs an evaluation key"
+            request = replace(call.request, top_logprobs=0)
+            call = replace(call, request=request, notes=(*call.notes, note))
+        if call.request.top_logprobs and call.stream:
+            raise invalid("top_logprobs is not served in a stream; set stream to false", "stream")
+        if call.completion is not None and not session.evaluation:
+            raise ApiError(
+                403,
+                "completions of plain text need an evaluation key: POST /rl/start_session with "
+                '{"evaluation": true}',
+                code="evaluation_key_needed",
+            )
         if call.request.seed is None or not self._seed_note:
             return call
         return replace(call, notes=(*call.notes, self._seed_note))
@@ -189,20 +218,21 @@ class Service:
     async def _sample(self, exchange: Exchange, id_prefix: str, call: Call) -> Answer:
         session = exchange.session
         try:
-            replies = await self._replies(session, call)
-            answer = Answer(
+            answer = replace(
+                await self._answered(session, call),
                 interaction_id=f"{id_prefix}{secrets.token_hex(16)}",
                 created_s=int(time.time()),
-                replies=tuple(replies),
             )
             session.record(call, answer)
-            generated = session.interactions[answer.interaction_id].generated_tokens
-            self.sessions.counts["generated_tokens"] += generated
-            return answer
+            self.sessions.counts["generated_tokens"] += usage_of(answer).generated
         except BaseException:
             # If the client sends it again, it is a new call.
             self._exchanges[session].remove(exchange)
             raise
+        else:
+            if session.evaluation:
+                self._exchanges[session].remove(exchange)
+            return answer
         finally:
             now_s = self._clock()
             exchange.done_s = now_s
@@ -211,23 +241,29 @@ class Service:
             session.changed.set()
             del exchange  # the task's error refers to this frame
 
-    async def _replies(self, session: Session, call: Call) -> list[ChatReply]:
+    async def _answered(self, session: Session, call: Call) -> Answer:
         try:
-            replies = await session.conversation.reply(prompt(call))
-            if len(replies) != call.request.replies:
-                raise RuntimeError(f"{len(replies)} replies to n = {call.request.replies}")
-            return replies
+            return await _answer(session.conversation, call)
         except ApiError:
             raise
-        except PromptTooLong as error:
-            message = f"prompt is too long: {error}"
-            raise ApiError(400, message, code="context_length_exceeded") from error
-        except ValueError as error:
-            raise invalid(str(error)) from error
+        except BaseExceptionGroup as errors:
+            # Completions of one call: one that fails ends the others.
+            raise self._refusal(session, errors.exceptions[0]) from errors
         except Exception as error:
-            self.sessions.counts["failed"] += 1
-            _log.exception("a call of session %s failed", session.session_id)
-            raise ApiError(500, f"sampling failed: {type(error).__name__}: {error}") from error
+            raise self._refusal(session, error) from error
+
+    def _refusal(self, session: Session, error: BaseException) -> ApiError:
+        """Describe an error of a conversation to its client."""
+        if isinstance(error, ApiError):
+            return error
+        if isinstance(error, PromptTooLong):
+            message = f"prompt is too long: {error}"
+            return ApiError(400, message, code="context_length_exceeded")
+        if isinstance(error, ValueError):
+            return invalid(str(error))
+        self.sessions.counts["failed"] += 1
+        _log.error("a call of session %s failed", session.session_id, exc_info=error)
+        return ApiError(500, f"sampling failed: {type(error).__name__}: {error}")
 
     def _recent(self, session: Session, now_s: float) -> list[Exchange]:
         known = self._exchanges.get(session, [])
@@ -273,6 +309,17 @@ class Service:
             raise ApiError(503, "the gateway is closing", code="closing")
 
 
+async def _answer(conversation: Conversation, call: Call) -> Answer:
+    """Sample the answer to a call; its id and time come later."""
+    if call.completion is not None:
+        found = await cast(Completing, conversation).complete(call.completion)
+        return Answer(interaction_id="", created_s=0, replies=(), completions=tuple(found))
+    replies = await conversation.reply(prompt(call))
+    if len(replies) != call.request.replies:
+        raise RuntimeError(f"{len(replies)} replies to n = {call.request.replies}")
+    return Answer(interaction_id="", created_s=0, replies=tuple(replies))
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class Exchange:
     """One call that is sampled once, and the clients that wait for its answer."""
@@ -294,6 +341,8 @@ class Exchange:
         if not delivered:
             return
         self.delivered = True
+        if self.session.evaluation:
+            return
         interaction = self.session.interactions.get(self.task.result().interaction_id)
         assert interaction is not None
         interaction.delivered = True

@@ -109,6 +109,8 @@ class Session:
     key_digest: bytes = field(repr=False)
     used_s: float
     """Time of its last use."""
+    evaluation: bool = False
+    """True if its requests are independent, and nothing of them is kept."""
     in_flight: int = 0
     """Running calls."""
     body_bytes: int = 0
@@ -136,6 +138,8 @@ class Session:
 
     def record(self, call: Call, answer: Answer) -> None:
         """Store the parts of an answer that later calls, rewards and the export need."""
+        if self.evaluation:
+            return
         self.interactions[answer.interaction_id] = Interaction(
             interaction_id=answer.interaction_id,
             replies=tuple(each.generated.request_id for each in answer.replies),
@@ -223,7 +227,9 @@ class Sessions:
 
     def unexported(self) -> list[Session]:
         """Sessions that were not exported yet, in order of their start."""
-        return [each for each in self._by_id.values() if each.exported_s is None]
+        return [
+            each for each in self._by_id.values() if each.exported_s is None and not each.evaluation
+        ]
 
     # --- keys ---
 
@@ -365,6 +371,9 @@ class Sessions:
             if now_s - session.exported_s >= limits.retry_window_s:
                 self._forget(session)
         elif now_s - session.ended_s >= (limits.session_timeout_s + limits.reward_timeout_s):
+            if session.evaluation:
+                self._forget(session)
+                return False
             self.counts["never_exported"] += 1
             self.counts["never_exported_tokens"] += sum(
                 each.generated_tokens for each in session.interactions.values()
@@ -420,6 +429,11 @@ class Sessions:
         """
         if not math.isfinite(reward):
             raise invalid(f"reward is {reward}, but must be finite", "reward")
+        if session.evaluation:
+            raise invalid(
+                f"session {session.session_id} is for evaluation, which takes no rewards; start "
+                "one without `evaluation`"
+            )
         if session.exported_s is not None:
             raise _over(session)
         if session.ended_s is not None and self._reward_left_s(session, now_s) <= 0:

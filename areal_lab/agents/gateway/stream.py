@@ -14,6 +14,8 @@ from areal_lab.agents.messages import ChatReply
 
 Shown: TypeAlias = tuple[tuple[str, float], ...]
 """Text and log-prob of tokens."""
+Tops: TypeAlias = tuple[Shown, ...]
+"""The most likely tokens at the place of each token."""
 
 PIECE_TOKENS: Final = 8
 """An event costs a gateway about 50 microseconds; one per token would be most of its work."""
@@ -77,11 +79,16 @@ def chunks(events: Iterator[bytes], *, most_bytes: int = 16_384) -> Iterator[byt
         yield b"".join(parts)
 
 
-def logprob_entries(shown: Shown, *, with_bytes: bool = True) -> list[dict[str, Any]]:
-    """Log-probs in the form of both OpenAI protocols; only those of the sampled tokens."""
+def logprob_entries(
+    shown: Shown, top: Tops = (), *, with_bytes: bool = True
+) -> list[dict[str, Any]]:
+    """Log-probs in the form of both OpenAI protocols, with those of other tokens if given."""
     entries: list[dict[str, Any]] = []
-    for text, logprob in shown:
-        entry: dict[str, Any] = {"token": text, "logprob": logprob, "top_logprobs": []}
+    for place, (text, logprob) in enumerate(shown):
+        others = logprob_entries(top[place], with_bytes=with_bytes) if top else []
+        for other in others:
+            del other["top_logprobs"]
+        entry: dict[str, Any] = {"token": text, "logprob": logprob, "top_logprobs": others}
         if with_bytes:
             entry["bytes"] = list(text.encode("utf-8", "replace"))
         entries.append(entry)

@@ -18,6 +18,7 @@ from areal_lab.engines.protocol import (
     GenerateRequest,
     MemoryTag,
     PauseMode,
+    ScoredTokens,
     VersionMismatch,
     WeightsFolder,
 )
@@ -93,6 +94,10 @@ class Dialect:
     """All requests if `together`, else exactly one."""
     read: Callable[[Reply], Chunk]
     """One message, streamed or not."""
+    score: Callable[[ScoreRequest], Call] | None
+    """Score given tokens; None if the server cannot."""
+    read_scores: Callable[[Reply, ScoreRequest], ScoredTokens]
+    """Read the reply to `score`; raises EngineError if it is about other tokens."""
     pause: Callable[[PauseMode], Call]
     resume: Call
     abort: Callable[[str], Call]
@@ -157,6 +162,18 @@ class GenerateOptions:
     """The LoRA adapter to use; empty means the base weights."""
     send_stops: bool = False
     """True if the server gets the stop strings."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreRequest:
+    """Tokens to score, from index `start` on, with the `top` most likely ones at each place."""
+
+    request_id: str
+    tokens: tuple[int, ...]
+    start: int = 0
+    top: int = 0
+    adapter: str = ""
+    """The LoRA adapter to use; empty means the base weights."""
 
 
 def parse_adapters(reply: Reply) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +21,25 @@ import httpx2
 from areal_lab.control.events import Version
 from areal_lab.data.tokenize import TOKENIZER_FILE
 from areal_lab.engines.client.connection import Connection, RequestTimeouts
-from areal_lab.engines.client.dialect import Dialect, Digest, HeldAdapter, HeldWeights, get
+from areal_lab.engines.client.dialect import (
+    Dialect,
+    Digest,
+    HeldAdapter,
+    HeldWeights,
+    ScoreRequest,
+    get,
+)
 from areal_lab.engines.client.requests import RunningRequests
 from areal_lab.engines.client.sglang import SGLANG
 from areal_lab.engines.protocol import (
+    CannotScore,
     EngineError,
     EngineUnreachable,
     Generated,
     GenerateRequest,
     MemoryTag,
     PauseMode,
+    ScoredTokens,
     VersionMismatch,
     WeightsFolder,
 )
@@ -107,6 +117,37 @@ class EngineClient:
         Requests that an `abort` pause of this client ended are sent again with their tokens.
         """
         return await self._requests.generate(requests)
+
+    async def token_logprobs(
+        self, tokens: Sequence[int], *, start: int = 0, top: int = 0
+    ) -> ScoredTokens:
+        """Score given tokens with the current weights, at temperature 1.
+
+        Args:
+            tokens: the sequence, at least one token.
+            start: index of the first token to score.
+            top: most likely tokens to report at each place.
+
+        Raises:
+            CannotScore: this kind of server cannot.
+        """
+        if self.api.score is None:
+            raise CannotScore(
+                f"engine {self.base_url} cannot report log-probs of prompts or of other tokens "
+                f"than the sampled ones ({self.api.name}); use the embedded engine or sglang"
+            )
+        adapter = self._held.adapter
+        request = ScoreRequest(
+            request_id=f"score-{secrets.token_hex(8)}",
+            tokens=tuple(tokens),
+            start=start,
+            top=top,
+            adapter="" if adapter is None else adapter.name,
+        )
+        reply = await self._connection.call(self.api.score(request))
+        with self._connection.named():
+            found = self.api.read_scores(reply, request)
+        return found if adapter is None else replace(found, version=adapter.version)
 
     def received_tokens(self, request_id: str) -> int:
         """Received tokens of a running sample since it was last sent."""

@@ -18,6 +18,7 @@ from areal_lab.engines.client.dialect import (
     Digest,
     GenerateOptions,
     Reply,
+    ScoreRequest,
     get,
     parse_adapters,
     parse_finish_reason,
@@ -31,6 +32,7 @@ from areal_lab.engines.protocol import (
     GenerateRequest,
     PauseMode,
     SamplingParams,
+    ScoredTokens,
     WeightsFolder,
 )
 
@@ -96,6 +98,49 @@ def read(reply: Reply) -> Chunk:
         retractions=int(meta.get("num_retractions") or 0),
         cached_tokens=int(meta.get("cached_tokens") or 0),
         prompt_tokens=None if prompt is None else tuple(map(int, prompt)),
+    )
+
+
+def score(request: ScoreRequest) -> Call:
+    """Scores without a new token. The first entry of a reply has no log-prob, so it begins one
+    token earlier.
+    """
+    body: dict[str, Any] = {
+        "rid": _rid(request.request_id),
+        "input_ids": list(request.tokens),
+        "sampling_params": {"max_new_tokens": 0, "temperature": 0.0},
+        "return_logprob": True,
+        "logprob_start_len": max(0, request.start - 1),
+        "top_logprobs_num": request.top,
+    }
+    if request.adapter:
+        body["lora_path"] = request.adapter
+    return post("/generate", body)
+
+
+def read_scores(reply: Reply, request: ScoreRequest) -> ScoredTokens:
+    """Log-probs of the tokens from `start` on."""
+    if not isinstance(reply, Mapping) or "meta_info" not in reply:
+        raise EngineError(f"the reply is {_message(reply) or reply!r:.200}")
+    meta = reply["meta_info"]
+    skipped = min(request.start, 1)
+    entries = (meta.get("input_token_logprobs") or [])[skipped:]
+    wanted = list(request.tokens[request.start :])
+    if [int(entry[1]) for entry in entries] != wanted:
+        raise EngineError(
+            f"{len(wanted)} tokens were to be scored, but log-probs of {len(entries)} others came"
+        )
+    logprobs = tuple(None if entry[0] is None else float(entry[0]) for entry in entries)
+    ranked = (meta.get("input_top_logprobs") or [])[skipped:] if request.top else []
+    if request.top and len(ranked) != len(wanted):
+        raise EngineError(f"{len(wanted)} places came with the top tokens of {len(ranked)}")
+    if any(value is None for value in logprobs[1 if request.start == 0 else 0 :]):
+        raise EngineError("a token came without a log-prob")
+    return ScoredTokens(
+        version=parse_version(meta.get("weight_version")),
+        logprobs=logprobs,
+        top=tuple(tuple((int(each[1]), float(each[0])) for each in one or ()) for one in ranked)
+        or ((),) * len(wanted),
     )
 
 
@@ -177,6 +222,8 @@ SGLANG: Final = Dialect(
     together=True,
     generate=generate,
     read=read,
+    score=score,
+    read_scores=read_scores,
     pause=lambda mode: post("/pause_generation", {"mode": mode.value}),
     resume=post("/continue_generation"),
     abort=lambda request_id: post("/abort_request", {"rid": _rid(request_id)}),

@@ -18,7 +18,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import httpx2
 
@@ -30,6 +30,7 @@ from areal_lab.engines.client.dialect import (
     Digest,
     GenerateOptions,
     Reply,
+    ScoreRequest,
     get,
     parse_adapters,
     parse_finish_reason,
@@ -38,6 +39,7 @@ from areal_lab.engines.client.dialect import (
     post,
 )
 from areal_lab.engines.protocol import (
+    CannotScore,
     EngineError,
     EngineUnreachable,
     GenerateRequest,
@@ -156,6 +158,10 @@ def _refusal(reply: Reply) -> str | None:
     return None
 
 
+def _no_scores(_reply: Reply, _request: ScoreRequest) -> NoReturn:
+    raise CannotScore("vllm is not asked for log-probs of prompts")
+
+
 def _read_digest(reply: Reply) -> Digest | None:
     sums = reply.get("checksums")
     if not sums:
@@ -169,6 +175,9 @@ VLLM: Final = Dialect(
     together=False,
     generate=generate,
     read=read,
+    # Its /inference/v1/generate takes `prompt_logprobs`; this was not tried.
+    score=None,
+    read_scores=_no_scores,
     pause=lambda mode: post(f"/pause?mode={_PAUSE[mode]}"),
     resume=post("/resume"),
     abort=lambda request_id: _abort([request_id]),

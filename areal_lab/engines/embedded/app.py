@@ -12,6 +12,8 @@ differ, this one is stricter:
 - The messages of a stream are increments (as SGLang's with --incremental-streaming-output), and
   each names the versions that generated the tokens so far.
 
+A request for log-probs of its prompt (`logprob_start_len`) has one prompt and no new tokens.
+
 In addition to SGLang's: GET /spans returns activity spans; /weights_checker returns our checksum.
 
 Streamed replies: messages with the tokens of each sample since its last message.
@@ -26,6 +28,7 @@ import json
 import math
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -43,6 +46,7 @@ from areal_lab.engines.embedded import wire
 from areal_lab.engines.embedded.batcher import Batcher, Refused, Sample, WrongMoment
 from areal_lab.engines.embedded.received import add_transfer_routes
 from areal_lab.engines.embedded.scheduler import Scheduler, Stream
+from areal_lab.engines.embedded.scoring import Scores
 from areal_lab.engines.launch.backends import EMBEDDED
 from areal_lab.engines.protocol import GenerateRequest, MemoryTag, PauseMode, described
 from areal_lab.engines.weights.folder import CorruptWeights, checksum, stored_state
@@ -95,6 +99,10 @@ def create_app(scheduler: Scheduler, *, model_path: str) -> FastAPI:
     @app.post("/generate")
     async def generate(request: Request, body: dict[str, Any]) -> Response:
         received_s = time.monotonic()
+        if wire.asks_for_scores(body):
+            asked = wire.Score.model_validate(body)
+            found, at = await asyncio.wrap_future(scheduler.call(partial(_scored, asked=asked)))
+            return JsonReply(wire.scores(asked, found, at))
         requests, batch, interval = await _parsed(scheduler, body)
         if interval is not None:
             return await streamed(scheduler, requests, request, interval)
@@ -292,6 +300,17 @@ async def _read(
         return parsed
 
     return await asyncio.to_thread(parse)
+
+
+def _scored(batcher: Batcher, asked: wire.Score) -> tuple[Scores, str]:
+    """Score a prompt from the token after its first entry; returns it with the version."""
+    if asked.logprob_start_len >= len(asked.input_ids):
+        raise Refused(
+            f"logprob_start_len is {asked.logprob_start_len}, but must be below "
+            f"{len(asked.input_ids)}, the tokens of input_ids"
+        )
+    start = asked.logprob_start_len + 1
+    return batcher.score(asked.input_ids, start=start, top=asked.top_logprobs_num), batcher.version
 
 
 def _statistics(batcher: Batcher) -> dict[str, Any]:

@@ -56,6 +56,7 @@ from areal_lab.engines.embedded.loading import (
 )
 from areal_lab.engines.embedded.paged_attention import PagedPack
 from areal_lab.engines.embedded.sampler import sample_tokens
+from areal_lab.engines.embedded.scoring import Scores, score_tokens
 from areal_lab.engines.protocol import (
     GenerateRequest,
     MemoryTag,
@@ -312,6 +313,27 @@ class Batcher:
         if self._rope:
             sample.positions = PromptPositions(len(request.prompt_tokens), request.images)
         return sample
+
+    def score(self, tokens: Sequence[int], *, start: int, top: int) -> Scores:
+        """Score given tokens (`scoring.score_tokens`), outside of the batch and its cache."""
+        if self.released or self.version == RELEASED:
+            raise WrongMoment(
+                "tokens cannot be scored while the memory of the engine is released; resume it and "
+                "load weights first"
+            )
+        if self._never:
+            raise Refused("tokens can be scored for text models only, but this one reads images")
+        worst = max(tokens) if min(tokens) >= 0 else min(tokens)
+        if not 0 <= worst < self.vocabulary:
+            raise Refused(
+                f"token {shown(worst)} cannot be scored: tokens must be in 0 .. "
+                f"{self.vocabulary - 1}"
+            )
+        if len(tokens) > self.context_length:
+            raise Refused(
+                f"{len(tokens)} tokens cannot be scored: the context is {self.context_length}"
+            )
+        return score_tokens(self.model, tokens, start=start, top=top)
 
     def _load_tokenizer(self, request: GenerateRequest) -> None:
         if self.codec is None:

@@ -5,18 +5,21 @@ from __future__ import annotations
 import base64
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from areal_lab.config.sections import MOST_INT32, shown
 from areal_lab.data.images import EncodedImage, EncodedPrompt, image_of_bytes, place_images
 from areal_lab.engines.embedded.batcher import Refused, Sample
+from areal_lab.engines.embedded.scoring import Scores
 from areal_lab.engines.protocol import NEVER, GenerateRequest, SamplingParams
 from areal_lab.models.vision import VisionFacts
 
 _MOST_ID: Final = 1024
 """Maximum characters of a request's id."""
+MOST_TOP: Final = 20
+"""Maximum most likely tokens of a place."""
 
 
 class Sampling(BaseModel):
@@ -87,6 +90,61 @@ def parse_generate(
     seen: dict[str, EncodedImage] = {}
     requests = [_request(one, vision, seen) for one in parsed]
     return requests, batch, interval if parsed[0].stream else None
+
+
+class _NoTokens(BaseModel):
+    """Sampling parameters of a request that samples nothing."""
+
+    max_new_tokens: Literal[0]
+
+
+class Score(BaseModel):
+    """A /generate body that asks for log-probs of its prompt, and for no new token."""
+
+    model_config = ConfigDict(strict=True)
+
+    input_ids: list[int] = Field(min_length=1)
+    rid: str = ""
+    sampling_params: _NoTokens
+    logprob_start_len: int = Field(ge=0)
+    """Index of the first entry, which has no log-prob."""
+    top_logprobs_num: int = Field(default=0, ge=0, le=MOST_TOP)
+
+
+def asks_for_scores(body: Mapping[str, Any]) -> bool:
+    """Return whether a /generate body asks for log-probs of its prompt; it must be a `Score`."""
+    return body.get("return_logprob") is True and body.get("logprob_start_len", -1) not in (
+        -1,
+        None,
+    )
+
+
+def scores(asked: Score, found: Scores, version: str) -> dict[str, Any]:
+    """Reply of /generate to a `Score`, with `found` from the token after `logprob_start_len`."""
+    first = asked.logprob_start_len
+    return {
+        "output_ids": [],
+        "meta_info": {
+            "id": asked.rid,
+            "finish_reason": {"type": "length", "length": 0},
+            "prompt_tokens": len(asked.input_ids),
+            "completion_tokens": 0,
+            "weight_version": version,
+            "input_token_logprobs": [
+                [None, asked.input_ids[first], None],
+                *(
+                    [logprob, token, None]
+                    for logprob, token in zip(
+                        found.logprobs, asked.input_ids[first + 1 :], strict=True
+                    )
+                ),
+            ],
+            "input_top_logprobs": [
+                None,
+                *([[value, token, None] for token, value in one] for one in found.top),
+            ],
+        },
+    }
 
 
 def problem(errors: Sequence[Mapping[str, Any]]) -> str:

@@ -25,6 +25,7 @@ from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from areal_lab.agents.conversation import TreeConversation
+from areal_lab.agents.evaluation import Evaluation
 from areal_lab.agents.gateway.server import base_url, bind, is_loopback, served
 from areal_lab.agents.gateway.service import Service
 from areal_lab.agents.gateway.sessions import Session
@@ -153,6 +154,9 @@ class StandaloneGateway:
 
         self._service = service = Service(
             open_conversation,
+            open_evaluation=lambda: Evaluation(
+                lambda: open_conversation("evaluation"), conversations.codec
+            ),
             admin_key=key.key,
             model=plan.served.model.name,
             limits=plan.serving.limits,

@@ -65,10 +65,19 @@ def check_settings(before: TrainConfig, config: TrainConfig, path: Path) -> Iter
 
 def changed_settings(before: RunConfig, config: RunConfig) -> Iterator[tuple[str, Any, Any]]:
     """Yield the dotted name, the old and the new value of each changed setting."""
-    was, now = dict(_flat(before.model_dump())), dict(_flat(config.model_dump()))
-    for name in sorted(was.keys() | now.keys()):
-        if was.get(name) != now.get(name):
-            yield name, was.get(name), now.get(name)
+    yield from _changed(before.model_dump(), config.model_dump())
+
+
+def _changed(was: Any, now: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
+    # The members of a section that is unset on one side are changes, but a mapping that was filled
+    # or emptied is one change.
+    sections = all(value is None or isinstance(value, dict) for value in (was, now))
+    if sections and {} not in (was, now):
+        was, now = was or {}, now or {}
+        for key in sorted(was.keys() | now.keys()):
+            yield from _changed(was.get(key), now.get(key), f"{name}.{key}" if name else key)
+    elif was != now:
+        yield name, was, now
 
 
 def check_whole(file: Path, saved_in: Path | None) -> None:

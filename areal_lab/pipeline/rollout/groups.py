@@ -39,7 +39,7 @@ from areal_lab.engines.client.resubmit import (
     remaining_requests,
     samples_so_far,
 )
-from areal_lab.engines.protocol import Generated, GenerateRequest, SamplingParams
+from areal_lab.engines.protocol import Generated, GenerateRequest, SamplingParams, ScoredTokens
 from areal_lab.host.processes import ChildDied
 from areal_lab.models.vision import VisionFacts, read_placeholder_tokens
 from areal_lab.pipeline.fleet import first_error
@@ -63,6 +63,10 @@ class GeneratingEngine(Protocol):
 
     async def generate(self, requests: Sequence[GenerateRequest]) -> list[Generated]:
         """Generate one sample per request."""
+        ...
+
+    async def token_logprobs(self, tokens: Sequence[int], *, start: int, top: int) -> ScoredTokens:
+        """Score given tokens."""
         ...
 
     def received(self, request_ids: Sequence[str]) -> dict[str, Generated]:
@@ -422,6 +426,7 @@ class Rollout:
             engines=self.engines,
             router=self.router,
             generate=self._generate_one,
+            score_tokens=self._score_tokens,
             so_far=self._turn_so_far,
             kept=kept,
             open={} if opened is None else opened,
@@ -457,6 +462,11 @@ class Rollout:
 
     def _text(self, parts: Sequence[Segment | Observation]) -> str:
         return self.codec.decode([token for part in parts for token in part.tokens])
+
+    async def _score_tokens(
+        self, engine: EngineId, tokens: Sequence[int], start: int, top: int
+    ) -> ScoredTokens:
+        return await self.engines.engine(engine).token_logprobs(tokens, start=start, top=top)
 
     async def _generate_one(
         self, engine: EngineId, request: GenerateRequest, partial: PartialSamples

@@ -25,7 +25,13 @@ from areal_lab.data.images import EncodedPrompt, PlacedImage
 from areal_lab.data.problems import sample_seed
 from areal_lab.data.tokenize import TextCodec
 from areal_lab.engines.client.resubmit import PartialSamples
-from areal_lab.engines.protocol import Generated, GenerateRequest, SamplingParams
+from areal_lab.engines.protocol import (
+    EngineUnreachable,
+    Generated,
+    GenerateRequest,
+    SamplingParams,
+    ScoredTokens,
+)
 from areal_lab.rewards.service import RewardOutcome, RewardService
 from areal_lab.runlog.records import TurnTimes
 
@@ -79,6 +85,10 @@ class TurnRouter:
 Generate = Callable[[EngineId, GenerateRequest, PartialSamples], Awaitable[Generated]]
 """Generates a request on an engine from its tokens so far; raises `Unfinished` on a loss."""
 
+ScoreTokens = Callable[[EngineId, Sequence[int], int, int], Awaitable[ScoredTokens]]
+"""Scores tokens on an engine, from an index on, with so many of the most likely ones; raises
+`EngineUnreachable` on a loss."""
+
 
 @dataclass(frozen=True, slots=True)
 class Question:
@@ -103,6 +113,7 @@ class SampleEngine:
     engines: TurnEngines
     router: TurnRouter
     generate: Generate
+    score_tokens: ScoreTokens
     so_far: Callable[[str, OpenTurn], PartialSamples]
     """Returns the tokens so far of a request."""
     kept: PartialSamples
@@ -161,6 +172,19 @@ class SampleEngine:
             TurnTimes(self.sample, engine, start_s, time.time(), len(generated.tokens))
         )
         return generated
+
+    async def token_logprobs(
+        self, tokens: Sequence[int], *, start: int = 0, top: int = 0
+    ) -> ScoredTokens:
+        """Score given tokens on one of the engines (`EngineClient.token_logprobs`)."""
+        while True:
+            engine = await self.router.acquire(self.engines, (self.group, self.sample))
+            try:
+                return await self.score_tokens(engine, tokens, start, top)
+            except EngineUnreachable:
+                await asyncio.sleep(0)  # the next one, or the same once it is back
+            finally:
+                self.router.release(engine)
 
     def give_up(self) -> None:
         """See `WorkflowEngine.give_up`."""

@@ -38,6 +38,7 @@ from areal_lab.engines.protocol import (
     GenerateRequest,
     MemoryTag,
     PauseMode,
+    ScoredTokens,
     WeightsFolder,
 )
 from areal_lab.engines.weights.records import EngineFailure, EngineTarget, WeightsInMemory
@@ -125,6 +126,10 @@ class Server:
                         discarded_tokens=sum(len(one.tokens) for one in generated),
                     )
         return generated
+
+    async def token_logprobs(self, tokens: Sequence[int], *, start: int, top: int) -> ScoredTokens:
+        """Score given tokens (`EngineClient.token_logprobs`)."""
+        return await self._call(self.client.token_logprobs(tokens, start=start, top=top))
 
     async def pause(self, mode: PauseMode) -> None:
         """Stop decoding; returns when the compute process has stopped."""

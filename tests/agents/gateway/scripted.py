@@ -188,7 +188,11 @@ class Lab:
 
 
 @asynccontextmanager
-async def gateway(conversation: Callable[[], Any] = Scripted, **limits: Any) -> AsyncIterator[Lab]:
+async def gateway(
+    conversation: Callable[[], Any] = Scripted,
+    evaluation: Callable[[], Any] | None = None,
+    **limits: Any,
+) -> AsyncIterator[Lab]:
     """A gateway over an in-process transport, on the running loop's clock."""
     conversations: list[Any] = []
 
@@ -200,6 +204,7 @@ async def gateway(conversation: Callable[[], Any] = Scripted, **limits: Any) -> 
         opened,
         admin_key=ADMIN,
         model=MODEL,
+        open_evaluation=evaluation,
         limits=Limits(**limits),
         clock=asyncio.get_running_loop().time,
     )

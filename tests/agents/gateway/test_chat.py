@@ -143,7 +143,7 @@ def test_how_to_sample() -> None:
     assert call.notes == ()
     assert parse(body(max_tokens=5, stop="x")).request.max_new_tokens == 5
     assert parse(body(stop="x")).request.stop == ("x",)
-    assert parse(body(top_logprobs=2)).notes == ("only sampled tokens have log-probs",)
+    assert parse(body(top_logprobs=2)).request.top_logprobs == 2
 
 
 @pytest.mark.parametrize(

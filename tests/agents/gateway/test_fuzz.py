@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -21,9 +23,15 @@ import httpx2
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from areal_lab.agents.conversation import TreeConversation
+from areal_lab.agents.evaluation import Evaluation
 from areal_lab.agents.messages import Message
+from areal_lab.data.trajectory import Segment
+from areal_lab.engines.protocol import Generated, SamplingParams, ScoredTokens
 from tests.agents.conversation import result, system, user
 from tests.agents.gateway.fuzzing import (
+    JSON,
+    ODD_TEXT,
     OPTIONS,
     PATHS,
     TOOLS,
@@ -261,3 +269,100 @@ async def _session(data: st.DataObject, template: str, seed: int, context_tokens
         statistics = lab.service.statistics()
         assert statistics["requests_in_flight"] == 0
         assert "failed" not in statistics["counts"]
+
+
+# --- completions of plain text -------------------------------------------------------------------
+
+PROMPTS: Final = st.one_of(
+    ODD_TEXT,
+    st.lists(ODD_TEXT, max_size=3),
+    st.lists(st.integers(0, 300), max_size=5),
+    st.lists(st.lists(st.integers(0, 300), min_size=1, max_size=5), max_size=3),
+    JSON,
+)
+COMPLETION: Final = st.fixed_dictionaries(
+    {"prompt": PROMPTS},
+    optional={
+        "max_tokens": st.integers(-1, 5),
+        "temperature": st.sampled_from([0, 0.7, 1, None]),
+        "n": st.integers(0, 3),
+        "logprobs": st.integers(-1, 21),
+        "echo": st.booleans(),
+        "stream": st.booleans(),
+        "stop": st.one_of(ODD_TEXT, st.lists(ODD_TEXT, max_size=3)),
+        "seed": st.integers(),
+        "best_of": st.integers(0, 3),
+        "suffix": ODD_TEXT,
+    },
+)
+
+
+@dataclass
+class Babbler:
+    """Engines that say random tokens, all of one version."""
+
+    chance: random.Random
+    sampling: SamplingParams = field(default_factory=lambda: SamplingParams(max_new_tokens=5))
+    context_tokens: int = 200
+
+    async def turn(
+        self, prompt_tokens: Sequence[int], sampling: SamplingParams, *, seed: int = 0
+    ) -> Generated:
+        del prompt_tokens, seed
+        tokens = tuple(self.chance.randrange(300) for _ in range(sampling.max_new_tokens))
+        return Generated(
+            request_id="r",
+            segments=(Segment(tokens, (-1.0,) * len(tokens), 0),),
+            finish_reason=self.chance.choice(["stop", "length"]),
+            retractions=0,
+            cached_tokens=0,
+        )
+
+    async def token_logprobs(
+        self, tokens: Sequence[int], *, start: int = 0, top: int = 0
+    ) -> ScoredTokens:
+        places = range(start, len(tokens))
+        best = tuple((token, -0.5) for token in range(top))
+        return ScoredTokens(
+            version=0,
+            logprobs=tuple(-1.0 if place else None for place in places),
+            top=tuple(best if place else () for place in places),
+        )
+
+
+@settings(max_examples=max(20, REQUESTS // 10))
+@given(st.data(), st.integers(0, 2**32))
+def test_completions_fail_only_by_their_own_fault(data: st.DataObject, seed: int) -> None:
+    run_virtually(_completions(data, seed))
+
+
+async def _completions(data: st.DataObject, seed: int) -> None:
+    form, engines = chat_format("SMOLLM2"), Babbler(random.Random(seed))
+
+    def opened() -> TreeConversation:
+        return ScriptedModel(babbling(form, seed)).conversation(form, sampler=engines)
+
+    async with gateway(evaluation=lambda: Evaluation(opened, form.codec)) as lab:
+        reply = await lab.admin("/rl/start_session", {"evaluation": True})
+        key = {"authorization": f"Bearer {reply.json()['api_key']}"}
+        for _ in range(3):
+            body = data.draw(COMPLETION)
+            if data.draw(st.sampled_from([False, False, True])):
+                body = mutated(data.draw, body)
+            content = raw(data.draw, body)
+            reply = await lab.http.post("/v1/completions", content=content, headers=key)
+            assert reply.status_code < 500, reply.text
+            if reply.status_code != 200:
+                assert "\n" not in reply.json()["error"]["message"]
+                continue
+            streamed = reply.headers["content-type"].startswith("text/event-stream")
+            whole = [data for _, data in sse(reply.content)[:-1]] if streamed else [reply.json()]
+            for choice in [choice for each in whole for choice in each["choices"]]:
+                found = choice["logprobs"]
+                if found is not None:
+                    count = len(found["tokens"])
+                    assert len(found["token_logprobs"]) == len(found["text_offset"]) == count
+                    assert found["text_offset"] == sorted(found["text_offset"])
+                    assert found["top_logprobs"] is None or len(found["top_logprobs"]) == count
+        assert not any(lab.service._exchanges.values())
+        assert "failed" not in lab.service.statistics()["counts"]

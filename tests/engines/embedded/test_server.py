@@ -266,6 +266,23 @@ def test_bad_requests_get_one_line(
     lab.run(scenario())
 
 
+def test_given_tokens_are_scored_while_others_are_generated(lab: Lab) -> None:
+    async def scenario() -> None:
+        tokens = list(range(5, 45))
+        async with started(lab, [request("a", [5, 6], LONG)]):
+            found = await lab.client.token_logprobs(tokens, start=7, top=2)
+        assert found.version == 0
+        assert [len(top) for top in found.top] == [2] * 33
+        wanted = plain_logprobs(tiny_model(seed=0), tokens[:7], tokens[7:]).tolist()
+        assert list(found.logprobs) == pytest.approx(wanted, abs=1e-4)
+        with pytest.raises(EngineError, match="tokens must be in"):
+            await lab.client.token_logprobs([5, 1000])
+        await load(lab, 1)
+        assert (await lab.client.token_logprobs(tokens)).version == 1
+
+    lab.run(scenario())
+
+
 async def sampled(http: httpx2.AsyncClient) -> list[int]:
     """The tokens of a valid request, which are always the same."""
     sampling = {"max_new_tokens": 5, "temperature": 0.7, "top_p": 0.9, "sampling_seed": 3}

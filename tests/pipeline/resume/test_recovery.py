@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 
 from areal_lab.config.problem import ConfigError
+from areal_lab.config.schema import TrainConfig
 from areal_lab.control.coordinator import Coordinator
 from areal_lab.control.events import STARTS_OVER, Finish, StartGroup
 from areal_lab.live.presence import new_presence, write_presence
 from areal_lab.models.checkpoint_files import write_digests
+from areal_lab.pipeline.resume.changes import changed_settings
 from areal_lab.pipeline.resume.recovery import check_data, check_given, find_recovery
 from areal_lab.pipeline.resume.saved_run import RUN_FILE, read_saved_run
 from areal_lab.runlog.folder import RunFolder
@@ -120,6 +122,17 @@ def test_what_a_run_keeps_is_refused_all_at_once(tmp_path: Path) -> None:
         "actor.use_lora",
         "rollout.transfer",
     ]
+
+
+def test_a_mapping_that_was_filled_or_emptied_is_one_change() -> None:
+    empty, filled, other = (
+        TrainConfig.model_validate({"dataset": {"tasks": tasks}})
+        for tasks in ({}, {"chain_sum": {}}, {"chain_sum": {"size": 2}})
+    )
+    assert [*changed_settings(empty, filled)] == [("dataset.tasks", {}, {"chain_sum": {}})]
+    assert [*changed_settings(filled, empty)] == [("dataset.tasks", {"chain_sum": {}}, {})]
+    assert [*changed_settings(filled, other)] == [("dataset.tasks.chain_sum", {}, {"size": 2})]
+    assert not [*changed_settings(filled, filled)]
 
 
 def test_a_complete_run_continues_with_more_steps_only(tmp_path: Path) -> None:
