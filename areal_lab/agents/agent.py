@@ -8,8 +8,9 @@ Anthropic.
 
 The user writes only the function. It runs on the event loop (`inline`), or in a separate process
 that is killed after a timeout (`subprocess`). However it ends, its sample has an outcome, and its
-running requests are aborted. With `environment`, an environment of another library takes the
-place of the function, in a process of its own Python (`hosting.runner`). For programs that the run does not start, see `hosting.online`.
+running requests are aborted. With `environment`, an environment of another library takes the place
+of the function, in a process of that environment's Python (`hosting.runner`). For programs that the
+run does not start, see `hosting.online`.
 """
 
 from __future__ import annotations
@@ -58,11 +59,11 @@ class Agent:
     None, or sampled no reply, the sample has no reward and its group is not trained on.
 
     Args:
-        environment: with `environment`, the settings of the environment, which replaces `fn`.
         fn: `module:function` of `data`, sync or async, that returns the reward. `data` has the
             problem's fields, and `base_url` and `api_key` of the sample.
-        mode: `inline`, `subprocess` or `environment`. `subprocess` also sets OPENAI_BASE_URL, OPENAI_API_KEY and
-            those of Anthropic, for programs that read them.
+        environment: with `environment`, its settings, in place of `fn`, `workers` and `timeout_s`.
+        mode: `inline`, `subprocess` or `environment`. `subprocess` also sets OPENAI_BASE_URL,
+            OPENAI_API_KEY and those of Anthropic, for programs that read them.
         workers: number of processes (concurrent samples), with `subprocess`.
         timeout_s: time limit of a sample.
         requests: concurrent calls of all samples; one more is refused with 429.
@@ -98,13 +99,10 @@ class Agent:
     ) -> None:
         if mode not in get_args(Mode):
             raise ValueError(f"mode is {mode!r}, but must be {', '.join(get_args(Mode))} or online")
-        if (mode == "environment") != (environment is not None) or bool(fn) == (
-            mode == "environment"
-        ):
-            raise ValueError(
-                "the agent is a function, `fn`, or with mode environment the one that "
-                "dataset.type=environment names; give one of the two"
-            )
+        if (mode == "environment") != (environment is not None):
+            raise ValueError("mode environment and dataset.type=environment need each other")
+        if environment is None and not fn:
+            raise ValueError("fn is empty, but must be module:function")
         if not timeout_s > 0:
             raise ValueError(f"timeout_s is {timeout_s}, but must be > 0 (seconds)")
         if workers < 1:
@@ -125,8 +123,6 @@ class Agent:
         self._fn = fn
         self._function: Callable[..., Any] | None = agent_function(fn) if mode == "inline" else None
         self._environment = environment
-        if environment is not None:
-            timeout_s = environment.timeout_s
         self._workers = workers
         self._timeout_s = timeout_s
         self._stack = AsyncExitStack()
@@ -175,8 +171,14 @@ class Agent:
         given = {**data, "base_url": f"{self._url}/v1", "api_key": key}
         rewards: Mapping[str, float] = {}
         outcome: RewardOutcome | None = None
+        cut_off = False
         try:
-            outcome, rewards = await self._reward(given)
+            if self._environment is None:
+                outcome, rewards = await self._reward(given)
+            else:
+                address = f"{self._url}/key/{key}/v1"
+                played = await self._runners.run(str(data.get("task")), address)
+                outcome, cut_off = played.outcome, played.truncated
             for reply, reward in rewards.items():
                 call, _, index = reply.partition("/")
                 number = int(index) if index.isdecimal() else None
@@ -200,15 +202,11 @@ class Agent:
             detail = "the agent returned a reward, but asked the model for nothing"
             outcome = RewardOutcome("error", math.nan, detail=detail)
         of_turns = outcome.status == "ok" and (bool(rewards) or discount < 1)
-        return episode_of(conversation, outcome, of_turns=of_turns)
+        episode = episode_of(conversation, outcome, of_turns=of_turns)
+        return replace(episode, end="turns") if cut_off and episode.end == "stop" else episode
 
     async def _reward(self, data: Mapping[str, Any]) -> tuple[RewardOutcome, Mapping[str, float]]:
         """Return the agent's reward, and rewards of single replies by their ids."""
-        if self._environment is not None:
-            key = data["api_key"]
-            address = f"{data['base_url'].removesuffix('/v1')}/key/{key}/v1"
-            played = await self._runners.run(str(data["task"]), address, key)
-            return played, {}
         if self._function is None:
             (outcome,) = await self._processes.score([""], data)
             return outcome, outcome.rewards

@@ -463,6 +463,7 @@ EVAL: Final = ReadSettings(
         _only(
             (
                 *(*_ENGINES, "seed", "dataset.", "gconfig.n_samples", "evaluation.", "reward.fn"),
+                "environment.",
                 *("reward.kwargs", "reward.weights", "reward.sandbox", "reward.timeout_s"),
                 "reward.workers",
             ),

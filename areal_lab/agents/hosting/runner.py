@@ -3,10 +3,10 @@
     Runners.run(task, address) --a line of JSON--> loop.py, by the environment's Python
                                <--a line of JSON-- reward, or the reason why there is none
 
-One runner has many samples at once. A sample that takes too long is canceled and costs nothing
-else. A runner that ends, sends something else than replies, or does not answer a cancellation is
-killed with all that it has started: its samples have no reward, and the next sample starts it
-again. A failure is never a reward of 0.
+A runner has many samples at once. A sample that takes too long is canceled; the others continue. A
+runner that ends, sends something other than replies, or does not reply to a cancellation is killed
+with all processes that it has started. Its samples then have no reward, and the next sample starts
+it again. A failure is never a reward of 0.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import secrets
 import socket
 import tempfile
 from collections.abc import Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -35,6 +36,19 @@ CANCEL_GRACE_S: Final = 30.0
 _EXIT_GRACE_S: Final = 2.0
 _SHOWN: Final = 80
 """Bytes of a wrong line in an error."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """A sample of an environment."""
+
+    outcome: RewardOutcome
+    truncated: bool = False
+    """It met a limit of the environment, such as its most turns, and has a reward nonetheless."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """What the environment measured besides."""
+    stop: str = ""
+    """Why it ended, in the words of the environment's library."""
 
 
 class RunnerLost(RuntimeError):
@@ -60,6 +74,7 @@ class Runner:
         self._calls = 0
         self._pending: dict[int, asyncio.Future[Any]] = {}
         self._dropped: set[int] = set()
+        self._child: Child | None = None
         self._stopped: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -75,17 +90,18 @@ class Runner:
             # First: nothing would end a process that starts before a cancellation here.
             reader, self._writer = await asyncio.open_unix_connection(sock=ours, limit=LINE_BYTES)
             try:
-                self._child: Child = await start_command(
+                self._child = await start_command(
                     self._name,
                     command(python, theirs.fileno()),
                     log_path=self._log,
                     environment=variables(python, self._mark),
                     pass_fds=[theirs.fileno()],
                 )
-            except BaseException:
+            except BaseException as error:
+                self.lost = f"{self._name} could not start: {error}"
                 self._writer.close()
                 raise
-        self._reading = asyncio.create_task(self._read(reader), name=self._name)
+        self._reading = asyncio.create_task(self._read(reader, self._child), name=self._name)
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 await self.call(**hello(self._environment))
@@ -126,20 +142,17 @@ class Runner:
 
     async def stop(self, reason: str = "was stopped") -> None:
         """End the process and all that it has started. Idempotent."""
-        if self._stopped is None:
-            self.lost = f"{self._name} {reason}"
-            self._stopped = asyncio.create_task(self._stop())
-        await asyncio.shield(self._stopped)
+        self._lose(reason)
+        if self._stopped is not None:
+            await asyncio.shield(self._stopped)
 
     async def close(self) -> None:
         """Let the environment end what it has started, then end the process. Idempotent."""
-        if not self.lost:
+        if self._child is not None and not self.lost:
             self._send("close", {})
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(_EXIT_GRACE_S):
                     await self._child.ended()
-            except TimeoutError:
-                pass
         await self.stop()
 
     def _send(self, call: str, fields: Mapping[str, Any]) -> tuple[int, asyncio.Future[Any]]:
@@ -173,43 +186,48 @@ class Runner:
         except (RunnerLost, _Refused):
             pass
 
-    async def _read(self, reader: asyncio.StreamReader) -> None:
-        """Give replies to the calls that wait for them, until there is none more."""
+    async def _read(self, reader: asyncio.StreamReader, child: Child) -> None:
+        """Give replies to the calls that wait for them, until there are no more."""
+        line = b""
         try:
             while line := await reader.readline():
                 reply = json.loads(line)
-                number = reply["id"]
+                number, failed = reply["id"], "error" in reply
+                value = reply["error" if failed else "value"]
                 if number in self._dropped:
                     self._dropped.discard(number)
                     continue
                 future = self._pending.pop(number)
                 if future.done():
                     continue
-                if "error" in reply:
-                    future.set_exception(_Refused(str(reply["error"])))
+                if failed:
+                    future.set_exception(_Refused(str(value)))
                 else:
-                    future.set_result(reply["value"])
-            reason = await self._exit()
+                    future.set_result(value)
+            reason = await self._exit(child)
         except (ValueError, KeyError, TypeError, RecursionError):
             shown = line[:_SHOWN]  # empty if it was longer than a line may be
             reason = f"sent {shown!r}, which is no reply, and was killed"
         except ConnectionError:
-            reason = await self._exit()
-        # Not awaited: `stop` waits for this task.
-        self.lost = self.lost or f"{self._name} {reason}"
-        if self._stopped is None:
-            self._stopped = asyncio.create_task(self._stop())
+            reason = await self._exit(child)
+        self._lose(reason)
 
-    async def _exit(self) -> str:
+    async def _exit(self, child: Child) -> str:
         try:
             async with asyncio.timeout(_EXIT_GRACE_S):
-                return str(await self._child.died()).removeprefix(f"{self._name} ")
+                return str(await child.died()).removeprefix(f"{self._name} ")
         except TimeoutError:
             return "closed its connection, and was killed"
 
-    async def _stop(self) -> None:
+    def _lose(self, reason: str) -> None:
+        """Take no more calls, and begin to end the process."""
+        self.lost = self.lost or f"{self._name} {reason}"
+        if self._stopped is None and self._child is not None:
+            self._stopped = asyncio.create_task(self._stop(self._child))
+
+    async def _stop(self, child: Child) -> None:
         self._writer.close()
-        await self._child.stop(at_once=True)
+        await child.stop(at_once=True)
         await asyncio.to_thread(end_marked, self._mark)
         self._reading.cancel()
         await asyncio.gather(self._reading, return_exceptions=True)
@@ -263,29 +281,24 @@ class Runners:
         """Stop all processes."""
         await self._stack.aclose()
 
-    async def run(self, task: str, address: str, key: str) -> RewardOutcome:
-        """Run one sample of a task.
-
-        Args:
-            task: its id.
-            address: base URL of the model, with the key of the sample.
-            key: that key, for standards that take one.
+    async def run(self, task: str, address: str) -> Played:
+        """Run one sample of a task, by its id; `address` is the base URL of the model, with the key
+        of the sample.
         """
         settings = self._environment
         number = min(range(len(self._runners)), key=lambda n: self._runners[n].samples)
         fields = {
-            "task": task, "base_url": address, "key": key, "model": "policy",
-            "max_turns": settings.max_turns, "timeout_s": settings.timeout_s,
+            "task": task, "base_url": address, "model": "policy", "max_turns": settings.max_turns,
         }  # fmt: skip
         self._runners[number].samples += 1
         try:
             runner = await self._ready(number)
-            return outcome_of(await runner.run(settings.timeout_s, fields))
+            return played(await runner.run(settings.timeout_s, fields))
         except TimeoutError:
             detail = f"the environment took more than {settings.timeout_s:g} s"
-            return RewardOutcome("timeout", math.nan, detail=detail)
+            return Played(outcome=RewardOutcome("timeout", math.nan, detail=detail))
         except (RunnerLost, _Refused, OSError, ValueError) as error:
-            return RewardOutcome("error", math.nan, detail=str(error))
+            return _failed(str(error))
         finally:
             self._runners[number].samples -= 1
 
@@ -305,31 +318,52 @@ class Runners:
         await asyncio.gather(*(one.close() for one in self._runners), return_exceptions=True)
 
 
-def outcome_of(value: Any) -> RewardOutcome:
-    """The outcome of a reply to `run`: a reward only if it is valid.
+def played(value: Any) -> Played:
+    """The sample of a reply to `run`: it has a reward only if that is valid.
 
-    >>> outcome_of({"ok": True, "reward": 0.5, "rewards": {"sum": 0.5}}).reward
+    >>> played({"ok": True, "reward": 0.5, "rewards": {"sum": 0.5}}).outcome.reward
     0.5
-    >>> outcome_of({"ok": True, "reward": None}).status
+    >>> played({"ok": True, "reward": None}).outcome.status
     'error'
     """
     if not isinstance(value, Mapping) or not isinstance(value.get("ok"), bool):
         return _failed(f"the runner replied {value!r:.200}, which is no result")
     if not value["ok"]:
         return _failed(f"the environment failed: {value.get('error') or 'without a reason'}")
-    reward, rewards = value.get("reward"), value.get("rewards") or {}
-    if not _is_number(reward):
-        return _failed(f"the environment's reward is {reward!r:.60}, which is no finite number")
-    if not isinstance(rewards, Mapping) or not all(map(_is_number, rewards.values())):
-        return _failed(f"the environment's rewards are {rewards!r:.60}, but must be numbers")
-    return RewardOutcome(
-        "ok", float(reward), {str(name): float(one) for name, one in rewards.items()}
+    reward, rewards = _number(value.get("reward")), _numbers(value.get("rewards"))
+    if reward is None:
+        given = value.get("reward")
+        return _failed(f"the environment's reward is {given!r:.60}, but must be a finite number")
+    if None in rewards.values():
+        return _failed(
+            f"the environment's rewards are {value['rewards']!r:.60}, but must be finite"
+        )
+    metrics = _numbers(value.get("metrics"))
+    return Played(
+        outcome=RewardOutcome("ok", reward, _known(rewards)),
+        truncated=value.get("truncated") is True,
+        metrics=_known(metrics),
+        stop=str(value.get("stop") or ""),
     )
 
 
-def _failed(detail: str) -> RewardOutcome:
-    return RewardOutcome("error", math.nan, detail=detail)
+def _numbers(found: Any) -> dict[str, float | None]:
+    if not isinstance(found, Mapping):
+        return {}
+    return {str(name): _number(one) for name, one in found.items()}
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+def _known(found: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: one for name, one in found.items() if one is not None}
+
+
+def _number(value: Any) -> float | None:
+    """A finite number, else None."""
+    try:
+        return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+    except OverflowError:  # of an integer
+        return None
+
+
+def _failed(detail: str) -> Played:
+    return Played(outcome=RewardOutcome("error", math.nan, detail=detail))

@@ -32,6 +32,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 from typing import Any
 
@@ -40,13 +41,14 @@ MARK = "AREAL_LAB_RUNNER"
 _LIFELINE = "AREAL_LAB_LIFELINE"
 LINE_BYTES = 2**26
 """Maximum bytes of one line."""
+_ROUNDS = 500
+_ROUND_S = 0.01
 
 
 def end_marked(mark: str) -> None:
     """Kill the processes whose environment has this mark, but not the caller; Linux."""
     wanted = f"{MARK}={mark}".encode()
-    found = True
-    while found:  # one of them may have started another
+    for _ in range(_ROUNDS):
         found = False
         for entry in os.listdir("/proc"):
             if not entry.isdigit() or int(entry) == os.getpid():
@@ -59,10 +61,17 @@ def end_marked(mark: str) -> None:
                     found = True
             except OSError:
                 continue  # it has ended, or is another user's
+        if not found:
+            return
+        time.sleep(_ROUND_S)  # they end, but one of them may have started another before
 
 
 def watch_parent() -> None:
-    """End with the parent, however it ends; as `areal_lab.host.processes.watch_parent`."""
+    """End with the parent, however it ends.
+
+    `areal_lab.host.processes.watch_parent` does the same for our own processes, and starts this one
+    with the same variable. It cannot be imported here: this Python has no areal_lab.
+    """
     lifeline = os.environ.pop(_LIFELINE, None)
     if lifeline is None:
         return

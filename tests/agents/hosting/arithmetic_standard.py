@@ -1,4 +1,4 @@
-"""A standard of tests, run by a Python that knows nothing of areal_lab. The task says what happens."""
+"""A standard of tests: a task says what happens. Its Python knows nothing of areal_lab."""
 
 import asyncio
 import json
@@ -38,7 +38,8 @@ class Standard:
             await asyncio.Event().wait()
         if task == "leaves":
             # In a session of its own, as tool servers are.
-            subprocess.Popen([sys.executable, "-c", "input()"], start_new_session=True, stdin=-1)
+            waits = "import signal; signal.pause()"
+            subprocess.Popen([sys.executable, "-c", waits], start_new_session=True)
         if task == "invalid":
             return {"ok": True, "reward": float("nan")}
         if task == "refuses":

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from areal_lab.agents.agent import Agent
-from areal_lab.agents.hosting.runner import Runners, outcome_of
+from areal_lab.agents.hosting.runner import Runners, played
 from areal_lab.config.sections import EnvironmentConfig
 from areal_lab.data.runners.tasks import environment_problems
 from areal_lab.rewards.service import RewardError, RewardOutcome
@@ -37,7 +37,7 @@ def outcomes(*rounds: Sequence[str], **settings: Any) -> list[list[RewardOutcome
         async with Runners(environment(**settings)) as runners:
             found = []
             for tasks in rounds:
-                running = (runners.run(task, "none", "key") for task in tasks)
+                running = (runners.run(task, "none") for task in tasks)
                 found.append(list(await asyncio.gather(*running)))
             return found
 
@@ -111,9 +111,9 @@ def test_a_lost_runner_costs_its_samples_and_is_started_again(task: str, detail:
 def test_a_killed_runner_takes_what_it_started_with_it() -> None:
     async def main() -> None:
         async with Runners(environment()) as runners:
-            assert (await runners.run("leaves", "none", "key")).status == "ok"
+            assert (await runners.run("leaves", "none")).status == "ok"
             assert len(marked()) == 2
-            waiting = asyncio.create_task(runners.run("waits", "none", "key"))
+            waiting = asyncio.create_task(runners.run("waits", "none"))
             await asyncio.sleep(0)
             os.kill(runners._runners[0]._child.pid, signal.SIGKILL)
             assert "SIGKILL" in (await waiting).detail
@@ -125,7 +125,7 @@ def test_a_killed_runner_takes_what_it_started_with_it() -> None:
 def test_a_slow_sample_times_out_and_others_do_not() -> None:
     async def main() -> None:
         async with Runners(environment(timeout_s=0.5)) as runners:
-            assert (await runners.run("waits", "none", "key")).status == "timeout"
+            assert (await runners.run("waits", "none")).status == "timeout"
             assert not runners._runners[0].lost
 
     asyncio.run(main())
@@ -137,9 +137,9 @@ def test_failures_are_no_reward() -> None:
     assert all(one.reward != one.reward for one in found[:3])
     assert "the judge does not answer" in found[0].detail
     assert "a sandbox was lost" in found[2].detail
-    assert outcome_of({"ok": True, "reward": True}).status == "ok"
+    assert played({"ok": True, "reward": True}).status == "ok"
     for wrong in (None, {}, {"ok": 1}, {"ok": True, "reward": "1"}, {"ok": True}):
-        assert outcome_of(wrong).status == "error"
+        assert played(wrong).status == "error"
 
 
 def test_64_samples_at_once_ask_the_model_with_keys_in_their_addresses(tmp_path: Path) -> None:

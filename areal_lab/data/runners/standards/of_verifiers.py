@@ -73,12 +73,17 @@ class Standard:
         context = ModelContext(model=request["model"], client=client, sampling=SamplingConfig())
         if request["max_turns"]:
             self._env.config.agent.max_turns = request["max_turns"]
+        task = self._tasks.get(request["task"])
+        if task is None:
+            raise ValueError(f"there is no task {request['task']!r}")
         try:
-            episode = await self._env.run_episode(self._tasks[request["task"]], context)
+            episode = await self._env.run_episode(task, context)
         finally:
             await self._forget(request["base_url"])
         errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
-        rewards, metrics, total = {}, {}, 0.0
+        rewards: dict[str, float] = {}
+        metrics: dict[str, float] = {}
+        total = 0.0
         for trace in episode.traces:
             total += trace.reward
             rewards |= {name: one.value for name, one in trace.rewards.items() if one is not None}
