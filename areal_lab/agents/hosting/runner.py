@@ -26,9 +26,9 @@ from typing import Any, Final
 
 from areal_lab.config.sections import EnvironmentConfig
 from areal_lab.data.runners.loop import LINE_BYTES, end_marked
-from areal_lab.data.runners.tasks import START_TIMEOUT_S, command, hello, python_of, variables
+from areal_lab.data.runners.tasks import START_TIMEOUT_S, command, hello, python_of, said, variables
 from areal_lab.host.owned_folders import remove_tree
-from areal_lab.host.processes import Child, ChildDied, start_command
+from areal_lab.host.processes import Child, exit_text, start_command
 from areal_lab.rewards.service import RewardError, RewardOutcome
 
 CANCEL_GRACE_S: Final = 30.0
@@ -109,7 +109,8 @@ class Runner:
             await self.stop(f"did not load the environment in {START_TIMEOUT_S:g} s")
             raise RunnerLost(self.lost) from None
         except BaseException as error:
-            await self.stop(f"could not load the environment: {error}")
+            self._lose(f"could not load the environment: {error}")
+            await self.stop()
             raise
 
     async def call(self, call: str, **fields: Any) -> Any:
@@ -215,7 +216,7 @@ class Runner:
     async def _exit(self, child: Child) -> str:
         try:
             async with asyncio.timeout(_EXIT_GRACE_S):
-                return str(await child.died()).removeprefix(f"{self._name} ")
+                return f"{exit_text(await child.process.wait())}; {said(self._log)}"
         except TimeoutError:
             return "closed its connection, and was killed"
 
@@ -267,7 +268,7 @@ class Runners:
             await asyncio.gather(*(one.start() for one in self._runners))
         except BaseException as error:
             await self._stack.aclose()
-            if isinstance(error, RunnerLost | _Refused | ChildDied | OSError):
+            if isinstance(error, RunnerLost | _Refused | OSError):
                 raise RewardError(f"environment {self._environment.name}: {error}") from None
             raise
         return self

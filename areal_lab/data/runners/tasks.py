@@ -20,7 +20,7 @@ from areal_lab.config.sections import EnvironmentConfig
 from areal_lab.data.jsonl import split_problems
 from areal_lab.data.problems import Problem, ProblemSet
 from areal_lab.data.runners.loop import MARK, end_marked
-from areal_lab.host.processes import inherited_environment
+from areal_lab.host.processes import inherited_environment, last_lines
 
 LOOP: Final = Path(__file__).with_name("loop.py")
 STANDARDS: Final = Path(__file__).with_name("standards")
@@ -125,7 +125,7 @@ def _asked(greeting: str, python: str) -> str:
     """Version and tasks; a run loads its problems more than once, and a process takes seconds."""
     ours, theirs = socket.socketpair()
     mark = secrets.token_hex(8)
-    with ours, theirs, tempfile.TemporaryFile() as log:
+    with ours, theirs, tempfile.NamedTemporaryFile() as log:
         process = subprocess.Popen(
             command(Path(python), theirs.fileno()),
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[theirs.fileno()],
@@ -145,17 +145,20 @@ def _asked(greeting: str, python: str) -> str:
         except (OSError, _NoReply) as error:
             process.kill()
             process.wait()
-            log.seek(0)
-            said = log.read().decode(errors="replace").strip().splitlines()[-_LAST_LINES:]
             raise ValueError(
-                f"environment: its runner gave no reply ({error or type(error).__name__}); it "
-                f"said: {' | '.join(said) or 'nothing'}"
+                f"environment: its runner gave no reply ({error or type(error).__name__}); "
+                f"{said(Path(log.name))}"
             ) from error
         finally:
             process.kill()
             process.wait()
             end_marked(mark)
     return json.dumps([version, tasks])
+
+
+def said(log: Path) -> str:
+    """The end of a log in one line."""
+    return f"it said: {' | '.join(last_lines(log, _LAST_LINES).splitlines())}"
 
 
 class _NoReply(Exception):

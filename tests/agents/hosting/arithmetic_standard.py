@@ -1,8 +1,13 @@
-"""A standard of tests: a task says what happens. Its Python knows nothing of areal_lab."""
+"""A standard of tests, which does what its settings say. Its Python knows nothing of areal_lab.
+
+args: tasks, and a fault (exits, hangs, garbage, raises) at a call (hello, list, run, cancel,
+close); of the calls `run`, at those whose number in a process `every` divides.
+"""
 
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 import urllib.request
@@ -10,43 +15,60 @@ from typing import Any
 
 
 class Standard:
-    """Tasks are named after what they do."""
-
     version = "1"
 
     def __init__(self, name: str, args: dict[str, Any]) -> None:
         if name == "unknown":
             raise ValueError("there is no environment unknown")
-        if name == "exits":
-            os._exit(3)
         self._args = args
+        self._runs = 0
+        self._fault("hello")
 
     def tasks(self) -> list[dict[str, Any]]:
+        self._fault("list")
         return [{"id": str(n), "prompt": f"{n} + 1 ="} for n in range(self._args.get("tasks", 8))]
 
     async def run(self, request: dict[str, Any]) -> dict[str, Any]:
-        task = request["task"]
-        if task == "exits":
-            os._exit(3)
-        if task == "waits":
-            await asyncio.Event().wait()
-        if task == "fails":
-            raise ValueError("the judge does not answer")
-        if task == "garbage":
-            fd = int(sys.argv[1])
-            os.write(fd, b"no JSON\n")
-            await asyncio.Event().wait()
-        if task == "leaves":
-            # In a session of its own, as tool servers are.
-            waits = "import signal; signal.pause()"
-            subprocess.Popen([sys.executable, "-c", waits], start_new_session=True)
-        if task == "invalid":
-            return {"ok": True, "reward": float("nan")}
-        if task == "refuses":
-            return {"ok": False, "reward": 0.0, "error": "a sandbox was lost"}
-        if task.isdecimal() and request["base_url"].startswith("http"):
-            await asyncio.to_thread(_ask, request["base_url"], task)
+        self._runs += 1
+        if self._runs % self._args.get("every", 1) == 0:
+            self._fault("run")
+        match request["task"]:
+            case "waits":
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    self._fault("cancel")
+            case "fails":
+                raise ValueError("the judge does not answer")
+            case "leaves":
+                # In a session of its own, as tool servers are.
+                waits = "import signal; signal.pause()"
+                subprocess.Popen([sys.executable, "-c", waits], start_new_session=True)
+            case "invalid":
+                return {"ok": True, "reward": float("nan")}
+            case "refuses":
+                return {"ok": False, "reward": 0.0, "error": "a sandbox was lost"}
+            case "limited":
+                return {"ok": True, "reward": 1, "truncated": True, "metrics": {"turns": 2}}
+        if request["task"].isdecimal() and request["base_url"].startswith("http"):
+            await asyncio.to_thread(_ask, request["base_url"], request["task"])
         return {"ok": True, "reward": 0.5, "rewards": {"half": 0.5}}
+
+    async def close(self) -> None:
+        self._fault("close")
+
+    def _fault(self, at: str) -> None:
+        match self._args.get("fault") if self._args.get("at") == at else "":
+            case "exits":
+                print("something about it")
+                os._exit(3)
+            case "hangs":
+                while True:
+                    signal.pause()
+            case "garbage":
+                os.write(int(sys.argv[1]), b"no JSON\n")
+            case "raises":
+                raise ValueError("of the environment")
 
 
 def _ask(url: str, task: str) -> None:

@@ -23,6 +23,7 @@ class SumsTask(vf.Task[SumsData, vf.State, SumsTaskConfig]):
 
     @vf.reward(weight=1.0)
     async def fails(self, trace: vf.Trace) -> float:
+        del trace
         if self.data.answer == "fails":
             raise RuntimeError("the judge does not answer")
         return 0.0
