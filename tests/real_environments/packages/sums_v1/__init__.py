@@ -1,5 +1,0 @@
-"""A taskset of verifiers, as its users write one: products, with a tool."""
-
-from sums_v1.taskset import SumsTaskset
-
-__all__ = ["SumsTaskset"]
