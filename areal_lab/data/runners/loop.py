@@ -48,6 +48,7 @@ _ROUND_S = 0.01
 def end_marked(mark: str) -> None:
     """Kill the processes whose environment has this mark, but not the caller; Linux."""
     wanted = f"{MARK}={mark}".encode()
+    without = 0
     for _ in range(_ROUNDS):
         found = False
         for entry in os.listdir("/proc"):
@@ -61,9 +62,11 @@ def end_marked(mark: str) -> None:
                     found = True
             except OSError:
                 continue  # it has ended, or is another user's
-        if not found:
+        # One of them may have started another, whose variables cannot be read at once.
+        without = 0 if found else without + 1
+        if without == 2:
             return
-        time.sleep(_ROUND_S)  # they end, but one of them may have started another before
+        time.sleep(_ROUND_S)
 
 
 def watch_parent() -> None:

@@ -42,8 +42,11 @@ class Standard:
                 raise ValueError("the judge does not answer")
             case "leaves":
                 # In a session of its own, as tool servers are.
-                waits = "import signal; signal.pause()"
-                subprocess.Popen([sys.executable, "-c", waits], start_new_session=True)
+                waits = "import signal; print(flush=True); signal.pause()"
+                command = [sys.executable, "-c", waits]
+                child = subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE)
+                assert child.stdout is not None
+                child.stdout.readline()  # its variables cannot be read while it is being loaded
             case "invalid":
                 return {"ok": True, "reward": float("nan")}
             case "refuses":
