@@ -5,7 +5,7 @@
     PPOTrainer, AReaLTrainer                    train(config, ...)
     SFTTrainer, RWTrainer, DPOTrainer           areal-lab sft, rm, dpo, in this process
     Learner                                     training.step.train_batch, in this process
-    AsyncReplayBuffer                           the batch order `bounded_lag` with `drop_late`
+    AsyncReplayBuffer                           the batch order `bounded_lag` with `on_late=drop`
     AgentTrainer, AgentConfig                   train(config, ...) with the workflow `tool_use`
     VLMActor, VLMConfig                         train(config, ...) with problems that have images
     MultiTurnWorkflow, TIRWorkflow              the workflows `multi_turn`, and `tool_use` in Python
@@ -748,7 +748,7 @@ class AsyncReplayBuffer(Generic[_Sample]):
             raise ValueError(f"batch_size is {batch_size}, but must be >= 1 and whole")
         self._batch_size = int(batch_size)
         most = given_number(max_staleness, "max_staleness")
-        self._backlog = bounded_lag(most, drop=True).make_backlog(batch_size)
+        self._backlog = bounded_lag(most, "drop").make_backlog(batch_size)
         self._samples: dict[int, _Sample] = {}
         self._next = 0
         self.dropped = 0

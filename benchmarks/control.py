@@ -39,7 +39,7 @@ ORDERS = {
     "oldest_finished_first": oldest_finished_first(),
     "strict_start_order": strict_start_order(),
     "bounded_lag": bounded_lag(ETA),
-    "bounded_lag, dropping above 2": bounded_lag(2, drop=True),
+    "bounded_lag, dropping above 2": bounded_lag(2, "drop"),
 }
 
 SEQUENCES = 100_000

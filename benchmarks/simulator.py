@@ -19,22 +19,34 @@ its 50th step.
 
 Seconds, except those of the plan, are CPU seconds of this one thread: the time on an otherwise idle
 core.
+
+With `--against COMMIT` it measures the paper's run and the plan in this tree and in that one, in
+turns, each in a process of its own (`benchmarks.one_simulation`). `run_ratio` and `plan_ratio` are
+CPU seconds of COMMIT over those of this tree: above 1, this tree is faster. `same_run` and
+`same_plan` say whether all results are equal to the last bit.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+import json
 import math
+import os
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import psutil
 
-from benchmarks.harness import parse, report, spread
+from benchmarks.demo import ROOT, extracted
+from benchmarks.harness import Arguments, parse, report, spread
 from simulator.assembly.simulate import build
 from simulator.config.load import load_simulation
 from simulator.config.schema import SimulationConfig
@@ -54,6 +66,7 @@ QUICK_QUESTION: Final = (
     *("candidates.node_range=[4, 4]", "candidates.gpu=[H100]", "candidates.eta=[0, 4]"),
     *("search.seeds=1", "search.sensitivity=0"),
 )
+SHORT: Final = ["workload.steps=12", "workload.warmup_steps=8"]
 ENGINE_GROUPS: Final = 4096
 SETTLED: Final = 50
 """Steps after which memory is measured, when the pipeline is full."""
@@ -138,10 +151,63 @@ def plan_seconds(overrides: Sequence[str], processes: int) -> dict[str, Any]:
     }
 
 
+def one_of(tree: Path, *arguments: str) -> dict[str, Any]:
+    """What `benchmarks.one_simulation` prints with the packages of a tree; RuntimeError if it
+    fails."""
+    done = subprocess.run(
+        [sys.executable, "-P", str(Path(__file__).with_name("one_simulation.py")), *arguments],
+        cwd=tree,
+        env={**os.environ, "PYTHONPATH": str(tree)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"{tree}: exit code {done.returncode}\n{done.stderr[-4000:]}")
+    return dict(json.loads(done.stdout))
+
+
+def against(commit: str, arguments: Arguments) -> dict[str, Any]:
+    """Figures of both trees; the order inside a pair alternates."""
+    question = QUICK_QUESTION if arguments.quick else QUESTION
+    cases = {
+        "run": ("run", PAPER, *(SHORT if arguments.quick else ())),
+        "plan": ("plan", str(PLAN.relative_to(ROOT)), *question),
+    }
+    figures: dict[str, Any] = {"against": commit, "rows": [], "spread": {}}
+    with TemporaryDirectory(prefix="benchmark-simulator-") as folder:
+        other = extracted(commit, Path(folder), ("areal_lab", "configs", "simulator"))
+        for name, case in cases.items():
+            pairs = []
+            for number in range(arguments.repeats):
+                trees = (ROOT, other) if number % 2 else (other, ROOT)
+                found = {tree: one_of(tree, *case) for tree in trees}
+                pairs.append((found[ROOT], found[other]))
+            ratio = spread([theirs["cpu_s"] / ours["cpu_s"] for ours, theirs in pairs])
+            figures[f"{name}_ratio"] = ratio["median"]
+            figures[f"same_{name}"] = len({one["answer"] for pair in pairs for one in pair}) == 1
+            figures["spread"][f"{name}_ratio"] = ratio
+            figures["rows"] += [
+                {
+                    "case": name,
+                    "this_tree_cpu_s": statistics.median([ours["cpu_s"] for ours, _ in pairs]),
+                    "commit_cpu_s": statistics.median([theirs["cpu_s"] for _, theirs in pairs]),
+                }
+            ]
+    return figures
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--against", metavar="COMMIT", help="measure another tree in turns")
+
+
 def main() -> None:
     """Measure and report."""
-    arguments = parse(__doc__, repeats=3, quick_repeats=1)
-    short = ["workload.steps=12", "workload.warmup_steps=8"] if arguments.quick else []
+    arguments = parse(__doc__, repeats=3, quick_repeats=1, add_own=_add_arguments)
+    if arguments.own.against is not None:
+        report(against(arguments.own.against, arguments), arguments)
+        return
+    short = SHORT if arguments.quick else []
     configs = [load_simulation(name, short) for name in PRESETS]
     paper = configs[0]
     given = load_simulation(PAPER, [*short, "trainer.step_s=150"])

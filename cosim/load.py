@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 from areal_lab.config.functions import load_function
 from areal_lab.config.given import Overrides, Sources, source_files
@@ -19,7 +19,6 @@ from areal_lab.config.problem import ConfigError, Kind, Problem, attempt, proble
 from areal_lab.config.schema import EvaluationConfig, RewardConfig
 from areal_lab.config.shipped import cosim_configs, recipes, training_configs
 from areal_lab.config.unread import Condition, ReadSettings
-from areal_lab.control.limits import SLOTS
 from areal_lab.resolve.allocation import layout_of
 from areal_lab.resolve.check import (
     check_batches,
@@ -31,14 +30,15 @@ from areal_lab.resolve.check import (
 )
 from areal_lab.resolve.functions import check_objective
 from areal_lab.resolve.learning import cannot_learn, unlikely_to_learn
-from areal_lab.resolve.limits import Threads, limits_of
+from areal_lab.resolve.limits import Threads, limits_of, rollout_settings
 from areal_lab.resolve.placement import Placed, this_machine
 from areal_lab.resolve.resolved import Resolved, parts_of, read_model, serve
 from areal_lab.resolve.unread import TRAIN
 from areal_lab.rewards.usable import check_reward
 from areal_lab.rewards.wire import is_address
 from areal_lab.runlog.read_run import read_events
-from areal_lab.runlog.records import Log, Scalar
+from areal_lab.runlog.records import Log
+from areal_lab.runlog.replay import limits_from_fields
 from areal_lab.sinks.start import check_sinks
 from areal_lab.training.objective.advantages import choose_advantages
 from areal_lab.training.objective.loss import choose_loss
@@ -212,25 +212,8 @@ def read_schedule(config: CosimConfig) -> Log:
         found.append(_wrong("gconfig.n_samples", config.gconfig.n_samples, str(samples)))
     if found:
         raise ConfigError(*found)
-    config.rollout = config.rollout.with_settings(_schedule(limits))
+    config.rollout = config.rollout.with_settings(rollout_settings(limits_from_fields(limits)))
     return log
-
-
-def _schedule(limits: Mapping[str, Scalar]) -> dict[str, Any]:
-    """The schedule of a log as settings of `rollout`, for the run folder."""
-    names = {
-        "schedule": "schedule",
-        "max_head_offpolicyness": "eta",
-        "max_concurrent_rollouts": "max_in_flight",
-        "batch_order": "order",
-        "drop_late": "drop_late",
-        "routing": "routing",
-    }
-    settings: dict[str, Any] = {
-        name: limits[field] for name, field in names.items() if field in limits
-    }
-    # Older logs do not have it.
-    return settings | {"slots": SLOTS[int(limits.get("group_slots") or 1) > 1]}
 
 
 def _check_functions(config: CosimConfig) -> Iterator[Problem]:
@@ -266,10 +249,11 @@ def _check_mode(config: CosimConfig) -> list[Problem]:
     if config.log and config.mode == "live":
         text = "log is set, but mode=live simulates its schedule; use mode=along, or empty log"
         return [_problem("log", text)]
-    if config.mode == "along" and config.rollout.schedule == "bounded_drift":
+    if config.mode == "along" and not config.log and config.rollout.schedule == "bounded_drift":
         text = (
             "rollout.schedule is 'bounded_drift', which follows what the model measures, but "
-            "mode=along has its schedule before there is a model; use mode=live"
+            "mode=along has its schedule before there is a model; use mode=live, or log with the "
+            "folder of such a run"
         )
         return [_problem("rollout.schedule", text)]
     unknown = config.tokens_per_token == 0 and config.evaluation.max_problems == 0

@@ -15,6 +15,7 @@ with app.setup:
     import marimo as mo
     import numpy as np
 
+    from areal_lab.widgets.chart_parts import columns
     from areal_lab.widgets.pushes import push_arrows, push_curves, push_fields, ratio_paths
     from areal_lab.widgets.ratio_plane import TokenRatios, axis_places, dragged_token, ratio_plane
     from areal_lab.widgets.source import code_of
@@ -25,24 +26,15 @@ def _():
     mo.md(r"""
     # Ratio and clip
 
-    *Three policies give a probability to a token: the one that sampled it ($\pi_{behav}$), the one
-    from which an update starts ($\pi_{prox}$), and the trained one ($\pi_\theta$). Which losses
-    still have a gradient at the token, and how large is it?*
+    *Three policies give a probability to a token: the behavior policy sampled it, an update starts
+    from the proximal policy, and the trained policy moves. Which losses still have a gradient at
+    the token, and how large is it?*
 
-    The first picture takes 1.1 CPU s without torch. The arrows below it load torch; the whole page
-    takes 5 CPU s and 400 MB.
-    """)
-    return
-
-
-@app.cell(hide_code=True)
-def _():
-    mo.md(r"""
-    **The usual answer:** the clip stops a token that has moved too far. **Too far from what?** The
-    red point is a stale token at the start of an update. $\pi_\theta$ has not moved yet ($r = 1$),
-    but earlier updates have made the token 1.5 times as likely since it was sampled ($w = 1.5$).
-    Standard PPO clips $r \cdot w = 1.5$ and drops the token before the update. Decoupled PPO clips
-    $r$ and trains on the token. **Drag the point.**
+    **The usual answer:** the clip stops a token that has moved too far. **But too far from what?**
+    The red point is a stale token at the start of an update. The trained policy has not moved yet
+    ($r = 1$), but earlier updates made the token 1.5 times as likely since it was sampled
+    ($w = 1.5$). Standard PPO clips $r \cdot w = 1.5$ and drops the token before the update.
+    Decoupled PPO clips $r$ and trains on the token. **Drag the point.**
     """)
     return
 
@@ -120,7 +112,10 @@ def _():
     `decoupled_ppo`
 
     $r = \pi_\theta / \pi_{prox}, \quad w = \pi_{prox} / \pi_{behav}$
-    """).style({"max-width": "26rem"})
+
+    On the dotted lines the trained policy equals the proximal ($r = 1$) or the behavior policy
+    ($r w = 1$).
+    """)
     return (formulas,)
 
 
@@ -135,7 +130,7 @@ def _(clip, formulas, get_slid, held, set_dragged, set_token, sign):
     plane = mo.ui.altair_chart(
         ratio_plane(held["token"], clip_epsilon=clip.value, advantage=sign.value), on_change=_drag
     )
-    mo.hstack([plane, formulas], justify="start", align="center", gap=1, wrap=True)
+    columns(plane, formulas, least_px=420)
     return
 
 
@@ -272,7 +267,8 @@ def _(loss_surface, losses, sign, torch):
 
 @app.cell(hide_code=True)
 def _(field_ratios, field_weights, fields):
-    push_fields(fields, field_ratios.tolist(), field_weights.tolist())
+    _planes = push_fields(fields, field_ratios.tolist(), field_weights.tolist())
+    columns(*map(mo.as_html, _planes))
     return
 
 
@@ -451,8 +447,7 @@ def _(answers, pictures, told):
 @app.function(hide_code=True)
 def panel(picture, answer):
     """A picture and what it shows, beside each other where there is room."""
-    words = mo.md(answer).style({"max-width": "26rem"})
-    return mo.hstack([picture, words], justify="start", align="center", gap=1, wrap=True)
+    return columns(mo.as_html(picture), mo.md(answer))
 
 
 @app.cell(hide_code=True)
@@ -483,6 +478,15 @@ def _(decoupled_ppo, gspo, loss_surface, policy_loss, retellings):
             ),
         ]
     )
+    return
+
+
+@app.cell(hide_code=True)
+def _():
+    mo.md(r"""
+    **Cost of this page:** the first picture takes 1.1 CPU s without torch. The arrows below it load
+    torch; the whole page takes 5 CPU s and 400 MB.
+    """)
     return
 
 

@@ -16,6 +16,7 @@ with app.setup:
     import numpy as np
 
     from areal_lab.widgets.advantage_charts import Curves, advantage_tables, rate_curves
+    from areal_lab.widgets.chart_parts import columns
     from areal_lab.widgets.reward_table import clicked_rewards, reward_table
     from areal_lab.widgets.source import code_of
 
@@ -28,19 +29,13 @@ def _():
     *A reward says whether a response was correct. How hard does each estimator push on the
     response, and on which prompts does it push most?*
 
-    The first picture takes 1.0 CPU s without torch. The numbers below it load torch; the whole page
-    takes 4 CPU s and 330 MB.
-    """)
-    return
-
-
-@app.cell(hide_code=True)
-def _():
-    mo.md(r"""
     **The usual answer:** an advantage is the reward on a common scale, and the scale is a matter of
-    the learning rate. Here are four prompts with eight responses each, from hard (A) to solved (D);
-    the small numbers are lengths in tokens. **Click a tile** to make a response right or wrong, and
-    watch the tables below.
+    the learning rate. **But the scale decides which prompts are learned:** GRPO pushes the single
+    right response of A seven times as hard as each right response of C, and in some estimators one
+    more right response of D changes the numbers of every other prompt.
+
+    Four prompts, from hard (A) to solved (D), have eight responses each; the small numbers are
+    lengths in tokens. **Click a tile** to make a response right or wrong.
     """)
     return
 
@@ -96,7 +91,8 @@ def _():
     ## Advantages of each estimator
 
     Blue pushes a response up, orange down. $\Sigma A^2$ is the squared size of a prompt's gradient,
-    if the gradients of its responses are orthogonal. **Framed** numbers changed with the last
+    if the gradients of its responses are orthogonal. Three of ten estimators are shown: choose
+    others. **Framed** numbers changed with the last
     click; at first, the last response of D has just become right.
     """)
     return
@@ -200,9 +196,19 @@ def _(before, estimators, groups, rewards, torch):
     return earlier_tables, tables
 
 
+@app.cell
+def _(estimators):
+    shown = mo.ui.multiselect(
+        list(estimators), value=["GRPO", "Dr. GRPO", "REINFORCE++"], label="estimators"
+    )
+    shown
+    return (shown,)
+
+
 @app.cell(hide_code=True)
-def _(earlier_tables, names, tables):
-    advantage_tables(tables, names=names, before=earlier_tables)
+def _(earlier_tables, names, shown, tables):
+    _chosen = {name: tables[name] for name in shown.value or tables}
+    advantage_tables(_chosen, names=names, before=earlier_tables)
     return
 
 
@@ -300,7 +306,7 @@ def _(dr_grpo_advantages, grpo_advantages, max_rl_advantages, prompt_weight, rat
 
 @app.cell(hide_code=True)
 def _(curves, large_groups, rates):
-    rate_curves(
+    _charts = rate_curves(
         rates,
         Curves(
             "weight of the prompt",
@@ -315,6 +321,7 @@ def _(curves, large_groups, rates):
             pale={name: curve.size.tolist() for name, curve in large_groups.items()},
         ),
     )
+    columns(*map(mo.as_html, _charts))
     return
 
 
@@ -421,6 +428,15 @@ def _(gdpo_advantages, group_advantages, grpo_advantages, lite_ppo_advantages, p
             mo.md("Page: `docs/functional/advantages.md`."),
         ]
     )
+    return
+
+
+@app.cell(hide_code=True)
+def _():
+    mo.md(r"""
+    **Cost of this page:** the first picture takes 1.0 CPU s without torch. The numbers below it
+    load torch; the whole page takes 4 CPU s and 330 MB.
+    """)
     return
 
 

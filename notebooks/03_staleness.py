@@ -37,12 +37,9 @@ def _():
     *The staleness bound η limits how many versions generation may run ahead of training. How old
     can a token be when it is trained on?*
 
-    The first picture takes 1 CPU s, the page 3 CPU s, without torch. Each change of a control
-    simulates five runs of 30 training steps: 0.1 CPU s.
-
     **The usual answer:** η versions. Equation 3 of AReaL starts prompts at most η batches ahead, so
-    with η = 2 no token should be older than 2 versions. Make your guess, then look at the orange
-    tokens. The cluster has four GPUs, four prompts per step, and responses of 200 tokens on
+    with η = 2 no token should be older than 2 versions. **Make your guess**, and a simulated
+    cluster answers. It has four GPUs, four prompts per step, and responses of 200 tokens on
     average.
     """)
     return
@@ -53,10 +50,15 @@ def _():
     guess = mo.ui.radio(
         {str(lag): lag for lag in range(7)},
         inline=True,
-        value="2",
-        label="My guess: the oldest trained token is this many versions old.",
     )
     return (guess,)
+
+
+@app.cell
+def _(guess):
+    # The answer is shown after a guess, and at once where nobody can guess.
+    shown = guess.value is not None or mo.app_meta().mode != "run"
+    return (shown,)
 
 
 @app.cell
@@ -79,7 +81,11 @@ def _():
 @app.cell(hide_code=True)
 def _(eta, guess, interrupt, order, spread):
     mo.vstack(
-        [guess, mo.hstack([eta, order, interrupt, spread], justify="start", gap=1.5, wrap=True)]
+        [
+            mo.md("My guess: the oldest trained token is this many versions old:"),
+            guess,
+            mo.hstack([eta, order, interrupt, spread], justify="start", gap=1.5, wrap=True),
+        ]
     )
     return
 
@@ -106,15 +112,42 @@ def _(eta, interrupt, order, spread):
 
 
 @app.cell(hide_code=True)
-def _(eta, guess, oldest, runs, took_s):
-    _right = guess.value == oldest
+def _():
+    mo.md(r"""
+    Two engines and a trainer work at the same time. When new weights are ready, the engines pause,
+    load them and continue the same responses. From then on the earlier tokens are one version
+    older. A long response is paused several times. Select a response below the timeline to see the
+    time from its start to its training step.
+    """)
+    return
+
+
+@app.cell
+def _():
+    timeline = Strip(
+        [],
+        colors=["transparent"],
+        labels=[""],
+        names=[],
+        title="What each process does",
+        unit="s",
+    )
+    mo.ui.anywidget(timeline)
+    return (timeline,)
+
+
+@app.cell(hide_code=True)
+def _(eta, guess, oldest, runs, shown, took_s):
+    mo.stop(not shown, mo.callout("Choose a number above to see the answer.", kind="info"))
+    _said = "" if guess.value is None else f"; you said {guess.value}"
+    _right = " and are right" * (guess.value == oldest)
     _beyond = runs.older_than(eta.value)
     mo.hstack(
         [
             mo.stat(
                 f"{oldest} versions",
                 label="oldest trained token",
-                caption=f"η is {eta.value}; you said {guess.value}" + (" and are right" * _right),
+                caption=f"η is {eta.value}{_said}{_right}",
             ),
             mo.stat(
                 f"{_beyond.mean:.1%}",
@@ -153,8 +186,15 @@ def _():
     )
     # Cells that need the selection run when it changes, and not whenever the pointer rests.
     tokens.observe(lambda change: set_selected(change["new"]), names="selected")
-    mo.ui.anywidget(tokens)
-    return get_selected, set_selected, tokens
+    token_view = mo.ui.anywidget(tokens)
+    return get_selected, set_selected, token_view, tokens
+
+
+@app.cell(hide_code=True)
+def _(shown, token_view):
+    mo.stop(not shown)
+    token_view
+    return
 
 
 @app.cell
@@ -168,8 +208,14 @@ def _(eta, log, tokens):
 def _(get_selected, samples):
     selected = get_selected()
     chosen = samples[selected["row"] if selected else 0]
-    mo.md(f"**The {'response you chose' if selected else 'oldest one'}.** {story(chosen)}")
     return chosen, selected
+
+
+@app.cell(hide_code=True)
+def _(chosen, selected, shown):
+    mo.stop(not shown)
+    mo.md(f"**The {'response you chose' if selected else 'oldest one'}.** {story(chosen)}")
+    return
 
 
 @app.cell
@@ -179,7 +225,8 @@ def _():
 
 
 @app.cell(hide_code=True)
-def _(eta, held, runs):
+def _(eta, held, runs, shown):
+    mo.stop(not shown)
     _before, held["shares"] = held["shares"], runs.lag_shares("token")
     mo.vstack(
         [
@@ -193,32 +240,6 @@ def _(eta, held, runs):
     return
 
 
-@app.cell(hide_code=True)
-def _():
-    mo.md(r"""
-    ## The cluster in motion
-
-    Two engines and a trainer work at the same time. When new weights are ready, the engines pause,
-    load them and continue the same responses. From then on the earlier tokens are one version
-    older. A long response is paused several times.
-    """)
-    return
-
-
-@app.cell
-def _():
-    timeline = Strip(
-        [],
-        colors=["transparent"],
-        labels=[""],
-        names=[],
-        title="What each process does",
-        unit="s",
-    )
-    mo.ui.anywidget(timeline)
-    return (timeline,)
-
-
 @app.cell
 def _(chosen, log, selected, timeline):
     timeline.show(**timeline_rows(log))
@@ -230,8 +251,6 @@ def _(chosen, log, selected, timeline):
 @app.cell(hide_code=True)
 def _():
     mo.md(r"""
-    Select a response above to see the time from its start to its training step.
-
     ## Equation 3 bounds the number of prompts, not their age
 
     $$\left\lfloor (N_r - 1) / B \right\rfloor \le i + \eta$$
@@ -304,9 +323,10 @@ def _():
 
 @app.cell(hide_code=True)
 def _(compared):
+    from areal_lab.widgets.chart_parts import columns
     from areal_lab.widgets.lags import order_curves
 
-    order_curves(
+    _charts = order_curves(
         {
             name.replace("_", " "): {one: run.largest_lag("token") for one, run in found.items()}
             for name, found in compared.items()
@@ -316,6 +336,7 @@ def _(compared):
             for name, found in compared.items()
         },
     )
+    columns(*map(mo.as_html, _charts))
     return
 
 
@@ -358,6 +379,15 @@ def _():
             ),
         ]
     )
+    return
+
+
+@app.cell(hide_code=True)
+def _():
+    mo.md(r"""
+    **Cost of this page:** the first picture takes 1 CPU s, the page 3 CPU s, without torch. Each
+    change of a control simulates five runs of 30 training steps: 0.1 CPU s.
+    """)
     return
 
 

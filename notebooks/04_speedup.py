@@ -22,7 +22,17 @@ with app.setup:
     # `reproductions` is no part of the wheel: it is found in the checkout, from any folder.
     sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-    from areal_lab.widgets.chart_parts import BLUE, GREY, RED, on_page, plain_axis, table, words
+    from areal_lab.widgets.chart_parts import (
+        BLUE,
+        GREY,
+        RED,
+        columns,
+        on_page,
+        plain_axis,
+        table,
+        titled,
+        words,
+    )
     from areal_lab.widgets.source import code_of
     from reproductions.again import PROGRAMS
     from reproductions.report.results import load
@@ -38,11 +48,12 @@ def _():
     mo.md(r"""
     # The 2.77x
 
-    **Asynchronous AReaL is 2.77 times faster than synchronous AReaL (Table 1). Which factors
-    explain this?**
+    *Asynchronous AReaL is 2.77 times faster than synchronous AReaL (Table 1). Which factors
+    explain this?*
 
-    The page takes about 1.5 s of CPU, without torch and without a GPU. It shows packaged results
-    with their command; a button simulates them again (2 to 15 s of CPU per seed).
+    **The usual answer:** asynchrony, because no GPU waits for the longest response. **But**
+    asynchrony alone is slower, and the largest factor is not AReaL's: it is a property of the
+    baseline. **Switch off what you think matters most.**
     """)
     return
 
@@ -121,6 +132,18 @@ def _(on, order):
 
 
 @app.cell(hide_code=True)
+def _(found):
+    whole = {one.name: one for one in found.waterfall().factors}
+    mo.md(f"""
+    With all switches off asynchrony is **slower, {found.ratio(()).mean:.2f}x**, because 32 GPUs
+    train the batch that 128 GPUs would train in turn. The largest factor is **the baseline's, x
+    {whole["split"].factor.mean:.2f}**: in synchronous AReaL with 96 + 32 GPUs one part waits for
+    the other.
+    """)
+    return (whole,)
+
+
+@app.cell(hide_code=True)
 def _(before, falls):
     bars = [
         {
@@ -141,9 +164,9 @@ def _(before, falls):
     _old, before["bars"] = before.get("bars", bars), bars
     _names = ["everything off", *SWITCHES, "as switched", "paper"]
     _y = alt.Y("what:N", title=None, axis=plain_axis(), scale=alt.Scale(domain=_names))
-    _ticks = plain_axis(values=[0.5, 1, 1.5, 2, 2.5, 3, 4], format="~g")
-    _x = alt.X("start:Q", title="synchronous step / asynchronous step", axis=_ticks)
-    _x = _x.scale(type="log", domain=[0.45, 5], nice=False)
+    _ticks = plain_axis(values=[0.5, 1, 2, 3, 4, 6, 8], format="~g")
+    _x = alt.X("start:Q", title="synchronous / asynchronous step", axis=_ticks)
+    _x = _x.scale(type="log", domain=[0.45, 9], nice=False)
     _bars = alt.Chart(table(bars)).encode(_y)
     _ends = alt.Chart(table(_totals)).encode(_y, x="value:Q")
     _past = alt.Chart(table(_old if _old != bars else [])).encode(_y)
@@ -158,31 +181,21 @@ def _(before, falls):
             )
         )
         + words(_ends, align="left", dx=11).encode(text=alt.Text("value:Q", format=".2f")),
-        width="container",
         height=230,
     )
     return (bars,)
 
 
 @app.cell(hide_code=True)
-def _(found):
-    whole = {one.name: one for one in found.waterfall().factors}
+def _(found, whole):
     _all = found.ratio()
     _alike = next(row for row in TABLE_1.sensitivity if row["instead"] == "correlation 0.8")
     _width = max(one.factor.half_width for one in whole.values())
-    _none, _turns, _cut = (
-        found.ratio(()),
-        found.ratio(set(SWITCHES) - {"split"}),
-        whole["interruption"],
-    )
+    _turns, _cut = found.ratio(set(SWITCHES) - {"split"}), whole["interruption"]
     mo.md(f"""
-    Asynchrony alone does not pay: with all switches off it is **slower**, {_none.mean:.2f}x,
-    because 32 GPUs train the batch that 128 GPUs would train in turn. The largest factor is not
-    AReaL's but **the baseline's, x {whole["split"].factor.mean:.2f}**: in synchronous AReaL with
-    96 + 32 GPUs one part waits for the other. Relative to a synchronous run that uses all GPUs in
-    turn, {_turns.mean:.2f}x remains. Interruption is worth **x {_cut.factor.mean:.2f}** on average:
-    x {_cut.least:.2f} unless responses differ in length *and* small batches decode slowly, up to
-    x {_cut.most:.2f} with both.
+    Relative to a synchronous run that uses all GPUs in turn, {_turns.mean:.2f}x remains.
+    Interruption is worth **x {_cut.factor.mean:.2f}** on average: x {_cut.least:.2f} unless
+    responses differ in length *and* small batches decode slowly, up to x {_cut.most:.2f} with both.
 
     Between {_all.mean:.2f} and the paper's number a factor of {PAPER / _all.mean:.2f} is
     unexplained. Most of it may come from the correlation of lengths within a prompt, which
@@ -193,7 +206,7 @@ def _(found):
     grey line shows the range of a factor over the orders of switching; pale bars are the state
     before your last change.
     """)
-    return (whole,)
+    return
 
 
 @app.cell(hide_code=True)
@@ -206,8 +219,10 @@ def _():
     which is the Shapley value of the logarithm. In every order the factors multiply to the whole
     ratio.
 
-    $$ \ln f_i = \frac{1}{n!} \sum_{\text{orders}} \ln v(\text{before} \cup i) -
-    \ln v(\text{before}), \qquad \prod_i f_i = \frac{v(\text{all})}{v(\text{none})} $$
+    $$ \ln f_i = \frac{1}{n!} \sum_{\text{orders}} \ln \frac{v(\text{before} \cup i)}
+    {v(\text{before})} $$
+
+    $$ \prod_i f_i = \frac{v(\text{all})}{v(\text{none})} $$
 
     ```python
     found = speedup.saved()             # seconds per step of 8 + 8 systems
@@ -251,9 +266,8 @@ def _():
         + _models.mark_rule(color=BLUE, strokeWidth=3).encode(x="low:Q", x2="high:Q")
         + _models.mark_point(size=110, color=RED, strokeWidth=2).encode(x="paper:Q")
         + words(_models, align="left", dx=12, fontSize=12).encode(x="most:Q", text="text:N"),
-        width="container",
         height=210,
-        title="Table 1, four models",
+        title=titled("Table 1, four models"),
     )
     _lines = alt.Chart(table(_points)).encode(
         alt.X("eta:N", sort=None, axis=plain_axis(labelAngle=0)),
@@ -266,9 +280,8 @@ def _():
     )
     _right = on_page(
         _lines.mark_line(point={"size": 70, "filled": True}),
-        width="container",
         height=210,
-        title="Figure 5c, 1.5B",
+        title=titled("Figure 5c, 1.5B"),
     )
     mo.vstack(
         [
@@ -279,7 +292,7 @@ def _():
     fitted to the synchronous 1.5B step, the engine's CPU time per decode step; all others are
     predicted.
     """),
-            mo.hstack([_left, _right], widths="equal", gap=1),
+            columns(mo.as_html(_left), mo.as_html(_right)),
         ]
     )
     return
@@ -415,6 +428,15 @@ def _():
             mo.accordion(code_of(config_of, waterfall)),
         ]
     )
+    return
+
+
+@app.cell(hide_code=True)
+def _():
+    mo.md(r"""
+    **Cost of this page:** about 1.5 CPU s, without torch and without a GPU. The page shows packaged
+    results with their command; a button simulates them again (2 to 15 CPU s per seed).
+    """)
     return
 
 

@@ -13,13 +13,15 @@ app = marimo.App(width="medium", app_title="Buy a cluster")
 
 with app.setup:
     import sys
+    from functools import partial
 
     import marimo as mo
 
     import simulator
     from areal_lab.config.record import find_setting, value_of
     from areal_lab.runlog.records import Log
-    from areal_lab.widgets.figure import svg
+    from areal_lab.widgets.chart_parts import columns
+    from areal_lab.widgets.figure import fluid_svg
     from areal_lab.widgets.pareto import chosen_number, pareto_chart
     from areal_lab.widgets.source import code_of
     from areal_lab.widgets.timeline import timeline_strip
@@ -38,18 +40,9 @@ def _():
 
     *Which GPUs finish this training run before the deadline, for the least money?*
 
-    The first picture takes 2 CPU s without torch, because the package contains the simulations of
-    the first question. Another model or batch takes 5 to 30 CPU s, and only when you request it.
-    """)
-    return
-
-
-@app.cell(hide_code=True)
-def _():
-    mo.md(r"""
     **The usual answers:** rent the cheapest GPU-hours; or stay synchronous, so that no response is
-    stale. The picture shows the cost of both, and the cheapest of all candidates. **Which of the
-    three would you have chosen?**
+    stale. Both cost more here than the cheapest of all candidates. **Which of the three would you
+    have chosen?**
     """)
     return
 
@@ -89,7 +82,7 @@ def _():
         value=10_000,
         step=100,
         debounce=True,
-        label="budget ($)",
+        label="budget, $",
     )
     return (budget,)
 
@@ -199,7 +192,7 @@ def _(candidates):
 
 @app.cell
 def _(candidates):
-    # No price is published for some GPUs: 2 dollars stands there until you set yours.
+    # No price is published for some GPUs: it is $2 until you set yours.
     typical = {
         name: simulator.find_gpu(name).price.typical
         for name in candidates.value["candidates.gpu"] or ["H100"]
@@ -318,22 +311,26 @@ def _(go, searches, settled, tick):
 def card(title, plan):
     """The recommendation of a plan, as a box."""
     best = plan.best
-    none = "no candidate is within the limits" if plan.settled else "not simulated yet"
-    told = best and f"{best.candidate.hardware}, {best.candidate.schedule}: {hours(best)}"
-    return mo.stat(cost(best) if best else "none", label=title, caption=told or none, bordered=True)
+    if best is None:
+        none = "no candidate is within the limits" if plan.settled else "not simulated yet"
+        return mo.stat("none", label=title, caption=none)
+    return mo.vstack([mo.stat(cost(best), label=title), mo.md(card_text(best, plan))], gap=0)
+
+
+@app.function
+def card_text(best, plan):
+    """What is bought, its time, and whether the interval exceeds the deadline."""
+    late = best.predicted_hours.high > plan.config.limits.deadline_h
+    told = f"{best.candidate.hardware}, {best.candidate.schedule}: {hours(best)}"
+    return f"{told}. It may miss the deadline." if late else f"{told}."
 
 
 @app.cell(hide_code=True)
 def _(cheapest_gpu, plan, rivals):
-    mo.hstack(
-        [
-            card(f"cheapest GPU-hours ({cheapest_gpu})", rivals["cheapest GPU-hours"]),
-            card("stay synchronous", rivals["stay synchronous"]),
-            card("the recommendation", plan),
-        ],
-        widths="equal",
-        gap=1,
-        wrap=True,
+    columns(
+        card(f"cheapest GPU-hours ({cheapest_gpu})", rivals["cheapest GPU-hours"]),
+        card("stay synchronous", rivals["stay synchronous"]),
+        card("the recommendation", plan),
     )
     return
 
@@ -385,7 +382,6 @@ def _(candidates, held, plan, rivals):
             limits={"x": plan.config.limits.budget_dollars, "y": plan.config.limits.deadline_h},
             before=_before,
             tooltips=TOOLTIPS,
-            width="container",
         ),
         chart_selection=False,
         legend_selection=False,
@@ -446,19 +442,16 @@ def _(chosen):
         chosen is None,
         mo.md("*This one was excluded: another candidate beats even its lower bound.*"),
     )
-    mo.hstack(
-        [
-            mo.stat(chosen.candidate.hardware, label="candidate", caption=chosen.candidate.split),
-            mo.stat(hours(chosen), label="time", caption=chosen.candidate.schedule),
-            mo.stat(cost(chosen), label="cost", caption=f"{chosen.hourly.dollars or 0:,.2f} $/h"),
-            mo.stat(
-                f"{chosen.engine_share:.0%}, {chosen.trainer_share:.0%}",
-                label="engines, trainer busy",
-                caption=chosen.limit,
-            ),
-        ],
-        widths="equal",
-        wrap=True,
+    columns(
+        mo.stat(chosen.candidate.hardware, label="candidate", caption=chosen.candidate.split),
+        mo.stat(hours(chosen), label="time", caption=chosen.candidate.schedule),
+        mo.stat(cost(chosen), label="cost", caption=f"${chosen.hourly.dollars or 0:,.2f}/h"),
+        mo.stat(
+            f"{chosen.engine_share:.0%}, {chosen.trainer_share:.0%}",
+            label="engines, trainer busy",
+            caption=chosen.limit,
+        ),
+        least_px=200,
     )
     return
 
@@ -548,7 +541,7 @@ def _(complete, go, plan, settled, tick):
     mo.vstack(
         [
             *([mo.callout(_left, kind="info")] if settled and not complete else []),
-            *([svg(simulator.draw_tornado(plan))] if plan.sensitivity else []),
+            *([fluid_svg(partial(simulator.draw_tornado, plan))] if plan.sensitivity else []),
             mo.md(sentences(simulator.sensitivity_lines(plan))),
         ]
     )
@@ -662,8 +655,8 @@ def _():
       twice as many of them, at more than twice the cost.
     - **Move the deadline from 24 to 8 hours.** Four times the GPUs cost only a third more. Then
       forbid staleness, too: no cluster of the list meets the deadline.
-    - **Raise the price of the H100 to 5 $** (its high price in the table): the recommendation is
-      the H200. Reset it, and lower the price of the A100 until it is recommended: at about 0.85 $,
+    - **Raise the price of the H100 to $5** (its high price in the table): the recommendation is
+      the H200. Reset it, and lower the price of the A100 until it is recommended: at about $0.85,
       below the lowest offered price.
     """)
     return
@@ -692,6 +685,16 @@ def _():
             pareto_chart,
         )
     )
+    return
+
+
+@app.cell(hide_code=True)
+def _():
+    mo.md(r"""
+    **Cost of this page:** the first picture takes 2 CPU s without torch, because the package
+    contains the simulations of the first question. Another model or batch takes 5 to 30 CPU s, and
+    only when you request it.
+    """)
     return
 
 

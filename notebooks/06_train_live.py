@@ -48,16 +48,7 @@ def _():
     *What does an asynchronous run do at this moment, and what happens when you pause it, or change
     eta, while it runs?*
 
-    The first picture takes 2 CPU s, without torch in the notebook's process. A run that you start
-    uses separate processes: for the small model two cores and 1 GB, until you stop it.
-    """)
-    return
-
-
-@app.cell(hide_code=True)
-def _():
-    mo.md(r"""
-    **The usual picture:** when eta is set to 0, the next batch is fresh. **But** in this recorded
+    **The usual answer:** when eta is set to 0, the next batch is fresh. **But** in this recorded
     run eta went from 8 to 0 six batches ago, and every token is still 8 versions old. Tokens beyond
     the bound are red. **Move the time: when are the tokens fresh, and why then?** Start your own
     run, and try it.
@@ -208,12 +199,12 @@ def _():
 
 @app.cell
 def _():
-    start = mo.ui.run_button(label="Start", kind="success")
+    start = mo.ui.run_button(label="Start a run", kind="success")
     return (start,)
 
 
 @app.cell(hide_code=True)
-def _(ahead, engine, first_eta, length, runs_folder, start, task):
+def _(ahead, engine, first_eta, length, runs_folder):
     start_form = mo.vstack(
         [
             mo.md(
@@ -221,16 +212,16 @@ def _(ahead, engine, first_eta, length, runs_folder, start, task):
                 "and *show* offers it again; `areal-lab runs` lists it. SGLang and vLLM are "
                 "offered where they are installed, and take a minute to start."
             ),
-            mo.hstack([task, engine, first_eta], justify="start", gap=1.5, wrap=True),
+            mo.hstack([engine, first_eta], justify="start", gap=1.5, wrap=True),
             mo.hstack([ahead, length], justify="start", gap=1.5, wrap=True),
-            mo.hstack([runs_folder, start], justify="start", gap=1.5, wrap=True),
+            runs_folder,
         ]
     )
     return (start_form,)
 
 
 @app.cell(hide_code=True)
-def _(alive, buttons, get_said, look_again, now, run, start_form, tick, which):
+def _(alive, buttons, get_said, look_again, now, run, start, start_form, task, tick, which):
     mo.vstack(
         [
             mo.hstack(
@@ -241,7 +232,8 @@ def _(alive, buttons, get_said, look_again, now, run, start_form, tick, which):
             ),
             now if run is None else mo.hstack([buttons, tick], wrap=True),
             mo.md("" if run is None else page_text(get_said()) or "Ask the run: it replies here."),
-            mo.accordion({"Start a run": start_form}),
+            mo.hstack([start, task], justify="start", gap=1, wrap=True),
+            mo.accordion({"Engine, eta and length of a run that you start": start_form}),
         ]
     )
     return
@@ -307,8 +299,9 @@ def _(snapshot, steps):
                     mo.stat(snapshot.counts.in_flight, label="groups in flight"),
                     mo.stat(snapshot.counts.finished, label="groups ready to train on"),
                 ],
-                widths="equal",
-                gap=0,
+                justify="start",
+                wrap=True,
+                gap=0.5,
             ),
         ]
     )
@@ -461,6 +454,16 @@ def _():
             ),
         ]
     )
+    return
+
+
+@app.cell(hide_code=True)
+def _():
+    mo.md(r"""
+    **Cost of this page:** the first picture takes 2 CPU s, without torch in the notebook's process.
+    A run that you start uses separate processes: for the small model two cores and 1 GB, until you
+    stop it.
+    """)
     return
 
 

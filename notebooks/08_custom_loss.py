@@ -16,6 +16,7 @@ with app.setup:
     import numpy as np
 
     from areal_lab.runlog.seeds import load_seed_results
+    from areal_lab.widgets.chart_parts import columns
     from areal_lab.widgets.pushes import push_curves, push_fields
     from areal_lab.widgets.seed_charts import final_reward_rows, gradient_panels, reward_bands
     from areal_lab.widgets.source import code_of
@@ -26,25 +27,18 @@ def _():
     mo.md(r"""
     # A custom loss
 
-    *A loss has five lines. Which mistake in them ruins the training, and can you find it before
-    training?*
+    *A loss has five lines. Which mistake in them ruins the training, and which check shows it
+    before training?*
 
-    The first picture takes 2 CPU s without torch. The checks below it load torch; the whole page
-    takes 5 CPU s and 0.6 GB. The button at the end starts real training: six runs, about 13 s each
-    on two idle cores, in under 1 GB.
-    """)
-    return
+    **The usual answer:** a loss that throws half of the data away is worse than one that keeps all
+    of it. **Here it is the other way round.** Two mistakes are easily made in PPO's
+    $\min(r A, \mathrm{clip}(r, 1 \pm \epsilon)\, A)$:
 
-
-@app.cell(hide_code=True)
-def _():
-    mo.md(r"""
-    Two mistakes are easily made in PPO's $\min(r A, \mathrm{clip}(r, 1 \pm \epsilon)\, A)$. **Clip
-    from above** forgets the lower end of the clip. A bad response, which was worse than others to
-    its prompt, then has almost no gradient: half of the data is lost. **No ratio** ignores that
-    responses are two versions old when they are trained on, and maximizes $A \log \pi_\theta$: all
-    data, nothing clipped. **The usual answer:** more data matters, and a little staleness does no
-    harm. Which of the two losses learns as much as PPO?
+    - **Clip from above** forgets the lower end of the clip. Responses that were worse than others
+      to their prompt then have almost no gradient. It learns as much as PPO.
+    - **No ratio** ignores that responses are two versions old when they are trained on, and
+      maximizes $A \log \pi_\theta$: all data, nothing clipped. It loses two thirds of what PPO
+      gains.
     """)
     return
 
@@ -206,8 +200,9 @@ def _():
     mo.md(r"""
     ## Its gradient
 
-    $$r = \pi_\theta / \pi_{prox}, \qquad w = \pi_{prox} / \pi_{behav}, \qquad
-    \text{push} = -\partial L / \partial \log \pi_\theta$$
+    $$r = \pi_\theta / \pi_{prox}, \quad w = \pi_{prox} / \pi_{behav}$$
+
+    $$\text{push} = -\partial L / \partial \log \pi_\theta$$
 
     The picture shows the push along $r$, at $w = 1$, on a good token, which should become more
     likely, and on a bad token, which should become less likely. **Clip from above** pushes a bad
@@ -249,16 +244,10 @@ def _(line, pushes):
             pushes["yours"][:, sign].tolist(),
             pushes["PPO"][:, sign].tolist(),
             names=("yours", "PPO"),
-            width=270,
         )
         for sign, title in enumerate(["a good token, A = +1", "a bad token, A = \N{MINUS SIGN}1"])
     }
-    mo.hstack(
-        [mo.vstack([mo.md(title), curve], gap=0) for title, curve in curves.items()],
-        justify="start",
-        gap=1,
-        wrap=True,
-    )
+    columns(*(mo.vstack([mo.md(title), curve], gap=0) for title, curve in curves.items()))
     return
 
 
@@ -295,7 +284,9 @@ def _(loss_surface, losses, torch):
 
 @app.cell(hide_code=True)
 def _(fields, ratios, weights):
-    push_fields(fields, ratios.tolist(), weights.tolist())
+    _planes = push_fields(fields, ratios.tolist(), weights.tolist())
+    _pairs = [columns(*map(mo.as_html, _planes[at : at + 2])) for at in range(0, len(_planes), 2)]
+    mo.vstack(_pairs)
     return
 
 
@@ -357,11 +348,12 @@ def _(
 @app.cell(hide_code=True)
 def _(cosines, variances):
     _fresh = variances["PPO"][0]
-    gradient_panels(
+    _panels = gradient_panels(
         cosines,
         {name: [value / _fresh for value in values] for name, values in variances.items()},
         losses=["PPO", "yours", "no ratio"],
     )
+    columns(*map(mo.as_html, _panels))
     return
 
 
@@ -530,6 +522,16 @@ def _(compare_losses, gradient_check, loss_surface, per_sample_gradients, typed_
             mo.md("Page: `docs/functional/per_sample_gradients.md`."),
         ]
     )
+    return
+
+
+@app.cell(hide_code=True)
+def _():
+    mo.md(r"""
+    **Cost of this page:** the first picture takes 2 CPU s without torch. The checks below it load
+    torch; the whole page takes 5 CPU s and 0.6 GB. The button starts real training: six runs, about
+    13 s each on two idle cores, in under 1 GB.
+    """)
     return
 
 

@@ -21,6 +21,7 @@ with app.setup:
     # `reproductions` and `cosim` are looked for in the checkout, from any folder.
     sys.path.append(str(Path(__file__).resolve().parents[1]))
 
+    from areal_lab.widgets.chart_parts import columns
     from areal_lab.widgets.source import code_of
     from reproductions.learning.charts import curves_of, learning_curves, legend, loss_charts
     from reproductions.learning.compare import is_below_zero, mean, written
@@ -47,20 +48,10 @@ def _():
     *How much reward does eta cost, how many hours does it save, and how much of the loss does the
     decoupled objective prevent?*
 
-    The page takes 2 CPU s without torch, because the runs are packaged. The button at the end
-    starts real training: torch, 0.8 GB, and about 8 s of CPU plus 0.25 s per step.
-    """)
-    return
-
-
-@app.cell(hide_code=True)
-def _():
-    mo.md(r"""
-    A cluster that generates while it trains learns from old samples: a token may be up to η
-    versions old. Here a model of 102,000 parameters learns under the schedule of the paper's 128
-    GPUs, scaled to its batch. **The usual answer:** a little staleness costs nothing. Which of the
-    two asynchronous lines is closer to the synchronous line over steps? And which is ahead of it
-    over hours?
+    **The usual answer:** a little staleness costs nothing. A cluster that generates while it trains
+    learns from old samples: a token may be up to η versions old. Here a model of 102,000 parameters
+    learns under the schedule of the paper's 128 GPUs, scaled to its batch. **Over steps staleness
+    can cost reward, over hours it pays:** choose η, and see for which objective.
     """)
     return
 
@@ -188,6 +179,16 @@ def _(bound, curves, gains, losses, setting):
 
 
 @app.cell(hide_code=True)
+def _(eta, gains, losses):
+    _costs = [name for name, found in losses.items() if is_below_zero(found)]
+    _pays = [name for name, found in gains.items() if found.low > 1]
+    mo.md(f"""
+    **Over steps η = {eta} costs {whom(_costs)}. Over hours it pays for {whom(_pays)}.**
+    """)
+    return
+
+
+@app.cell(hide_code=True)
 def _(before, curves, hours, room, setting):
     _same = before.get("setting") == setting.value.name
     _old = [before["curves"]] if _same and before["curves"] is not curves else []
@@ -195,9 +196,7 @@ def _(before, curves, hours, room, setting):
     mo.vstack(
         [
             mo.md(legend(list(curves))),
-            mo.hstack(
-                learning_curves(curves, room, past=_old, mark_hours=hours), widths="equal", gap=1
-            ),
+            columns(*map(mo.as_html, learning_curves(curves, room, past=_old, mark_hours=hours))),
         ],
         gap=0.2,
     )
@@ -208,12 +207,9 @@ def _(before, curves, hours, room, setting):
 def _(curves, eta, gains, hours, losses, setting):
     then = {name: reward_at(runs, hours) for name, runs in curves.items()}
     _steps = setting.value.steps
-    _costs = [name for name, found in losses.items() if is_below_zero(found)]
-    _pays = [name for name, found in gains.items() if found.low > 1]
     mo.md(f"""
-    **Over steps η = {eta} costs {whom(_costs)}**: after {_steps} steps naive PPO is
-    {signed(losses["naive"])} from synchronous training, the decoupled objective
-    {signed(losses["decoupled"])}. **Over hours it pays for {whom(_pays)}**: a synchronous run needs
+    After {_steps} steps with η = {eta} naive PPO is {signed(losses["naive"])} from synchronous
+    training, the decoupled objective {signed(losses["decoupled"])}. A synchronous run needs
     {gains["decoupled"].mean:.2f} times the hours for the final reward of the decoupled run, and
     {gains["naive"].mean:.2f} times the hours for that of naive PPO. The {_steps} steps take
     {hours:.1f} simulated hours (dashed). By then the synchronous run has done
@@ -238,7 +234,7 @@ def _(eta, setting, settings):
         [
             mo.md("## Predictor of the lost reward"),
             mo.md(legend(["naive", "decoupled"], [one.name for one in settings])),
-            mo.hstack(loss_charts(cells, chosen=(setting.value.name, eta)), widths="equal", gap=1),
+            columns(*map(mo.as_html, loss_charts(cells, chosen=(setting.value.name, eta)))),
         ],
         gap=0.2,
     )
@@ -271,7 +267,9 @@ def _():
     ## Both, as formulas
 
     $$ L = -\frac{1}{N} \sum_t \frac{\pi_{prox}}{\pi_{behav}} \min(u_t A_t,
-    \mathrm{clip}(u_t, 1 \pm \epsilon)\, A_t), \quad u = \frac{\pi_\theta}{\pi_{prox}} $$
+    \mathrm{clip}(u_t, 1 \pm \epsilon)\, A_t) $$
+
+    $$ u = \frac{\pi_\theta}{\pi_{prox}} $$
 
     $$ \text{drift} = \frac{1}{N} \sum_t |\log \pi_\theta - \log \pi_{behav}| $$
 
@@ -400,14 +398,15 @@ def _(curves, eta, get_runs, room, setting):
     mo.vstack(
         [
             mo.md(legend([*curves, "yours"])),
-            mo.hstack(
-                learning_curves(
-                    {**curves, "yours": {_last.seed: _last}},
-                    beginning(room, _runs, 60),
-                    past=[{"yours": {run.seed: run}} for run in _runs[:-1]],
-                ),
-                widths="equal",
-                gap=1,
+            columns(
+                *map(
+                    mo.as_html,
+                    learning_curves(
+                        {**curves, "yours": {_last.seed: _last}},
+                        beginning(room, _runs, 60),
+                        past=[{"yours": {run.seed: run}} for run in _runs[:-1]],
+                    ),
+                )
             ),
             mo.md(f"""
     Yours: {_last.choice["objective"]} PPO, η = {_last.choice["eta"]}, learning rate
@@ -464,6 +463,15 @@ def _(saved):
     """),
         ]
     )
+    return
+
+
+@app.cell(hide_code=True)
+def _():
+    mo.md(r"""
+    **Cost of this page:** 2 CPU s without torch, because the runs are packaged. The button *Train*
+    starts real training: torch, 0.8 GB, and about 8 CPU s plus 0.25 CPU s per step.
+    """)
     return
 
 

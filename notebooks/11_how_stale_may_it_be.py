@@ -21,7 +21,8 @@ with app.setup:
     sys.path.append(str(Path(__file__).resolve().parents[1]))
 
     from areal_lab.control.drift import advise_on_lag, next_eta
-    from areal_lab.control.schedule import MAX_DRIFT
+    from areal_lab.control.schedule import MAX_DRIFT, SAFE_DRIFT
+    from areal_lab.widgets.chart_parts import columns
     from areal_lab.widgets.source import code_of
     from reproductions.learning.bound_charts import (
         cost_of_bounds,
@@ -29,7 +30,7 @@ with app.setup:
         drift_by_step,
         legend,
     )
-    from reproductions.learning.bounded import SAFE_DRIFT, evidence_of, practice, schedule, within
+    from reproductions.learning.bounded import evidence_of, practice, schedule, within
     from reproductions.learning.equal_hours import (
         BOUNDS_OF_DRIFT,
         by_bound,
@@ -48,14 +49,6 @@ def _():
     *Which η does one bound on drift permit in each setting, and what does it cost against the best
     η?*
 
-    The page takes 2 CPU s without torch, because the runs are packaged.
-    """)
-    return
-
-
-@app.cell(hide_code=True)
-def _():
-    mo.md(r"""
     **The usual answer:** a fixed η, such as 4, for every run. But the best η depends on the task
     and on the learning rate. **Drift**, the distance that the policy moves while a sample waits,
     can be bounded instead: run as asynchronously as the drift allows. Drag the bound. Is there one
@@ -160,23 +153,14 @@ def _(before, best_eta, bound, chosen, gain, objective, single, synchronous):
     return
 
 
-@app.function(hide_code=True)
-def side_by_side(charts):
-    """Charts beside each other, or below each other on a narrow page."""
-    columns = "repeat(auto-fit, minmax(min(100%, 300px), 1fr))"
-    parts = "".join(f'<div style="min-width:0">{mo.as_html(one).text}</div>' for one in charts)
-    return mo.Html(
-        f'<div style="display:grid;gap:1rem;grid-template-columns:{columns}">{parts}</div>'
-    )
-
-
 @app.cell(hide_code=True)
 def _(bound, settings):
     mo.vstack(
         [
             mo.md(legend([one.name for one in settings])),
-            side_by_side(
-                [drift_by_eta(settings, bound.value), cost_of_bounds(settings, bound.value)]
+            columns(
+                mo.as_html(drift_by_eta(settings, bound.value)),
+                mo.as_html(cost_of_bounds(settings, bound.value)),
             ),
         ],
         gap=0.2,
@@ -352,6 +336,14 @@ def _(saved):
             ),
         ]
     )
+    return
+
+
+@app.cell(hide_code=True)
+def _():
+    mo.md(r"""
+    **Cost of this page:** 2 CPU s without torch, because the runs are packaged.
+    """)
     return
 
 

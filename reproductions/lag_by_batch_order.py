@@ -37,7 +37,7 @@ DRAWN_ETA = 4
 ORDERS: Mapping[str, tuple[str, ...]] = {
     "oldest finished first": ("schedule.batch_order=oldest_finished_first",),
     "bounded lag": ("schedule.batch_order=bounded_lag",),
-    "bounded lag, dropping": ("schedule.batch_order=bounded_lag", "schedule.drop_late=true"),
+    "bounded lag, dropping": ("schedule.batch_order=bounded_lag", "schedule.on_late=drop"),
     "strict start order": ("schedule.batch_order=strict_start_order",),
 }
 FIRST = next(iter(ORDERS))

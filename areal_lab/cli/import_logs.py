@@ -20,6 +20,7 @@ from areal_lab.foreign.read import read_run
 from areal_lab.foreign.record import QUANTITIES, ImportedRun, Step, as_json
 from areal_lab.host.terminal import printable
 from areal_lab.runlog.imported import health, import_into, metric_lines
+from areal_lab.runlog.lag_advice import lag_lines, logged_drift
 
 if TYPE_CHECKING:
     from simulator.calibrate.advise import Advice
@@ -113,8 +114,12 @@ def print_run(run: ImportedRun, *, in_json: bool, advice: Advice | None = None) 
     alarms = health(run, metric_lines(run))
     if in_json:
         more = {"advice": advice.to_json()} if advice else {}
-        told = [asdict(one) for one in alarms]
-        typer.echo(json.dumps({**as_json(run), "alarms": told, **more}, allow_nan=False))
+        drift = logged_drift(run)
+        told = {
+            "alarms": [asdict(one) for one in alarms],
+            "lag_advice": None if drift is None else drift.as_json(),
+        }
+        typer.echo(json.dumps({**as_json(run), **told, **more}, allow_nan=False))
         return
     console = console_on(sys.stdout)
     if run.refused is not None:
@@ -127,6 +132,8 @@ def print_run(run: ImportedRun, *, in_json: bool, advice: Advice | None = None) 
     _print_rest(run, console)
     for alarm in alarms:
         console.print(printable(f"alarm: {alarm}"), style="red", markup=False)
+    for line in lag_lines(run):
+        console.print(line, markup=False)
     if advice is not None:
         from simulator.calibrate.report import show_advice
 

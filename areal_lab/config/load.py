@@ -51,12 +51,13 @@ ALIASES = {
     "rollout.max_staleness": "rollout.max_head_offpolicyness",
     "rollout.staleness_limit": "rollout.max_head_offpolicyness",
     "environment": "environment.name",
+    "rollout.drop_late": "rollout.on_late",
     "train_dataset.path": "dataset.path",
     "train_dataset.type": "dataset.type",
     "train_dataset.batch_size": "dataset.batch_size",
     "valid_dataset.path": "dataset.eval_path",
 }
-"""Other names of a setting: short forms, and names in AReaL and its documentation."""
+"""Other names of a setting: short forms, names in AReaL and its documentation, and older ones."""
 _CALL: Final = re.compile(r"(?<!\\)\$\{[^}]*:")
 """OmegaConf's call of a function, such as `${oc.env:HOME}`."""
 _SHOWN: Final = 200

@@ -31,6 +31,7 @@ from areal_lab.config.sections import (
     ClusterConfig,
     DynamicSamplingConfig,
     EnvironmentConfig,
+    ReadsDropLate,
     ScalingConfig,
     SchedulerConfig,
     SinkName,
@@ -39,7 +40,7 @@ from areal_lab.config.sections import (
     TopP,
 )
 from areal_lab.control.limits import SlotsName
-from areal_lab.control.order import OrderName
+from areal_lab.control.order import OnLateName, OrderName
 from areal_lab.control.routing import RoutingName
 from areal_lab.control.schedule import ScheduleName
 from areal_lab.host.isolation import LevelSetting
@@ -167,7 +168,7 @@ class GenerationConfig(Record):
     text. This token stays in the response, with any text behind the string."""
 
 
-class RolloutConfig(Record):
+class RolloutConfig(ReadsDropLate):
     """Inference servers and the schedule of generation."""
 
     backend: str = "embedded"
@@ -200,9 +201,11 @@ class RolloutConfig(Record):
     """Rule that selects the finished groups of the next batch."""
     max_lag: Annotated[float, Ge(0), About(unit="versions")] = 0.0
     """Hard bound on the age of trained groups, for `bounded_lag`. 0 takes eta."""
-    drop_late: bool = False
-    """With `bounded_lag`: drop (and count) groups that would exceed the bound instead of waiting
-    for them."""
+    on_late: OnLateName = "wait"
+    """With `bounded_lag`, what happens to groups that would exceed the bound: training waits for
+    them before that (`wait`); or they are dropped and counted, and groups of the next prompts
+    replace them (`drop`), or their own prompts start again with the current weights (`recycle`).
+    docs/train.md says what each costs."""
     dynamic_sampling: DynamicSamplingConfig = Field(default_factory=DynamicSamplingConfig)
     routing: RoutingName = "least_loaded"
     """Rule that assigns groups (with a workflow, turns) to engines. `sticky` keeps the turns of a

@@ -13,7 +13,15 @@ from reprlib import Repr
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import AfterValidator, AllowInfNan, Field
+from pydantic import (
+    AfterValidator,
+    AllowInfNan,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from areal_lab.config.record import About, Count, NonNegative, Positive, Record, Share, Whole
 from areal_lab.control.drift import DriftBound
@@ -79,6 +87,29 @@ TopP = Annotated[
     AfterValidator(check_top_p),
     About(hint=f"at least {LEAST_TOP_P:.2g}: {_FLOAT32}"),
 ]
+
+
+_TRUTH: Final = TypeAdapter(bool)
+
+
+class ReadsDropLate(Record):
+    """Settings with `on_late`, which older versions called `drop_late`: true or false."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rename(cls, values: Any) -> Any:
+        if isinstance(values, dict) and "drop_late" in values:
+            values = {**values, "on_late": values["drop_late"]}
+            del values["drop_late"]
+        return values
+
+    @field_validator("on_late", mode="before", check_fields=False)
+    @classmethod
+    def _from_truth(cls, value: Any) -> Any:
+        try:
+            return "drop" if _TRUTH.validate_python(value) else "wait"
+        except ValidationError:
+            return value
 
 
 class DynamicSamplingConfig(Record):

@@ -8,6 +8,7 @@
     weights    trained version >= pushed version; PushWeights always takes the newest
                those of a program (`Limits.weights_offered`) wait for WeightsOffered
     run        runs --PauseRequested--> paused --ResumeRequested, StopRequested--> runs, ends
+    late group --Drop(RECYCLED)--> waits for a place under eq. 3, before new ones --StartGroup-->
 
 `handle` records the event, then decides everything that the state permits. Actions are returned in
 the order in which they must be performed:
@@ -21,7 +22,7 @@ step is done waits with its Finish. Running work ends: the step, its checkpoint,
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import NoReturn, assert_never
@@ -60,6 +61,7 @@ class Counts:
     """Places of smaller batches that no group took; eq. 3 counts them."""
     filtered: int
     dropped: int
+    """A recycled group counts each time."""
     trained_version: ev.Version
     pushed_version: ev.Version
 
@@ -80,6 +82,7 @@ class Coordinator:
         self._finished: dict[ev.GroupId, ev.Version] = {}  # not trained on yet, with their start
         self._attempts: dict[ev.GroupId, int] = {}  # of open groups that started over
         self._dropped_running: set[ev.GroupId] = set()
+        self._recycled: deque[ev.GroupId] = deque()  # dropped as late; they start before new ones
         self._next_group: ev.GroupId = 0
         self._started = 0
         self._group_slots = limits.group_slots
@@ -157,6 +160,11 @@ class Coordinator:
         return self._decide()
 
     @property
+    def started(self) -> int:
+        """`counts.started` alone, for callers at every event."""
+        return self._started
+
+    @property
     def counts(self) -> Counts:
         """Return current counts, in O(1)."""
         in_flight = len(self._in_flight) + len(self._orphans)
@@ -179,6 +187,7 @@ class Coordinator:
         began = {group: start.version for group, start in self._in_flight.items()}
         for group, version in self._orphans.items():
             began[group] = self._pushed if version is None else version
+        began |= dict.fromkeys(self._recycled, self._pushed)
         began |= self._finished
         return Frontier(
             version=self._trained,
@@ -424,8 +433,11 @@ class Coordinator:
         self._save_due = due or self._trained >= self._last_version
         self._bound_drift(event)
         # Also of a run that ends: its checkpoint continues with the groups that are open now.
-        reason = f"lag above {self.limits.order.max_lag}"
-        drops = self._drop(self._backlog.late(self._trained), reason)
+        late, order = self._backlog.late(self._trained), self.limits.order
+        recycle = order.on_late == "recycle"
+        drops = self._drop(late, ev.RECYCLED if recycle else f"lag above {order.max_lag}")
+        if recycle:
+            self._recycled.extend(late)
         return (*drops, *self._decide())
 
     def _bound_drift(self, event: ev.TrainStepDone) -> None:
@@ -625,7 +637,7 @@ class Coordinator:
             ahead = lag_bound(replace(schedule, eta=eta))
         except ValueError as error:
             return str(error)
-        if not order.drop_late and order.max_lag < ahead:
+        if not order.drops_late and order.max_lag < ahead:
             return (
                 f"eta {eta:g} starts groups up to {ahead:g} versions ahead, but this run waits for "
                 f"groups beyond a lag of {order.max_lag:g} (max_lag), which waiting cannot undo; "
@@ -765,7 +777,7 @@ class Coordinator:
                 return not self._in_flight and not self._orphans and not self._open_slots()
 
     def _generate(self, actions: list[ev.Action]) -> None:
-        """Resume the engines and start groups: first those of lost engines, then new ones."""
+        """Resume the engines and start groups: those of lost engines, recycled ones, new ones."""
         if self._interrupted:
             self._interrupted = False
             actions.append(ev.Resume())
@@ -777,11 +789,23 @@ class Coordinator:
                 actions.append(self._start(group, self._pushed if began is None else began))
                 del self._orphans[group]
         slots = self._open_slots()
+        self._started += slots
+        if self._recycled and slots:
+            slots = self._start_again(slots, actions)
         for group in range(self._next_group, self._next_group + slots):
             self._backlog.started(group, self._pushed)
             actions.append(self._start(group, self._pushed))
         self._next_group += slots
-        self._started += slots
+
+    def _start_again(self, slots: int, actions: list[ev.Action]) -> int:
+        """Start recycled groups, oldest first; returns the slots that are left."""
+        while slots and self._recycled:
+            group, slots = self._recycled.popleft(), slots - 1
+            self._dropped_running.discard(group)  # what it reports from now on is of this attempt
+            self._attempts[group] = self._attempts.get(group, 1) + 1
+            self._backlog.started(group, self._pushed)
+            actions.append(self._start(group, self._pushed))
+        return slots
 
     def _open_slots(self) -> int:
         limit = self._start_limit
@@ -841,7 +865,8 @@ class Coordinator:
             if group in self._in_flight or group in self._orphans:
                 self._leave(group)
             self._finished.pop(group, None)
-            self._attempts.pop(group, None)
+            if reason != ev.RECYCLED:
+                self._attempts.pop(group, None)
             self._started -= 1
             self._dropped += 1
             drops.append(ev.Drop(group, reason))
@@ -849,6 +874,7 @@ class Coordinator:
 
     def _drop_everything(self, reason: str) -> list[ev.Action]:
         groups = [*self._in_flight, *self._orphans, *self._finished]
+        self._recycled.clear()
         self._backlog = self.limits.order.make_backlog(self.limits.batch_groups)
         return self._drop(sorted(groups), reason)
 

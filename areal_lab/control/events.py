@@ -3,9 +3,9 @@
     shell --(Event)--> Coordinator.handle --> (Action, ...) --> shell performs them, in order
 
 A *group* is one prompt with all its samples; it is the unit of admission and of a training batch.
-The coordinator assigns group ids in start order: group `n` is the n-th ever started. A *version*
-counts optimizer batches (not minibatches); the first weights of a run have version 0, unless it was
-recovered. These records have no times; the log adds them.
+The coordinator assigns group ids in start order: group `n` is the n-th that started for the first
+time. A *version* counts optimizer batches (not minibatches); the first weights of a run have
+version 0, unless it was recovered. These records have no times; the log adds them.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ PROMPT_VERSION: Final[Version] = -1
 """Version of tokens that no policy of this run generated: prompts and observations."""
 STARTS_OVER: Final[Version] = -1
 """Entry of `RunStarted.open_versions` for a group without tokens."""
+RECYCLED: Final = "recycled"
+"""`Drop.reason` of a late group whose prompt starts again, under the same number
+(`rollout.on_late`)."""
 
 
 # --- events: what happened -----------------------------------------------------------------------
@@ -67,8 +70,8 @@ class GroupFinished:
 @dataclass(frozen=True, slots=True)
 class SamplesEnded:
     """Further samples of a running group were generated: their slots are free, while others of the
-    group run and before any is scored. Expected if a group has several slots
-    (`Limits.group_slots`)."""
+    group run and before any is scored. An engine that is lost with `tokens_kept` leaves them whole.
+    Expected if a group has several slots (`Limits.group_slots`)."""
 
     group: GroupId
     samples: int
@@ -272,7 +275,8 @@ class PushWeights:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Abort `group` if it runs, discard its result, and report nothing."""
+    """Abort `group` if it runs, discard its result, and report nothing of it any more: with the
+    reason `RECYCLED`, `StartGroup` of the same group follows, perhaps at once."""
 
     group: GroupId
     reason: str

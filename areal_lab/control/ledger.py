@@ -6,6 +6,7 @@
     generated --> waiting --Train--> trained               BatchReturned undoes it
                      |----Drop, GroupFiltered--> dropped, by reason
                      '----starts over----------> generated twice
+    The tokens of a recycled group (`rollout.on_late`) are dropped, by the reason `RECYCLED`.
 
 A group enters the queue with `GroupFinished`, when all of its samples ended and were scored. The
 shell passes on every event and action in order, and reports the tokens of a group before the event
@@ -214,10 +215,11 @@ class Ledger:
         if tokens < 0:
             raise ValueError(f"group {group} has {tokens} tokens, but their number must be >= 0")
         self._generated += tokens
-        if (reason := self._gone.get(group)) is not None:
+        if self._gone and (reason := self._gone.get(group)) is not None:
             self._dropped[reason] = self._dropped.get(reason, 0) + tokens
             return
-        self._start_over(group)
+        if group in self._open:
+            self._start_over(group)
         self._waiting += tokens
         self._open[group] = _Group(heads, tokens)
 
@@ -232,8 +234,21 @@ class Ledger:
 
     def event(self, event: ev.Event) -> None:
         """Follow an event, before the coordinator handles it."""
-        if type(event) is ev.GroupFinished:  # most of them
-            return self._finished(event.group, event.head_version)
+        if type(event) is ev.GroupFinished:  # most of them: without another call
+            group = event.group
+            one = self._open.get(group)
+            if one is None:
+                if self._gone.pop(group, None) is not None:
+                    return
+                # Without a report: one sample, with the oldest version of the group.
+                one = self._open[group] = _Group({event.head_version: 1}, 0)
+            one.queued = True
+            if one.entered == _NOT_ENTERED:  # else it was in the queue before a recovery
+                entered = one.entered = self.version
+                offered = self._offered
+                for first, samples in one.heads.items():
+                    offered[first, entered] = offered.get((first, entered), 0) + samples
+            return
         match event:
             case ev.GroupFiltered(group, reason):
                 if self._gone.pop(group, None) is None:
@@ -248,33 +263,20 @@ class Ledger:
                 self._run_started(event)
             case _:
                 pass
-        return None
 
     def action(self, action: ev.Action) -> None:
         """Follow an action of the coordinator."""
         if type(action) is ev.Train:
             self._train(action)
+        elif type(action) is ev.StartGroup:
+            if self._gone:  # a recycled group, whose next report is of other tokens
+                self._gone.pop(action.group, None)
         elif type(action) is ev.Drop:
             one = self._open.pop(action.group, None)
             if one is None or not one.queued:
                 # It is running: a report of its tokens, or its end, may be on the way.
                 self._gone[action.group] = action.reason
             self._drop(one, action.reason)
-
-    def _finished(self, group: ev.GroupId, head: ev.Version) -> None:
-        one = self._open.get(group)
-        if one is None:
-            if self._gone.pop(group, None) is not None:
-                return
-            # Without a report: one sample, with the oldest version of the group.
-            one = self._open[group] = _Group({head: 1}, 0)
-        one.queued = True
-        if one.entered != _NOT_ENTERED:
-            return  # it was in the queue before a recovery
-        entered = one.entered = self.version
-        offered = self._offered
-        for first, samples in one.heads.items():
-            offered[first, entered] = offered.get((first, entered), 0) + samples
 
     def _train(self, train: ev.Train) -> None:
         part = LagCounts()

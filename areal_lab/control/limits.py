@@ -96,12 +96,12 @@ class Limits:
                 f"{self.weights_offered}; use schedule asynchronous"
             )
         order, ahead = self.order, lag_bound(self.schedule)
-        if not order.drop_late and order.max_lag < ahead:
+        if not order.drops_late and order.max_lag < ahead:
             raise ValueError(
                 f"max_lag is {order.max_lag:g} (whole versions), but eta "
                 f"{self.schedule.largest_eta:g} starts groups up to {ahead:g} versions ahead, "
                 f"which waiting cannot undo; raise max_lag to {ahead:g}, lower eta, or set "
-                "drop_late"
+                "on_late to drop or recycle"
             )
 
     def _check_parts(self) -> None:

@@ -9,14 +9,15 @@ then with the lowest id.
     oldest_finished_first        no bound             is overtaken
     strict_start_order           <= ceil(eta)         stops training until it ends
     bounded_lag(L)               <= L >= ceil(eta)    is overtaken while the bound permits
-    bounded_lag(L, drop=True)    <= L                 is dropped, counted and replaced
+    bounded_lag(L, "drop")       <= L                 is dropped, counted and replaced
+    bounded_lag(L, "recycle")    <= L                 is dropped, and its prompt starts again
 
 An order is data. Its `Backlog` has the groups between start and training, from which it chooses.
 
 Backlog: groups that were started and not yet trained on, one class per batch order.
 
     started --> finished --> take
-           \--> removed (filtered)      late --> dropped
+           \--> removed (filtered)      late --> dropped, perhaps to start again
 
 Each class implements one rule of `areal_lab.control.order` at O(log groups) per event; the tests
 compare it with a plain version of the rule (`tests/reference/order.py`).
@@ -81,6 +82,13 @@ class Backlog(Protocol):
         ...
 
 
+OnLateName = Literal["wait", "drop", "recycle"]
+"""What happens to a group that would exceed the bound of its lag: training `wait`s for it before
+that; or it is dropped, whether it runs or is finished, and another group starts in its place: of
+the next prompt (`drop`), or of the same prompt with the current weights (`recycle`)."""
+ON_LATE: Final[tuple[OnLateName, ...]] = get_args(OnLateName)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchOrder:
     """A policy for forming batches. Create one with the functions below."""
@@ -90,8 +98,13 @@ class BatchOrder:
     """Function that creates the backlog for batches of `batch_groups`."""
     max_lag: float = math.inf
     """Guaranteed bound of the lag in whole versions, in addition to eq. 3."""
-    drop_late: bool = False
-    """True if late groups are dropped to keep the bound; otherwise training waits."""
+    on_late: OnLateName = "wait"
+    """What keeps the bound: training waits for groups, or late ones are dropped or recycled."""
+
+    @property
+    def drops_late(self) -> bool:
+        """True if late groups lose their tokens; otherwise training waits for them in time."""
+        return self.on_late != "wait"
 
 
 def oldest_finished_first() -> BatchOrder:
@@ -104,7 +117,7 @@ def strict_start_order() -> BatchOrder:
     return BatchOrder(name="strict_start_order", make_backlog=StartOrder)
 
 
-def bounded_lag(max_lag: float, *, drop: bool = False) -> BatchOrder:
+def bounded_lag(max_lag: float, on_late: OnLateName = "wait") -> BatchOrder:
     """Take the B oldest finished groups, if every group can still be trained on within
     `max_lag`.
 
@@ -114,18 +127,21 @@ def bounded_lag(max_lag: float, *, drop: bool = False) -> BatchOrder:
     Args:
         max_lag: versions, rounded down. Waiting needs `max_lag >= ceil(eta)`, which `Limits`
             checks.
-        drop: drop groups, running or finished, that can no longer be trained on in time, instead of
-            waiting. Dropped groups do not count as started, so others replace them.
+        on_late: `drop` and `recycle` drop groups, running or finished, that can no longer be
+            trained on in time, instead of waiting. Dropped groups do not count as started, so
+            others replace them: those of the next prompts, or first of all their own.
     """
     if math.isnan(max_lag) or max_lag < 0:
         raise ValueError(f"max_lag is {max_lag}, but a lag is a number >= 0 (versions)")
+    if on_late not in ON_LATE:
+        raise ValueError(f"on_late is {on_late!r}, but must be one of {', '.join(ON_LATE)}")
     whole = max_lag if math.isinf(max_lag) else math.floor(max_lag)
-    kind = OldestFirst if drop else EarliestDeadlineFirst
+    kind = EarliestDeadlineFirst if on_late == "wait" else OldestFirst
     return BatchOrder(
         name="bounded_lag",
         make_backlog=lambda batch_groups: kind(batch_groups, whole),
         max_lag=whole,
-        drop_late=drop,
+        on_late=on_late,
     )
 
 
@@ -135,14 +151,14 @@ ORDERS: Final[tuple[OrderName, ...]] = get_args(OrderName)
 
 
 def order_named(
-    name: str, schedule: Schedule, *, max_lag: float | None = None, drop_late: bool = False
+    name: str, schedule: Schedule, *, max_lag: float | None = None, on_late: OnLateName = "wait"
 ) -> BatchOrder:
     """Return the batch order of this name, for runs of a schedule.
 
     Args:
         schedule: gives the bound of `bounded_lag` if `max_lag` is None.
         max_lag: bound of `bounded_lag`, in versions; None uses `lag_bound(schedule)`.
-        drop_late: let `bounded_lag` drop groups beyond the bound, instead of waiting.
+        on_late: of `bounded_lag`.
     """
     match name:
         case "oldest_finished_first":
@@ -157,7 +173,7 @@ def order_named(
                         f"batch_order is {name}, but eta is infinite, which gives no bound; "
                         "set max_lag"
                     )
-            return bounded_lag(max_lag, drop=drop_late)
+            return bounded_lag(max_lag, on_late)
     raise ValueError(f"batch_order is {name!r}, but must be one of {', '.join(ORDERS)}")
 
 

@@ -96,6 +96,11 @@ class RankedCoordinator:
         return engine // self._rank_engines
 
     @property
+    def started(self) -> int:
+        """Same as `Coordinator.started`, of all ranks."""
+        return sum(rank.started for rank in self._ranks)
+
+    @property
     def counts(self) -> Counts:
         """Return the sums of all ranks."""
         each = [rank.counts for rank in self._ranks]

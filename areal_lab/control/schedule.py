@@ -23,6 +23,8 @@ from areal_lab.control.events import Version
 MAX_DRIFT: Final = 0.08
 """Drift in nats above which cells of learning rate, minibatches and eta lose reward with decoupled
 PPO, and below which they do not (`reproductions.learning.where_staleness_hurts`)."""
+SAFE_DRIFT: Final = {"decoupled": MAX_DRIFT, "naive": 0.05}
+"""The same by objective; naive PPO clips around the policy that sampled."""
 
 
 class OnNewWeights(StrEnum):

@@ -75,6 +75,8 @@ class RolloutPerformer:
     done: dict[GroupId, ShardMetadata] = field(default_factory=dict)
     """Groups that wait for training."""
     _closing: bool = False
+    _abandoned: dict[GroupId, asyncio.Task[Any]] = field(default_factory=dict)
+    """For each canceled group, the task that has its worker drop it; a recycled one waits."""
     _moves: dict[GroupId, asyncio.Queue[StartGroup]] = field(default_factory=dict)
     """For each running group, a queue with its next engines."""
     _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
@@ -89,6 +91,8 @@ class RolloutPerformer:
         """Have workers generate a group, one after the other if they are lost."""
         moves = self._moves[start.group] = asyncio.Queue()
         try:
+            if (abandoned := self._abandoned.get(start.group)) is not None:
+                await asyncio.wait([abandoned])
             while True:
                 if (worker := self.workers.alive.get(start.engine)) is None:
                     start = await moves.get()
@@ -127,7 +131,8 @@ class RolloutPerformer:
             if self._closing:
                 asking.cancel()
             else:
-                self._spawn(self._abandon(worker, start.group, asking))
+                abandon = self._abandon(worker, start.group, asking)
+                self._abandoned[start.group] = self._spawn(abandon)
             raise
         finally:
             worker.groups -= 1
@@ -138,6 +143,7 @@ class RolloutPerformer:
         with suppress(ChildDied):
             await worker.calls.ask(DropGroup(group=group))
             await asking
+        del self._abandoned[group]
 
     def _ended(self, done: GroupDone, worker: Worker) -> GroupFinished | GroupFiltered:
         self.counts["groups"] += 1
@@ -205,10 +211,11 @@ class RolloutPerformer:
         if step is not None and step.train is train and not step.ended.done():
             step.ended.set_result(None)
 
-    def _spawn(self, work: Any) -> None:
+    def _spawn(self, work: Any) -> asyncio.Task[Any]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._spawned_ended)
+        return task
 
     def _spawned_ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)

@@ -174,9 +174,7 @@ async def drive(
                             performer.announce_push(action.version)
                         weights_lane.queue.put_nowait(action)
                     case ev.Drop():
-                        if (task := groups.pop(action.group, None)) is not None:
-                            task.cancel()
-                        await performer.drop_group(action.group)
+                        await _drop(performer, action, groups.pop(action.group, None), events)
                     case ev.Finish():
                         # Queued actions are executed first: a Resume leaves engines running.
                         train_lane.queue.put_nowait(None)
@@ -187,6 +185,25 @@ async def drive(
             event = await _next_event(coordinator, events)
             if isinstance(event, ev.GroupFinished | ev.GroupFiltered):
                 groups.pop(event.group, None)
+
+
+async def _drop(
+    performer: Performer,
+    drop: ev.Drop,
+    task: asyncio.Task[None] | None,
+    events: asyncio.Queue[ev.Event | UserRequest],
+) -> None:
+    if task is not None:
+        task.cancel()
+    await performer.drop_group(drop.group)
+    if drop.reason != ev.RECYCLED:
+        return
+    # The next attempt has the same requests and queues, and events after this are of it.
+    if task is not None:
+        await asyncio.wait([task])
+    for event in [events.get_nowait() for _ in range(events.qsize())]:
+        if getattr(event, "group", None) != drop.group:
+            events.put_nowait(event)
 
 
 async def _next_event(

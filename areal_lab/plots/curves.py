@@ -364,6 +364,10 @@ def draw_staleness(log: Log, *, width: float = 10.0, title: str | None = None) -
             axes.legend(loc="upper left", ncols=1 if axes is share else 2)
         else:
             nothing_yet(axes, "no training step finished")
+    if batches:
+        # No tick beside the legend: a share is at most 100 %.
+        share.set_yticks([tick for tick in share.get_yticks() if tick <= 100])
+        share.set_xlim(-0.6, max(*largest, 1) + 0.6)
     said = "Lags of trained tokens; no training step finished."
     if batches:
         tokens = kinds[0][2]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from areal_lab.config.schema import TrainConfig
-from areal_lab.control.limits import Limits, group_slots_of
+from areal_lab.config.sections import BoundedDriftConfig
+from areal_lab.control.limits import SLOTS, Limits, group_slots_of
 from areal_lab.control.order import order_named
 from areal_lab.control.routing import routing_named
 from areal_lab.control.sampling import DynamicSampling
-from areal_lab.control.schedule import Schedule, schedule_named
+from areal_lab.control.schedule import OnNewWeights, Schedule, schedule_named
 from areal_lab.engines.launch.backends import BACKENDS
 from areal_lab.engines.protocol import EngineError, LoraShape
 from areal_lab.engines.weights.records import Transfer
@@ -50,11 +52,36 @@ def limits_of(config: TrainConfig) -> Limits:
             rollout.batch_order,
             schedule,
             max_lag=rollout.max_lag or None,
-            drop_late=rollout.drop_late,
+            on_late=rollout.on_late,
         ),
         routing=routing_named(rollout.routing),
         sampling=sampling_of(config),
     )
+
+
+def rollout_settings(limits: Limits) -> dict[str, Any]:
+    """Settings of `rollout` with the schedule of `limits`: the inverse of `limits_of`.
+
+    Without dynamic sampling, and without what a run of one controller does not have.
+    """
+    schedule, order = limits.schedule, limits.order
+    settings: dict[str, Any] = {
+        "schedule": schedule.name,
+        "max_head_offpolicyness": schedule.largest_eta,
+        "interruptible": schedule.on_new_weights is not OnNewWeights.DRAIN,
+        "max_concurrent_rollouts": limits.max_in_flight,
+        "slots": SLOTS[limits.group_slots > 1],
+        "batch_order": order.name,
+        "on_late": order.on_late,
+        "routing": limits.routing.name,
+    }
+    if order.name == "bounded_lag":
+        # 0 would stand for eta; a lag is whole, so that any fraction of a version is 0.
+        settings["max_lag"] = order.max_lag or 0.5
+    if schedule.bound is not None:
+        for name in BoundedDriftConfig.model_fields:
+            settings[f"bounded_drift.{name}"] = getattr(schedule.bound, name)
+    return settings
 
 
 def usable_context(engines: EnginePlan | None, context_tokens: int) -> int:

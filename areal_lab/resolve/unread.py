@@ -281,7 +281,7 @@ TRAIN: Final = ReadSettings(
         _when(
             lambda config: config.rollout.batch_order == "bounded_lag",
             "without rollout.batch_order=bounded_lag",
-            *("rollout.max_lag", "rollout.drop_late"),
+            *("rollout.max_lag", "rollout.on_late"),
         ),
         _when(
             lambda config: config.rollout.dynamic_sampling.enabled,

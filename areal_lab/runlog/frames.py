@@ -69,7 +69,7 @@ def _lag_columns(name: str, lags: Counter[int]) -> dict[str, float]:
 
 
 def groups_frame(log: Log) -> pd.DataFrame:
-    """One row per started group: times, rewards, versions and its outcome."""
+    """One row per started group: times, rewards, versions and its outcome, of its last attempt."""
     rows: dict[ev.GroupId, dict[str, Any]] = {}
     running: tuple[ev.GroupId, ...] = ()
     for record in log.records:
@@ -77,6 +77,8 @@ def groups_frame(log: Log) -> pd.DataFrame:
             case EventRecord(_, ev.RunStarted() as event):
                 _forget_restarted(rows, event)
             case ActionRecord(t_s, ev.StartGroup(group=group, engine=engine)):
+                if rows.get(group, {}).get("reason") == ev.RECYCLED:
+                    del rows[group]  # what follows is of another attempt
                 row = rows.setdefault(group, {"started_s": t_s, "outcome": "running"})
                 row["engine"] = engine  # the last one, if the first was lost
             case GroupRecord():

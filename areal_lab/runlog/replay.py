@@ -9,12 +9,12 @@ import dataclasses
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, cast
 
 from areal_lab.control.coordinator import Limits
 from areal_lab.control.drift import DriftBound
 from areal_lab.control.events import Action, EtaRequested, RunStarted
-from areal_lab.control.order import order_named
+from areal_lab.control.order import OnLateName, order_named
 from areal_lab.control.ranks import coordinator_of
 from areal_lab.control.routing import least_loaded, routing_named
 from areal_lab.control.sampling import DynamicSampling
@@ -57,7 +57,7 @@ def limits_to_fields(limits: Limits) -> dict[str, Scalar]:
         **bounds,
         "order": limits.order.name,
         "max_lag": float(limits.order.max_lag),
-        "drop_late": limits.order.drop_late,
+        "on_late": limits.order.on_late,
         "routing": limits.routing.name,
         "max_filtered": None if sampling is None else sampling.max_filtered,
         "smallest_batch": None if sampling is None else sampling.smallest_batch,
@@ -96,7 +96,7 @@ def limits_from_fields(fields: Mapping[str, Scalar]) -> Limits:
                 str(fields["order"]),
                 schedule,
                 max_lag=_float(fields["max_lag"]),
-                drop_late=bool(fields["drop_late"]),
+                on_late=on_late_of(fields),
             ),
             # Older logs do not have these.
             routing=routing_named(str(fields.get("routing", least_loaded().name))),
@@ -106,6 +106,13 @@ def limits_from_fields(fields: Mapping[str, Scalar]) -> Limits:
         raise ValueError(
             f"the log's header has no {error.args[0]}, so the log cannot be replayed"
         ) from error
+
+
+def on_late_of(fields: Mapping[str, Scalar]) -> OnLateName:
+    """What happens to late groups, of the header of a log; older logs have `drop_late`."""
+    if "on_late" in fields:
+        return cast(OnLateName, str(fields["on_late"]))  # `bounded_lag` checks it
+    return "drop" if fields["drop_late"] else "wait"
 
 
 def eta_changes(log: Log) -> list[tuple[float, float]]:

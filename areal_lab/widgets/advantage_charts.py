@@ -7,6 +7,7 @@ so tables look alike on light and dark pages.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from html import escape
 from typing import Any, Final, NamedTuple
 
 import altair as alt
@@ -23,13 +24,21 @@ from areal_lab.widgets.chart_parts import (
     on_page,
     plain_axis,
     table,
-    words,
 )
+from areal_lab.widgets.figure import Markup
 
 _FULL_COLOR: Final = 2.5
 _OPACITY: Final = 0.75
 _CHANGED: Final = 1e-4
 _SUM: Final = "ΣA²"
+_TABLE: Final = (
+    "border-collapse:separate;border-spacing:2px;table-layout:fixed;width:100%;margin:0;"
+    "text-align:center;font-size:12px;line-height:20px"
+)
+_GRID: Final = (
+    "display:grid;gap:0.8rem 1.4rem;grid-template-columns:"
+    "repeat(auto-fill,minmax(min(100%,270px),1fr))"
+)
 _LINES: Final = (RED, BLUE, GREEN, PURPLE, ORANGE, GREY)
 
 Table = NDArray[np.floating[Any]]
@@ -40,9 +49,7 @@ def advantage_tables(
     *,
     names: Sequence[str],
     before: Mapping[str, Table] | None = None,
-    columns: int = 2,
-    tile: tuple[int, int] = (30, 24),
-) -> alt.TopLevelMixin:
+) -> Markup:
     """A table of advantages for each estimator, with the sum of squares of each prompt.
 
     `tables` are `[prompts, samples]` by the name of the estimator, `before` the same at an earlier
@@ -54,71 +61,28 @@ def advantage_tables(
         raise ValueError(
             f"tables have shapes {sorted(shapes)}, but all must have {len(names)} rows"
         )
-    rows: list[dict[str, object]] = []
+    head = f'<tr><th></th><th colspan="{samples}"></th><th>{_SUM}</th></tr>'
+    found = []
     for estimator, values in tables.items():
-        old = (before or {}).get(estimator, values)
-        for i, prompt in enumerate(names):
-            for k, value in enumerate(values[i].tolist()):
-                rows.append(
-                    {
-                        "estimator": estimator,
-                        "prompt": prompt,
-                        "column": str(k + 1),
-                        "words": compact(value),
-                        "sign": "up" if value > 0 else "down",
-                        "strength": _OPACITY * min(1.0, abs(value) / _FULL_COLOR),
-                        "changed": bool(abs(value - old[i, k]) > _CHANGED),
-                        "A": round(value, 4),
-                    }
-                )
-            total = float(np.square(values[i]).sum())
-            place = {"estimator": estimator, "prompt": prompt, "column": _SUM}
-            rows.append({**place, "words": compact(total), "strength": -1})
-    order = [*(str(k + 1) for k in range(samples)), _SUM]
-    quiet = {"title": None, "ticks": False, "domain": False}
-    chart = alt.Chart().encode(
-        x=alt.X(
-            "column:N",
-            sort=order,
-            scale=alt.Scale(paddingInner=0.08, paddingOuter=0),
-            axis=plain_axis(**quiet, orient="top", labelAngle=0, values=[_SUM]),
-        ),
-        y=alt.Y(
-            "prompt:N",
-            sort=list(names),
-            scale=alt.Scale(paddingInner=0.08, paddingOuter=0),
-            axis=plain_axis(**quiet, labelFontWeight="bold"),
-        ),
-    )
-    tiles = chart.transform_filter("datum.strength >= 0")
-    color = alt.Color(
-        "sign:N", scale=alt.Scale(domain=["up", "down"], range=[BLUE, ORANGE]), legend=None
-    )
-    layers = alt.layer(
-        tiles.mark_rect(cornerRadius=3).encode(
-            color=color,
-            opacity=alt.Opacity("strength:Q", scale=None),
-            tooltip=[alt.Tooltip("prompt:N"), alt.Tooltip("A:Q")],
-        ),
-        tiles.mark_rect(cornerRadius=3, filled=False, color=GREY, opacity=0.45, strokeWidth=0.6),
-        tiles.transform_filter("datum.changed").mark_rect(
-            cornerRadius=3, filled=False, color="currentColor", opacity=0.85, strokeWidth=1.2
-        ),
-        words(tiles, fontSize=12).encode(text=alt.Text("words:N")),
-        words(
-            chart.transform_filter("datum.strength < 0"), fontSize=12, fontWeight="bold", dx=5
-        ).encode(text=alt.Text("words:N")),
-        data=table(rows),
-    ).properties(width=tile[0] * (samples + 1), height=tile[1] * prompts)
-    header = alt.Header(
-        title=None, labelFontSize=13, labelAnchor="start", labelPadding=2, labelLimit=300
-    )
-    facet = alt.Facet("estimator:N", sort=list(tables), header=header)
-    return on_page(
-        layers.facet(facet=facet, columns=columns, spacing={"row": 6, "column": 22})
-        .resolve_axis(x="independent")
-        .configure_view(stroke=None)
-    )
+        changed = np.abs(values - (before or {}).get(estimator, values)) > _CHANGED
+        rows = "".join(
+            f"<tr><th>{escape(name)}</th>{''.join(map(_tile, values[i].tolist(), changed[i]))}"
+            f"<td><b>{compact(float(np.square(values[i]).sum()))}</b></td></tr>"
+            for i, name in enumerate(names)
+        )
+        found.append(
+            f'<table style="{_TABLE}"><caption style="text-align:left">{escape(estimator)}'
+            f"</caption>{head}{rows}</table>"
+        )
+    return Markup(f'<div style="{_GRID}">{"".join(found)}</div>')
+
+
+def _tile(value: float, changed: bool) -> str:
+    strength = _OPACITY * min(1.0, abs(value) / _FULL_COLOR)
+    color = f"{BLUE if value > 0 else ORANGE}{round(255 * strength):02x}"
+    frame = "1.5px solid currentColor" if changed else f"1px solid {GREY}55"
+    style = f"background:{color};border:{frame};border-radius:3px"
+    return f'<td style="{style}" title="{value:.4f}">{compact(value)}</td>'
 
 
 class Curves(NamedTuple):
@@ -135,9 +99,9 @@ class Curves(NamedTuple):
 
 
 def rate_curves(
-    rates: Sequence[float], *pictures: Curves, width: int = 225, height: int = 190
-) -> alt.TopLevelMixin:
-    """Curves over the success rate of a prompt, in adjacent pictures with one legend."""
+    rates: Sequence[float], *pictures: Curves, height: int = 190
+) -> list[alt.TopLevelMixin]:
+    """Curves over the success rate of a prompt, a chart for each picture."""
     if not pictures or any(list(one.values) != list(pictures[0].values) for one in pictures):
         raise ValueError("pictures must be at least one, all with the same names of curves")
     names = list(pictures[0].values)
@@ -158,6 +122,7 @@ def rate_curves(
             symbolType="stroke",
             symbolStrokeWidth=3,
             symbolOpacity=1,
+            columns=2,
         ),
     )
     tooltip = [
@@ -165,7 +130,7 @@ def rate_curves(
         alt.Tooltip("p:Q", format=".2f"),
         alt.Tooltip("value:Q", format=".3f"),
     ]
-    charts: list[Any] = []
+    charts: list[alt.TopLevelMixin] = []
     for picture in pictures:
         y = alt.Y(
             "value:Q",
@@ -179,8 +144,8 @@ def rate_curves(
             alt.Chart(table(_points(rates, picture.values))).mark_line(clip=True, strokeWidth=2.4),
         ]
         drawn = (layer.encode(x=x, y=y, color=color, tooltip=tooltip) for layer in layers)
-        charts.append(alt.layer(*drawn).properties(width=width, height=height))
-    return on_page(alt.hconcat(*charts, spacing=16))
+        charts.append(on_page(alt.layer(*drawn), height=height))
+    return charts
 
 
 def compact(value: float) -> str:

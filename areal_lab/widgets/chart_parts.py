@@ -2,6 +2,9 @@
 
 A notebook cannot know whether its page is light or dark; marimo recolors axes and titles, but no
 marks. So marks have colors that are visible on both, and text has the `currentColor` of the page.
+
+A chart is as wide as its column. Vega gives a fluid width to single charts only, and none to
+concatenated ones: charts that belong together are a sequence, which `columns` puts on the page.
 """
 
 from __future__ import annotations
@@ -9,10 +12,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import altair as alt
 from altair.utils import schemapi
+
+from areal_lab.widgets.figure import Markup
 
 GREY: Final = "#8C8C8C"
 """Color of neutral lines, 3.4:1 on white and 5.1:1 on the dark page."""
@@ -29,7 +34,7 @@ PURPLE: Final = "#B86A99"
 _AS_SVG: Final = {"embedOptions": {"renderer": "svg"}}
 """Not onto a canvas, where `currentColor` is black; programs can also read SVG text."""
 
-_Made = TypeVar("_Made", bound=Callable[..., alt.TopLevelMixin])
+_Made = TypeVar("_Made", bound=Callable[..., object])
 
 
 def quickly(make: _Made) -> _Made:
@@ -38,7 +43,7 @@ def quickly(make: _Made) -> _Made:
     """
 
     @wraps(make)
-    def made(*args: Any, **settings: Any) -> alt.TopLevelMixin:
+    def made(*args: Any, **settings: Any) -> object:
         with schemapi.debug_mode(False):
             return make(*args, **settings)
 
@@ -61,14 +66,55 @@ def words(chart: alt.Chart, **settings: Any) -> alt.Chart:
 
 
 def on_page(chart: Any, **properties: Any) -> alt.TopLevelMixin:
-    """Remove the background of a chart, which would be a slab on a dark page.
+    """Make a chart as wide as its column, without a background, a slab on a dark page.
 
     The chart is changed in place: `chart.properties` copies all of it, a quarter of the time.
     """
-    for name, value in {"background": "transparent", "usermeta": _AS_SVG, **properties}.items():
+    standard = {"background": "transparent", "usermeta": _AS_SVG, "width": "container"}
+    for name, value in (standard | properties).items():
         setattr(chart, name, value)
     page: alt.TopLevelMixin = chart
     return page
+
+
+def titled(text: str) -> alt.TitleParams:
+    """A title above the left end of a chart; a line of the text is a line of the title."""
+    return alt.TitleParams(text.splitlines(), anchor="start", fontSize=13, fontWeight="normal")
+
+
+class Html(Protocol):
+    """A part of a page, such as `marimo.as_html(chart)`."""
+
+    @property
+    def text(self) -> str:
+        """Its markup."""
+
+
+def columns(*parts: Html, least_px: int = 300) -> Markup:
+    """Parts of a page beside each other, or below each other where a column would be too narrow.
+
+    `least_px` is the least width of a column in CSS pixels. For charts: `columns(*map(mo.as_html,
+    charts))`.
+    """
+    cells = "".join(f'<div style="min-width:0">{one.text}</div>' for one in parts)
+    tracks = f"repeat(auto-fit,minmax(min(100%,{least_px}px),1fr))"
+    style = f"display:grid;gap:1rem;align-items:center;grid-template-columns:{tracks}"
+    return Markup(f'<div style="{style}">{cells}</div>')
+
+
+def legend(colors: Mapping[str, str], *, shapes: Mapping[str, str] | None = None) -> str:
+    """One legend for several charts as HTML that wraps: colors of lines, then signs of points.
+
+    `colors` are CSS colors by name, `shapes` letters by name.
+    """
+    parts = [
+        f'<span style="color:{color};font-size:1.4em">&#9473;</span>&nbsp;{name}'
+        for name, color in colors.items()
+    ]
+    parts += [f"{sign}&nbsp;{name}" for name, sign in (shapes or {}).items()]
+    return " ".join(
+        f'<span style="margin-right:1.2em;white-space:nowrap">{part}</span>' for part in parts
+    )
 
 
 def plain_axis(**settings: Any) -> alt.Axis:

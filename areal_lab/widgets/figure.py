@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Final
 from xml.etree import ElementTree
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from matplotlib.figure import Figure
 
 _SVG: Final = "http://www.w3.org/2000/svg"
@@ -26,6 +28,9 @@ _PAPER: Final = "var(--background, var(--md-default-bg-color, Canvas))"
 """Background of marimo's pages, of Material's and Zensical's, and of any other page."""
 _LARGEST: Final = 1.8
 """Largest size on the page, in CSS pixels per point: letters of 9 pt are then 16 px high."""
+_NARROW, _WIDE = 3.6, 7.0
+"""Inches of a phone's column, and of a notebook's."""
+_PHONE_PX: Final = 600
 _COLOR: Final = re.compile(r"(?<![\w-])(fill|stroke): ?(#[0-9a-f]{6})", re.IGNORECASE)
 _OPACITY: Final = re.compile(r"(?<![\w-])(fill-opacity|stroke-opacity): ?([\d.]+);?")
 _REFERENCE: Final = re.compile(r"url\(#([^)]+)\)")
@@ -35,8 +40,8 @@ _SHORT_FONT: Final = re.compile(r"font: ?([^;]*?)([\d.]+)px [^;]+;?")
 _numbers = itertools.count(1)
 
 
-class Svg(str):
-    """Markup of one picture, a string that marimo and Jupyter show as the picture."""
+class Markup(str):
+    """HTML as a string that marimo and Jupyter show as what it describes."""
 
     __slots__ = ()
 
@@ -45,15 +50,21 @@ class Svg(str):
 
     def _display_(self) -> object:
         """Display for marimo, which would show a plain string as text."""
-        return _Markup(self)
+        return _Shown(self)
 
 
-class _Markup:
+class _Shown:
     def __init__(self, markup: str) -> None:
         self._markup = markup
 
     def _repr_html_(self) -> str:
         return str(self._markup)
+
+
+class Svg(Markup):
+    """Markup of one picture."""
+
+    __slots__ = ()
 
 
 def svg(figure: Figure, *, alt: str | None = None) -> Svg:
@@ -87,6 +98,21 @@ def svg(figure: Figure, *, alt: str | None = None) -> Svg:
         }
     )
     return Svg(re.sub(r"\s*\n\s*", " ", ElementTree.tostring(root, encoding="unicode")))
+
+
+def fluid_svg(draw: Callable[..., Figure]) -> Markup:
+    """Convert a figure into SVG with readable letters on a phone, too: drawn for two widths.
+
+    `draw(width=...)` makes the figure, `width` in inches; the page shows the one that fits.
+    """
+    narrow, wide = svg(draw(width=_NARROW)), svg(draw(width=_WIDE))
+    name = f"fluid-{next(_numbers)}"
+    first, last = f".{name} > :first-child", f".{name} > :last-child"
+    return Markup(
+        f"<style>{first} {{ display: none }} @media (max-width: {_PHONE_PX}px) "
+        f"{{ {first} {{ display: block }} {last} {{ display: none }} }}</style>"
+        f'<div class="{name}"><div>{narrow}</div><div>{wide}</div></div>'
+    )
 
 
 def _rendered(figure: Figure) -> bytes:

@@ -19,16 +19,25 @@ from numpy.typing import NDArray
 
 from areal_lab.capacity import check_eta
 from areal_lab.runlog.trained_samples import TrainedSample
-from areal_lab.widgets.chart_parts import BLUE, GREY, RED, on_page, plain_axis, quickly, table
+from areal_lab.widgets.chart_parts import (
+    BLUE,
+    GREY,
+    RED,
+    on_page,
+    plain_axis,
+    quickly,
+    table,
+    titled,
+)
 from areal_lab.widgets.figure import Svg
 
 _BLUE, _RED, _GREY = "#2787C9", "#D55E00", "#8C8C8C"
 """As in `chart_parts`, which imports altair."""
 _PLACES: Final = 11
 """Number of lags with a fixed place; the axis stays while eta changes."""
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52.0, 692.0, 22.0, 190.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52.0, 8.0, 22.0, 190.0
+"""Pixels left and right of the bars; their upper and lower end."""
 _HEIGHT: Final = 232
-_WIDTH: Final = 700
 _TICKS: Final = (0, 25, 50, 75, 100)
 _LEAST: Final = 0.0005
 """Smallest share with a number, 0.1 % when rounded."""
@@ -61,24 +70,26 @@ def lag_bars(
     `shares` are means and intervals by lag in versions, from 0 to 1.
     """
     places = max([_PLACES, *(lag + 1 for lag in (*shares, *before))])
-    band = (_RIGHT - _LEFT) / places
-    parts = [*_axes(places, band)]
+    band = 100 / places  # in percent of the width, so that letters keep their size on any page
+    parts = [*_ticks(places, band)]
     for lag, share in before.items():
         parts.append(_bar(lag, share.mean, band, 0.92, _GREY, opacity=0.3))
     for lag, share in shares.items():
         parts += _bar_with_interval(lag, share, band, _RED if lag > eta else _BLUE)
     if eta < places:
-        x = _LEFT + (int(eta) + 1) * band
+        x = (int(eta) + 1) * band
         parts.append(
-            f'<path d="M{x:.1f} {_TOP - 14} V{_BOTTOM}" stroke="{_RED}" stroke-dasharray="4 3"/>'
-            f'<text x="{x + 5:.1f}" y="{_TOP - 6}">η = {eta:g}</text>'
+            f'<line x1="{x:.2f}%" x2="{x:.2f}%" y1="{_TOP - 14}" y2="{_BOTTOM}" stroke="{_RED}" '
+            f'stroke-dasharray="4 3"/>'
+            f'<text x="{x:.2f}%" dx="5" y="{_TOP - 6}">η = {eta:g}</text>'
         )
     told = ", ".join(f"lag {lag}: {share.mean:.1%}" for lag, share in shares.items())
     alt = escape(f"Bars: share of the trained tokens by lag. eta is {eta:g}. {told}.", quote=True)
     return Svg(
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
-        f'aria-label="{alt}" fill="currentColor" font-size="12" '
-        f'style="display: block; width: 100%; max-width: 860px">{"".join(parts)}</svg>'
+        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{alt}" '
+        f'fill="currentColor" font-size="12" width="100%" height="{_HEIGHT}" '
+        f'style="display: block; box-sizing: border-box; overflow: visible; '
+        f'padding: 0 {_RIGHT}px 0 {_LEFT}px">{_TITLES}{"".join(parts)}</svg>'
     )
 
 
@@ -89,47 +100,48 @@ def _y(share: float) -> float:
 def _bar(
     lag: int, share: float, band: float, part: float, color: str, *, opacity: float = 1.0
 ) -> str:
-    x, y = _LEFT + (lag + (1 - part) / 2) * band, _y(share)
+    x, y = (lag + (1 - part) / 2) * band, _y(share)
     return (
-        f'<rect x="{x:.1f}" y="{y:.1f}" width="{part * band:.1f}" height="{_BOTTOM - y:.1f}" '
+        f'<rect x="{x:.2f}%" y="{y:.1f}" width="{part * band:.2f}%" height="{_BOTTOM - y:.1f}" '
         f'fill="{color}" fill-opacity="{opacity:g}"/>'
     )
 
 
 def _bar_with_interval(lag: int, share: Interval, band: float, color: str) -> Iterator[str]:
     yield _bar(lag, share.mean, band, 0.6, color)
-    middle = _LEFT + (lag + 0.5) * band
+    middle = (lag + 0.5) * band
     top = _y(max(share.high, share.mean))
     if share.low < share.high:
         yield (
-            f'<path d="M{middle:.1f} {_y(share.low):.1f} V{top:.1f}" stroke="currentColor" '
-            'stroke-width="1.5"/>'
+            f'<line x1="{middle:.2f}%" x2="{middle:.2f}%" y1="{_y(share.low):.1f}" '
+            f'y2="{top:.1f}" stroke="currentColor" stroke-width="1.5"/>'
         )
     if share.mean >= _LEAST:
         yield (
-            f'<text x="{middle:.1f}" y="{top - 5:.1f}" text-anchor="middle">'
-            f"{100 * share.mean:.1f} %</text>"
+            f'<text x="{middle:.2f}%" y="{top - 5:.1f}" text-anchor="middle">'
+            f"{100 * share.mean:.1f}</text>"
         )
 
 
-def _axes(places: int, band: float) -> Iterator[str]:
+def _ticks(places: int, band: float) -> Iterator[str]:
     for tick in _TICKS:
         y = _y(tick / 100)
         yield (
-            f'<path d="M{_LEFT} {y:.1f} H{_RIGHT}" stroke="currentColor" '
+            f'<line x2="100%" y1="{y:.1f}" y2="{y:.1f}" stroke="currentColor" '
             f'stroke-opacity="{0.5 if tick == 0 else 0.12}"/>'
-            f'<text x="{_LEFT - 7}" y="{y + 4:.1f}" text-anchor="end">{tick}</text>'
+            f'<text x="-7" y="{y + 4:.1f}" text-anchor="end">{tick}</text>'
         )
     for lag in range(places):
-        x = _LEFT + (lag + 0.5) * band
-        yield f'<text x="{x:.1f}" y="{_BOTTOM + 16}" text-anchor="middle">{lag}</text>'
-    middle_x, middle_y = (_LEFT + _RIGHT) / 2, (_TOP + _BOTTOM) / 2
-    yield (
-        f'<text x="{middle_x}" y="{_BOTTOM + 35}" text-anchor="middle">'
-        "lag of a trained token (versions)</text>"
-        f'<text x="14" y="{middle_y}" text-anchor="middle" '
-        f'transform="rotate(-90 14 {middle_y})">share of tokens (%)</text>'
-    )
+        x = (lag + 0.5) * band
+        yield f'<text x="{x:.2f}%" y="{_BOTTOM + 16}" text-anchor="middle">{lag}</text>'
+
+
+_MIDDLE: Final = (_TOP + _BOTTOM) / 2
+_TITLES: Final = (
+    f'<text x="50%" y="{_BOTTOM + 35}" text-anchor="middle">lag of a trained token (versions)'
+    f'</text><text x="{14 - _LEFT}" y="{_MIDDLE}" text-anchor="middle" '
+    f'transform="rotate(-90 {14 - _LEFT} {_MIDDLE})">share of tokens (%)</text>'
+)
 
 
 _WITHIN: Final = ("#B3D4EE", "#2165A3")
@@ -175,17 +187,19 @@ def _between(first: str, last: str, count: int) -> list[str]:
 
 
 _COLORS: Final = (RED, BLUE, "#009E73")
-_DASHES: Final = ((1, 0), (6, 3), (2, 2))
+_DASHES: Final = ((1, 0), (1, 0), (3, 3))
+_WIDTHS: Final = (2.4, 8.0, 2.4)
+_OPACITIES: Final = (1.0, 0.4, 1.0)
 
 
 @quickly
 def order_curves(
     oldest: Mapping[str, Mapping[float, int]],
     seconds: Mapping[str, Mapping[float, Interval]],
-    *,
-    width: int = 255,
-) -> alt.TopLevelMixin:
-    """Effect of eta with each batch order: the oldest trained token, and the seconds of a step.
+) -> list[alt.TopLevelMixin]:
+    """Effect of eta with each batch order, two charts: the oldest trained token, seconds of a step.
+
+    Orders with equal values are visible at once: the second line is wide and pale, the third thin.
 
     `seconds` has the duration of a training step by eta for each order.
     """
@@ -205,12 +219,21 @@ def order_curves(
         for one, lag in oldest[name].items()
     ]
     legend = alt.Legend(
-        orient="bottom", title=None, labelFontSize=12, labelLimit=300, symbolSize=200
+        orient="bottom",
+        title=None,
+        labelFontSize=12,
+        labelLimit=300,
+        symbolType="stroke",
+        columns=1,
     )
+    widths = alt.Scale(domain=names, range=list(_WIDTHS[: len(names)]))
+    opacities = alt.Scale(domain=names, range=list(_OPACITIES[: len(names)]))
     base = alt.Chart(table(rows)).encode(
         x=alt.X("eta:Q", title="eta (versions)", axis=plain_axis(tickMinStep=1)),
         color=alt.Color("order:N", scale=scale, legend=legend),
         strokeDash=alt.StrokeDash("order:N", scale=dash, legend=legend),
+        strokeWidth=alt.StrokeWidth("order:N", scale=widths, legend=legend),
+        opacity=alt.Opacity("order:N", scale=opacities, legend=legend),
         tooltip=[
             alt.Tooltip("order:N"),
             alt.Tooltip("eta:Q"),
@@ -226,21 +249,23 @@ def order_curves(
         naive.mark_line(color=GREY, strokeWidth=7, opacity=0.35).encode(
             x=alt.X("eta:Q"), y=alt.Y("oldest:Q")
         ),
-        base.mark_line(strokeWidth=2.2, point=points).encode(
+        base.mark_line(point=points).encode(
             y=alt.Y("oldest:Q", title="", axis=plain_axis(tickMinStep=1))
         ),
-    ).properties(width=width, height=230, title=_titled("oldest trained token (versions)"))
+    )
     right = alt.layer(
-        base.mark_rule(strokeWidth=1.5).encode(
-            y=alt.Y("low:Q"), y2=alt.Y2("high:Q"), strokeDash=alt.value([1, 0])
+        base.mark_rule().encode(
+            y=alt.Y("low:Q"),
+            y2=alt.Y2("high:Q"),
+            strokeDash=alt.value([1, 0]),
+            strokeWidth=alt.value(1.5),
         ),
-        base.mark_line(strokeWidth=2.2, point=points).encode(
+        base.mark_line(point=points).encode(
             y=alt.Y("seconds:Q", title="", axis=plain_axis(), scale=alt.Scale(zero=True))
         ),
-    ).properties(width=width, height=230, title=_titled("seconds of a training step"))
-    panels = alt.hconcat(left, right, spacing=60, bounds="flush").configure_view(stroke=None)
-    return on_page(panels)
-
-
-def _titled(text: str) -> alt.TitleParams:
-    return alt.TitleParams(text, anchor="start", fontSize=13, fontWeight="normal")
+    )
+    titles = ("oldest trained token (versions)", "seconds of a training step")
+    return [
+        on_page(chart, height=230, title=titled(title))
+        for chart, title in zip((left, right), titles, strict=True)
+    ]

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import altair as alt
 
@@ -46,13 +46,12 @@ def pareto_chart(
     tooltips: Mapping[str, str] = MappingProxyType({}),
     x_domain: tuple[float, float] | None = None,
     y_domain: tuple[float, float] | None = None,
-    width: int | Literal["container"] = 560,
     height: int = 380,
 ) -> alt.TopLevelMixin:
     """The chart, for `mo.ui.altair_chart(..., chart_selection=False)`.
 
     `tooltips` are keys of the points, with their titles. An axis domain of None takes round numbers
-    around the points. `width` is in pixels, or `container` for the width of the page's column.
+    around the points.
     """
     rows = [dict(point) for point in points]
     if not rows:
@@ -122,7 +121,7 @@ def pareto_chart(
         # On top of all others, where it catches the pointer.
         base.mark_point(size=60, filled=True, opacity=0).encode(tooltip=shown).add_params(picked),
     ]
-    return on_page(alt.layer(*layers), width=width, height=height)
+    return on_page(alt.layer(*layers), height=height)
 
 
 def chosen_number(selections: Mapping[str, Any]) -> int | None:

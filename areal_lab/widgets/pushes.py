@@ -23,6 +23,7 @@ from areal_lab.widgets.chart_parts import (
     plain_axis,
     quickly,
     table,
+    titled,
     words,
 )
 
@@ -32,7 +33,7 @@ _ZERO: Final = 1e-9
 
 @quickly
 def push_arrows(
-    pushes: Mapping[str, float], *, unclipped: float, width: int = 460, row_height: int = 28
+    pushes: Mapping[str, float], *, unclipped: float, row_height: int = 28
 ) -> alt.TopLevelMixin:
     """One arrow for each loss, from 0; beyond 6 it ends at the edge, with its number.
 
@@ -55,7 +56,7 @@ def push_arrows(
         )
     y = alt.Y("loss:N", sort=list(pushes), axis=plain_axis(title=None, ticks=False, domain=False))
     scale = alt.Scale(domain=[-_LARGEST_ARROW, _LARGEST_ARROW])
-    title = "push on log π_θ:  less likely  ←  0  →  more likely"
+    title = "push:  less likely  ←  0  →  more likely"
     x = alt.X("push:Q", scale=scale, axis=plain_axis(title=title))
     chart = alt.Chart(table(rows))
     layers: list[Any] = [
@@ -77,20 +78,17 @@ def push_arrows(
                 x=x, y=y, text=alt.Text("words:N")
             )
         )
-    return on_page(alt.layer(*layers), width=width, height=row_height * len(rows))
+    return on_page(alt.layer(*layers), height=row_height * len(rows))
 
 
-@quickly
 def push_fields(
     fields: Mapping[str, NDArray[np.floating[Any]]],
     ratios: Sequence[float],
     weights: Sequence[float],
     *,
-    columns: int = 2,
-    width: int = 250,
     height: int = 140,
-) -> alt.TopLevelMixin:
-    """A plane of arrows for each loss; a hollow dot where a loss has no gradient.
+) -> list[alt.TopLevelMixin]:
+    """A chart for each loss, a plane of arrows; a hollow dot where the loss has no gradient.
 
     The length of an arrow grows with the root of its push: four times the push is twice as long.
     `fields` has pushes by the name of the loss, `[ratios, weights]`.
@@ -101,13 +99,13 @@ def push_fields(
             raise ValueError(f"the field of {name} has shape {field.shape}, but the grid {shape}")
     spacing = math.log(ratios[-1] / ratios[0]) / (len(ratios) - 1)
     strongest = max(float(np.abs(field).max()) for field in fields.values()) or 1.0
-    rows: list[dict[str, object]] = []
+    charts: list[alt.TopLevelMixin] = []
     for name, field in fields.items():
+        rows: list[dict[str, object]] = []
         for (i, j), push in np.ndenumerate(field):
             length = 0.95 * spacing * math.sqrt(abs(push) / strongest)
             rows.append(
                 {
-                    "loss": name,
                     "r": ratios[i],
                     "w": weights[j],
                     "to": ratios[i] * math.exp(math.copysign(length, push)),
@@ -115,11 +113,22 @@ def push_fields(
                     "push": round(float(push), 3),
                 }
             )
-    x = alt.X("r:Q", **_log_axis("ratio  r = π_θ / π_prox", ratios))
-    y = alt.Y("w:Q", **_log_axis("weight  w", weights))
+        charts.append(_plane(name, rows, ratios, weights, height))
+    return charts
+
+
+@quickly
+def _plane(
+    name: str,
+    rows: Sequence[Mapping[str, object]],
+    ratios: Sequence[float],
+    weights: Sequence[float],
+    height: int,
+) -> alt.TopLevelMixin:
+    across = _log_axis("ratio r (log)", ratios)
     chart = alt.Chart().encode(
-        x=x,
-        y=y,
+        x=alt.X("r:Q", **across),
+        y=alt.Y("w:Q", **_log_axis("weight w (log)", weights)),
         tooltip=[
             alt.Tooltip("r:Q", format=".2f"),
             alt.Tooltip("w:Q", format=".2f"),
@@ -131,14 +140,12 @@ def push_fields(
         alt.Chart().mark_rule(strokeDash=[3, 4], color=GREY, opacity=0.6).encode(x=alt.datum(1)),
         pushed.mark_rule(color=BLUE, strokeWidth=1.6).encode(x2=alt.X2("to")),
         pushed.mark_point(filled=True, size=30, color=BLUE, opacity=1).encode(
-            x=alt.X("to:Q", **_log_axis("ratio  r = π_θ / π_prox", ratios)), shape=_heads()
+            x=alt.X("to:Q", **across), shape=_heads()
         ),
         chart.transform_filter("datum.kind == 'none'").mark_point(size=16, color=GREY),
         data=table(rows),
-    ).properties(width=width, height=height)
-    header = alt.Header(title=None, labelFontSize=13, labelAnchor="start", labelPadding=4)
-    facet = alt.Facet("loss:N", sort=list(fields), header=header)
-    return on_page(layers.facet(facet=facet, columns=columns, spacing=12))
+    )
+    return on_page(layers, height=height, title=titled(name))
 
 
 def _log_axis(title: str, places: Sequence[float]) -> dict[str, Any]:
@@ -161,7 +168,6 @@ def push_curves(
     actual: Sequence[float],
     *,
     names: tuple[str, str] = ("as retold", "as it is"),
-    width: int = 360,
     height: int = 170,
 ) -> alt.TopLevelMixin:
     """Push along the ratio, in a retelling (dashed) and in the loss itself (solid)."""
@@ -176,7 +182,7 @@ def push_curves(
         },
         y_title="push",
     )
-    return on_page(chart, width=width, height=height)
+    return on_page(chart, height=height)
 
 
 @quickly
@@ -186,7 +192,6 @@ def ratio_paths(
     *,
     clip_epsilon: float,
     names: tuple[str, str] = ("as retold", "as it is"),
-    width: int = 360,
     height: int = 170,
 ) -> alt.TopLevelMixin:
     """Ratio of a token after each step of descent, in a retelling (dashed) and in the loss
@@ -203,7 +208,7 @@ def ratio_paths(
             y_title="ratio r",
         ),
     )
-    return on_page(chart, width=width, height=height)
+    return on_page(chart, height=height)
 
 
 def _two_lines(

@@ -59,7 +59,6 @@ def ratio_plane(
     *,
     clip_epsilon: float,
     advantage: float,
-    width: int = 520,
     height: int = 340,
 ) -> alt.TopLevelMixin:
     """The plane with the regions that each clip drops, and the token as a point to drag.
@@ -74,11 +73,11 @@ def ratio_plane(
     start = TokenRatios(*(_nearest(value) for value in token))
     chart = alt.layer(
         *_regions(clip_epsilon, advantage > 0),
-        *_on_policy(width, height, advantage > 0),
+        *_on_policy(advantage > 0),
         *_labels(clip_epsilon, advantage > 0),
         *_point(start),
     )
-    return on_page(chart, width=width, height=height)
+    return on_page(chart, height=height)
 
 
 def dragged_token(selections: Mapping[str, Any], start: TokenRatios) -> TokenRatios:
@@ -97,7 +96,10 @@ def _nearest(value: float) -> float:
 
 def _axis(title: str) -> alt.Axis:
     values = [0.25, 0.4, 0.5, 0.6, 0.8, 1, 1.2, 1.5, 2, 2.5, 3, 4]
-    return plain_axis(title=title, titleFontSize=13, values=values, format="~g")
+    return plain_axis(
+        **{"title": title, "titleFontSize": 13, "values": values, "format": "~g"},
+        **{"labelOverlap": "greedy", "labelSeparation": 4},
+    )
 
 
 def _scale() -> alt.Scale:
@@ -132,26 +134,26 @@ def _regions(clip_epsilon: float, positive: bool) -> list[alt.Chart]:
         alt.Chart(box)
         .mark_rect(color=BLUE, opacity=0.22)
         .encode(
-            x=_x(axis=_axis("ratio  r = π_θ / π_prox")),
+            x=_x(axis=_axis("ratio r: trained / proximal policy")),
             x2=alt.X2("r2"),
-            y=_y(axis=_axis("weight  w = π_prox / π_behav")),
+            y=_y(axis=_axis("weight w: proximal / behavior policy")),
             y2=alt.Y2("w2"),
         ),
         alt.Chart(table([{"r": bound}])).mark_rule(color=BLUE, strokeWidth=2).encode(x=_x()),
     ]
 
 
-def _on_policy(width: int, height: int, positive: bool) -> list[alt.Chart]:
+def _on_policy(positive: bool) -> list[alt.Chart]:
     """Lines on which the trained policy equals one of the other two."""
     low, high = 1 / LARGEST, LARGEST
     same = table([{"r": low, "w": high}, {"r": high, "w": low}])
     dash: dict[str, Any] = {"strokeDash": [3, 4], "color": GREY}
-    slope = math.degrees(math.atan2(height, width))
+    slope = alt.expr("atan2(height, width) * 180 / PI")
     # Next to the lines, in the region where both losses learn.
     on_prox, on_behavior, side = (0.44, 0.36, 14) if positive else (2.4, 2.2, -11)
     said: list[tuple[float, float, str, dict[str, Any]]] = [
-        (1.0, on_prox, "π_θ = π_prox", {"angle": 270, "dy": -8}),
-        (on_behavior, 1 / on_behavior, "π_θ = π_behav", {"angle": slope, "dy": side}),
+        (1.0, on_prox, "r = 1", {"angle": 270, "dy": -8}),
+        (on_behavior, 1 / on_behavior, "r·w = 1", {"angle": slope, "dy": side}),
     ]
     return [
         alt.Chart(table([{"r": 1}])).mark_rule(**dash).encode(x=_x()),
@@ -170,15 +172,15 @@ def _labels(clip_epsilon: float, positive: bool) -> list[alt.Chart]:
     places = (
         [
             (0.27, 0.3, "left", "both learn"),
-            (0.96 * (1 + clip_epsilon), 3.3, "right", "only decoupled PPO learns"),
-            (3.8, 0.29, "right", "only PPO learns"),
+            (0.96 * (1 + clip_epsilon), 3.3, "right", "only decoupled"),
+            (3.8, 0.29, "right", "only PPO"),
             (3.8, 3.3, "right", "neither learns"),
         ]
         if positive
         else [
             (3.8, 3.3, "right", "both learn"),
-            (1.05 * (1 - clip_epsilon), 0.3, "left", "only decoupled PPO learns"),
-            (0.95 * (1 - clip_epsilon), 3.3, "right", "only PPO learns"),
+            (1.05 * (1 - clip_epsilon), 0.3, "left", "only decoupled"),
+            (0.95 * (1 - clip_epsilon), 3.3, "right", "only PPO"),
             (0.27, 0.3, "left", "neither learns"),
         ]
     )

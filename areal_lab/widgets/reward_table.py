@@ -24,7 +24,7 @@ def reward_table(
     *,
     names: Sequence[str],
     lengths: Sequence[Sequence[int]] | None = None,
-    tile: tuple[int, int] = (58, 40),
+    tile_height: int = 40,
 ) -> alt.TopLevelMixin:
     """Tiles of rewards; a click turns a right response into a wrong one and back.
 
@@ -65,14 +65,13 @@ def reward_table(
     layers: list[Any] = [
         tiles.add_params(picked),
         mark.encode(text=alt.when(picked).then(alt.value("1")).otherwise(alt.value("0"))),
-        _counts(base, picked, names, samples, tile),
+        _counts(base, picked, names, samples),
     ]
     if lengths is not None:
-        layers.insert(2, words(base, fontSize=12, dy=11).encode(text=alt.Text("tokens:N")))
+        layers.insert(2, words(base, fontSize=10, dy=11).encode(text=alt.Text("tokens:N")))
     return on_page(
         alt.layer(*layers).configure_view(stroke=None),
-        width=tile[0] * samples,
-        height=tile[1] * len(rewards),
+        height=tile_height * len(rewards),
     )
 
 
@@ -127,16 +126,15 @@ def _counts(
     picked: alt.Parameter,
     names: Sequence[str],
     samples: int,
-    tile: tuple[int, int],
 ) -> Any:
     """Number of right samples, next to each row: counted on the page after each click."""
     counted = (
         base.transform_calculate(hit=f"vlSelectionTest('{picked.name}_store', datum) ? 1 : 0")
         .transform_aggregate(right="sum(hit)", groupby=["prompt"])
-        .transform_calculate(said=f"datum.right + ' of {samples} right'")
+        .transform_calculate(said=f"datum.right + ' of {samples}'")
     )
-    return words(counted, align="left").encode(
-        x=alt.value(tile[0] * samples + 10),
+    return words(counted, align="left", dx=8).encode(
+        x=alt.value("width"),
         y=alt.Y("prompt:N", sort=list(names)),
         text=alt.Text("said:N"),
     )

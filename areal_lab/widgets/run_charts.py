@@ -28,6 +28,7 @@ from areal_lab.widgets.chart_parts import (
     plain_axis,
     quickly,
     table,
+    titled,
     words,
 )
 
@@ -116,11 +117,8 @@ def recent_lags(log: Log, *, batches: int = MEAN_OVER) -> dict[int, LagShare]:
 
 
 @quickly
-def reward_chart(log: Log, *, width: int | str = "container") -> alt.TopLevelMixin:
-    """Reward of the last 100 training steps with its running mean, and manual requests.
-
-    `width` is in pixels, or `container` for the width of the page's column.
-    """
+def reward_chart(log: Log) -> alt.TopLevelMixin:
+    """Reward of the last 100 training steps with its running mean, and manual requests."""
     steps = steps_of(log)[-SHOWN_STEPS:]
     rows = [
         {"step": one.step, "reward": one.reward, "mean": one.running_mean}
@@ -146,15 +144,12 @@ def reward_chart(log: Log, *, width: int | str = "container") -> alt.TopLevelMix
         base.mark_line(color=BLUE, strokeWidth=2.5).encode(y=alt.Y("mean:Q", **y)),
     ]
     title = f"mean reward of each batch; line: of the last {MEAN_OVER}"
-    return on_page(alt.layer(*layers), width=width, height=_REWARD_HEIGHT, title=_titled(title))
+    return on_page(alt.layer(*layers), height=_REWARD_HEIGHT, title=titled(title))
 
 
 @quickly
-def lag_chart(log: Log, *, width: int | str = "container") -> alt.TopLevelMixin:
-    """Lags of the trained tokens of the last 100 steps: youngest to oldest, red beyond eta.
-
-    `width` is as in `reward_chart`.
-    """
+def lag_chart(log: Log) -> alt.TopLevelMixin:
+    """Lags of the trained tokens of the last 100 steps: youngest to oldest, red beyond eta."""
     steps = steps_of(log)[-SHOWN_STEPS:]
     rows = [
         {
@@ -197,18 +192,16 @@ def lag_chart(log: Log, *, width: int | str = "container") -> alt.TopLevelMixin:
             y=alt.Y("eta:Q", **y)
         ),
     ]
-    title = "lag of each batch, youngest to oldest token; red: beyond eta (dashed); point: mean"
-    return on_page(alt.layer(*layers), width=width, height=_LAG_HEIGHT, title=_titled(title))
+    title = "lag of each batch, youngest to oldest token\nred: beyond eta (dashed); point: mean"
+    return on_page(alt.layer(*layers), height=_LAG_HEIGHT, title=titled(title))
 
 
 @quickly
-def idle_chart(
-    log: Log, *, last_s: float = 60.0, width: int | str = "container"
-) -> alt.TopLevelMixin:
+def idle_chart(log: Log, *, last_s: float = 60.0) -> alt.TopLevelMixin:
     """Idle time of each process by cause, in the last `last_s` seconds of training; pale: all of
     it.
 
-    The causes that the run has had so far keep their places. `width` is as in `reward_chart`.
+    The causes that the run has had so far keep their places.
     """
     activities, (start_s, end_s) = activity(log), training_window(log)
     window = (max(start_s, end_s - last_s), end_s)
@@ -224,14 +217,17 @@ def idle_chart(
         if cause != "busy" and cause not in BLANK and share >= _LEAST_SHARE
     ]
     places = [str(row["what"]) for row in rows]
+    lines, limit = "split(datum.label, ': ')", alt.ExprRef("width < 500 ? 175 : 320")
     y = alt.Y(
         "what:N",
         title=None,
         sort=places,
         scale=alt.Scale(domain=places),
-        axis=plain_axis(labelLimit=340, ticks=False, domain=False),
+        axis=plain_axis(
+            labelExpr=lines, labelOffset=-7, labelLimit=limit, ticks=False, domain=False
+        ),
     )
-    x: dict[str, Any] = {"scale": alt.Scale(domain=[0, 100]), "title": "share of its time (%)"}
+    x: dict[str, Any] = {"scale": alt.Scale(domain=[0, 100]), "title": "% of its time"}
     base = alt.Chart(table([{**row, "text": f"{row['now']:.0f} %"} for row in rows])).encode(y=y)
     length_s = window[1] - window[0]
     layers = [
@@ -243,10 +239,8 @@ def idle_chart(
             x=alt.X("now:Q", **x), text=alt.Text("text:N")
         ),
     ]
-    title = f"idle by cause, last {length_s:.0f} s; pale: the whole training"
-    return on_page(
-        alt.layer(*layers), width=width, height=max(40, 22 * len(rows)), title=_titled(title)
-    )
+    title = f"idle by cause, last {length_s:.0f} s\npale: the whole training"
+    return on_page(alt.layer(*layers), height=max(40, 32 * len(rows)), title=titled(title))
 
 
 def use_between(
@@ -299,17 +293,13 @@ def _finite(value: float) -> float:
     return value if math.isfinite(value) else 0.0
 
 
-def _titled(text: str) -> alt.TitleParams:
-    return alt.TitleParams(text, anchor="start", fontSize=13, fontWeight="normal")
-
-
 _LOSSES: Final = {"standard_ppo": "standard PPO", "decoupled_ppo": "decoupled PPO"}
 _MOST: Final = 0.5
 """End of the axis: half of all tokens move against their advantage, and those are not dropped."""
 
 
 def clipping_chart(
-    by_lag: pandas.DataFrame, reference: pandas.DataFrame, *, width: int = 400, height: int = 200
+    by_lag: pandas.DataFrame, reference: pandas.DataFrame, *, height: int = 200
 ) -> alt.TopLevelMixin:
     """Bars: the share of tokens that the clip drops, by lag, for standard and decoupled PPO."""
     names = list(_LOSSES.values())
@@ -337,7 +327,7 @@ def clipping_chart(
         ],
     )
     numbers = words(shares, dy=-7, fontSize=11).encode(
-        text=alt.Text("share:Q", format=".1%"), color=alt.value("currentColor")
+        text=alt.Text("percent:Q", format=".1f"), color=alt.value("currentColor")
     )
     pale = alt.Chart(table(_bars(reference))).encode(
         x=alt.X("lag:O", axis=under),
@@ -348,12 +338,15 @@ def clipping_chart(
     layers = alt.layer(
         pale.mark_tick(orient="horizontal", opacity=0.4, thickness=2), shares.mark_bar(), numbers
     )
-    return on_page(layers, width=width, height=height)
+    return on_page(layers, height=height)
 
 
 def _bars(by_lag: pandas.DataFrame) -> list[dict[str, Any]]:
     return [
-        {"lag": int(lag), "loss": name, "share": float(row[loss]), "tokens": int(row["tokens"])}
+        {
+            **{"lag": int(lag), "loss": name, "tokens": int(row["tokens"])},
+            **{"share": float(row[loss]), "percent": 100 * float(row[loss])},
+        }
         for lag, row in by_lag.iterrows()
         for loss, name in _LOSSES.items()
     ]
@@ -373,6 +366,4 @@ def parting_chart(pairs: pandas.DataFrame, *, height: int = 180) -> alt.TopLevel
             alt.Tooltip("tokens_second:Q", title="of the second run"),
         ],
     )
-    return on_page(
-        points.mark_circle(size=45, opacity=0.7, color=BLUE), width="container", height=height
-    )
+    return on_page(points.mark_circle(size=45, opacity=0.7, color=BLUE), height=height)

@@ -21,6 +21,7 @@ from areal_lab.widgets.chart_parts import (
     on_page,
     plain_axis,
     table,
+    titled,
     words,
 )
 
@@ -33,7 +34,6 @@ def reward_bands(
     *,
     losses: Sequence[str],
     most: float = 0.8,
-    width: int = 490,
     height: int = 270,
 ) -> alt.TopLevelMixin:
     """Mean reward of each loss over the steps of training, as a line in its 95 % interval."""
@@ -63,7 +63,7 @@ def reward_bands(
         y2=alt.Y2("high:Q"),
         color=_color(losses, shown),
     )
-    return on_page(alt.layer(bands, lines), width=width, height=height)
+    return on_page(alt.layer(bands, lines), height=height)
 
 
 def final_reward_rows(
@@ -72,7 +72,6 @@ def final_reward_rows(
     losses: Sequence[str],
     start: float | None = None,
     most: float = 0.8,
-    width: int = 340,
     row_height: int = 30,
 ) -> alt.TopLevelMixin:
     """Held-out reward of each loss after training: a dot with its 95 % interval and its numbers."""
@@ -89,7 +88,7 @@ def final_reward_rows(
     ]
     y = alt.Y("loss:N", sort=list(rewards), axis=plain_axis(title=None, ticks=False, domain=False))
     scale = alt.Scale(domain=[0, most])
-    x = alt.X("mean:Q", scale=scale, axis=plain_axis(title="held-out reward after training"))
+    x = alt.X("mean:Q", scale=scale, axis=plain_axis(title=None, tickCount=5))
     color = alt.Color("loss:N", scale=_scale(losses, _COLORS), legend=None)
     chart = alt.Chart(table(rows)).encode(y=y)
     layers: list[Any] = [
@@ -99,17 +98,13 @@ def final_reward_rows(
         chart.mark_point(filled=True, size=110, opacity=1).encode(
             x=x, color=color, tooltip=["loss:N", *_numbers("mean", "low", "high")]
         ),
-        words(chart, align="left").encode(x=alt.value(width + 8), text=alt.Text("words:N")),
+        words(chart, align="left", dx=8).encode(x=alt.value("width"), text=alt.Text("words:N")),
     ]
     if start is not None:
-        before = alt.Chart(table([{"mean": start, "words": "before training"}]))
-        layers += [
-            before.mark_rule(color=GREY, strokeDash=[4, 4]).encode(x=x),
-            words(before, align="right", dx=-5, fontSize=12).encode(
-                x=x, y=alt.value(row_height * len(rows) - 6), text=alt.Text("words:N")
-            ),
-        ]
-    return on_page(alt.layer(*layers), width=width, height=row_height * max(1, len(rows)))
+        before = alt.Chart(table([{"mean": start}]))
+        layers.append(before.mark_rule(color=GREY, strokeDash=[4, 4]).encode(x=x))
+    title = "held-out reward after training" + ("" if start is None else "\ndashed: before")
+    return on_page(alt.layer(*layers), height=row_height * max(1, len(rows)), title=titled(title))
 
 
 def gradient_panels(
@@ -117,27 +112,25 @@ def gradient_panels(
     variances: Mapping[str, Sequence[float]],
     *,
     losses: Sequence[str],
-    width: int = 210,
     height: int = 180,
-) -> alt.TopLevelMixin:
-    """Direction and spread of the gradients of samples of each age, for each loss.
+) -> list[alt.TopLevelMixin]:
+    """Direction and spread of the gradients of samples of each age, a chart each.
 
     `cosines` are between the mean gradient of each lag and an unbiased one, by the name of the
     loss; `variances` those of one sample's gradient at each lag, where 1 is that of PPO at lag 0.
     """
     _check_listed({**cosines, **variances}, losses)
-    panels = [
-        _by_lag(values, losses, shown=list(cosines), least=least, most=most).properties(
-            width=width,
+    return [
+        on_page(
+            _by_lag(values, losses, shown=list(cosines), least=least, most=most),
             height=height,
-            title=alt.TitleParams(title, anchor="start", fontSize=13, fontWeight="normal"),
+            title=titled(title),
         )
         for values, title, least, most in (
             (cosines, "cosine with the unbiased gradient", 0.0, 1.08),
             (variances, "variance of a sample (fresh PPO: 1)", 0.0, None),
         )
     ]
-    return on_page(alt.hconcat(*panels, spacing=30).resolve_scale(y="independent"))
 
 
 def _by_lag(
@@ -191,6 +184,7 @@ def _legend(losses: Sequence[str], shown: Sequence[str]) -> alt.Legend:
         symbolSize=500,
         symbolStrokeWidth=3,
         symbolOpacity=1,
+        columns=2,
     )
 
 

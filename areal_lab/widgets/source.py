@@ -38,4 +38,6 @@ def code_of(*functions: Any) -> dict[str, str]:
 def _title(target: Any) -> str:
     if inspect.ismodule(target):
         return f"`{target.__name__}`"
-    return f"`{target.__qualname__}` in `{target.__module__}`"
+    # A zero-width space lets a narrow page break the line there.
+    module = target.__module__.replace(".", ".\N{ZERO WIDTH SPACE}")
+    return f"`{target.__qualname__}` in `{module}`"

@@ -130,7 +130,7 @@ function render({ model, el }) {
     const width = canvas.clientWidth, names = get("_names");
     context.font = fontOf();
     const widest = Math.max(0, ...names.map((name) => context.measureText(name).width));
-    const gutter = Math.ceil(Math.min(widest + 8, 0.3 * width));
+    const gutter = Math.ceil(Math.min(widest + 8, Math.max(150, 0.3 * width)));
     const room = get("_height") || clamp(18 * rows.length, 18, TALLEST_PX);
     const rowPx = clamp(room / Math.max(1, rows.length), ...ROW_PX);
     const height = Math.max(18, Math.min(room, rowPx * rows.length));

@@ -11,7 +11,18 @@ from typing import Any, Final
 
 import altair as alt
 
-from areal_lab.widgets.chart_parts import BLUE, GREEN, GREY, PURPLE, RED, on_page, plain_axis, table
+from areal_lab.widgets.chart_parts import (
+    BLUE,
+    GREEN,
+    GREY,
+    PURPLE,
+    RED,
+    on_page,
+    plain_axis,
+    table,
+    titled,
+)
+from areal_lab.widgets.chart_parts import legend as color_legend
 from reproductions.learning.bounded import BOUNDED, Cell, Evidence
 from reproductions.learning.equal_hours import (
     BOUNDS_OF_DRIFT,
@@ -26,13 +37,11 @@ _HEIGHT: Final = 240
 _COLORS: Final = (GREEN, BLUE, PURPLE, RED)
 """Of the settings, in their order."""
 _DRIFTS: Final = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5]
-_SIGN: Final = '<span style="color:{};font-size:1.3em">&#9679;</span>&nbsp;{}'
 
 
 def legend(names: Sequence[str]) -> str:
     """The colors of the settings, as HTML."""
-    parts = [_SIGN.format(_COLORS[place % len(_COLORS)], name) for place, name in enumerate(names)]
-    return " &emsp; ".join(parts)
+    return color_legend({name: _COLORS[place % len(_COLORS)] for place, name in enumerate(names)})
 
 
 def drift_by_eta(settings: Sequence[AtHours], max_drift: float) -> alt.TopLevelMixin:
@@ -170,5 +179,4 @@ def _bound(max_drift: float, along: str) -> Any:
 
 
 def _finished(chart: Any, text: str) -> alt.TopLevelMixin:
-    title = alt.TitleParams(text, anchor="start", fontSize=13, fontWeight="normal")
-    return on_page(chart, width="container", height=_HEIGHT, title=title)
+    return on_page(chart, height=_HEIGHT, title=titled(text))

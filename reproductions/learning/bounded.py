@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final
 
 from areal_lab.control.drift import advise_on_lag
-from areal_lab.control.schedule import MAX_DRIFT
+from areal_lab.control.schedule import MAX_DRIFT, SAFE_DRIFT
 from areal_lab.plots.style import BLUE, GREY, VERMILION, finished, new_figure
 from reproductions.learning.compare import BySeed, chosen, minus, written
 from reproductions.learning.equal_hours import (
@@ -51,8 +51,6 @@ CONTROLS: Final = (
 UNTRUNCATED: Final = "no loss on truncated"
 STALE: Final = "16"
 """Eta of the controls."""
-SAFE_DRIFT: Final = {"decoupled": MAX_DRIFT, "naive": 0.05}
-"""Bounds on drift of the rule of `where_staleness_hurts`, in nats."""
 _LIMIT: Final = 0.02
 """Loss of reward that counts, as for the rule of `where_staleness_hurts`."""
 _SHOWN: Final = (ORACLE, "1", "4", STALE)

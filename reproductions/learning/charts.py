@@ -11,7 +11,17 @@ from typing import Any, Final, TypeAlias
 
 import altair as alt
 
-from areal_lab.widgets.chart_parts import BLUE, GREY, PURPLE, RED, on_page, plain_axis, table
+from areal_lab.widgets.chart_parts import (
+    BLUE,
+    GREY,
+    PURPLE,
+    RED,
+    on_page,
+    plain_axis,
+    table,
+    titled,
+)
+from areal_lab.widgets.chart_parts import legend as color_legend
 from reproductions.learning.compare import BySeed
 from reproductions.learning.curves import Cost, Extent, points
 from reproductions.learning.setting import ORACLE, Setting
@@ -40,15 +50,8 @@ def curves_of(setting: Setting, eta: str) -> dict[str, BySeed]:
 
 def legend(names: Sequence[str], shapes: Sequence[str] = ()) -> str:
     """One legend for charts beside one another, as HTML: lines or colors, then shapes of points."""
-    parts = [
-        f'<span style="color:{LINES[name]};font-size:1.4em">&#9473;</span>&nbsp;{name}'
-        for name in names
-    ]
-    parts += [f"{sign}&nbsp;{name}" for sign, name in zip(_SIGNS, shapes, strict=False)]
-    return (
-        '<span style="margin-right:1.2em">'
-        + '</span> <span style="margin-right:1.2em">'.join(parts)
-        + "</span>"
+    return color_legend(
+        {name: LINES[name] for name in names}, shapes=dict(zip(shapes, _SIGNS, strict=False))
     )
 
 
@@ -191,5 +194,4 @@ def _cloud(
 
 
 def _finished(chart: Any, text: str) -> alt.TopLevelMixin:
-    title = alt.TitleParams(text, anchor="start", fontSize=13, fontWeight="normal")
-    return on_page(chart, width="container", height=_HEIGHT, title=title)
+    return on_page(chart, height=_HEIGHT, title=titled(text))

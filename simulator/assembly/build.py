@@ -168,7 +168,7 @@ def limits_of(config: SimulationConfig, *, ranks: int = 1) -> Limits:
         ranks=ranks,
         train_steps=workload.steps if workload.whole_run else None,
         schedule=schedule,
-        order=order_named(named.batch_order, schedule, max_lag=lag, drop_late=named.drop_late),
+        order=order_named(named.batch_order, schedule, max_lag=lag, on_late=named.on_late),
         routing=routing_named(config.rollout.routing),
         sampling=sampling,
     )

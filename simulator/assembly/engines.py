@@ -134,6 +134,14 @@ class Engines:
         mean_tokens += fixed / numbers.cache_bytes_per_token(self.model)
         return max(1, min(MOST_RUNNING, int(held / mean_tokens)))
 
+    @property
+    def weight_bytes(self) -> float:
+        """Weights of the model and its draft on one GPU."""
+        weights = self.numbers.weight_bytes(self.model)
+        if self.speculation is not None:
+            weights += self.speculation.weight_bytes(self.model, self.numbers)
+        return weights / self.config.rollout.tensor_parallel
+
     @cached_property
     def cache_tokens(self) -> int:
         """Capacity of one engine's KV cache, without the windows and states of what it runs."""

@@ -61,7 +61,7 @@ def _shown(value: object) -> object:
 def _schedule_rows(config: SimulationConfig) -> Iterator[_Row]:
     schedule, minibatches = config.schedule, config.workload.minibatches
     order = f"schedule.batch_order is {schedule.batch_order}; use schedule.batch_order=bounded_lag"
-    for name in ("max_lag", "drop_late"):
+    for name in ("max_lag", "on_late"):
         yield f"schedule.{name}", schedule.batch_order != "bounded_lag", order
     bounded = schedule.name == "bounded_drift"
     drift = [f"workload.drift.{name}" for name in DriftConfig.model_fields]

@@ -24,6 +24,7 @@ ALIASES: Final[Mapping[str, str]] = MappingProxyType(
         "staleness_limit": "schedule.eta",
         "max_head_offpolicyness": "schedule.eta",
         "rollout.max_head_offpolicyness": "schedule.eta",
+        "schedule.drop_late": "schedule.on_late",
         "gpu": "cluster.gpu",
         "gpus": "cluster.gpus",
         "rollout_gpus": "cluster.rollout_gpus",
@@ -31,7 +32,7 @@ ALIASES: Final[Mapping[str, str]] = MappingProxyType(
         "warmup_steps": "workload.warmup_steps",
     }
 )
-"""Other spellings of a setting: short ones, and AReaL's."""
+"""Other spellings of a setting: short ones, AReaL's, and older ones."""
 
 _PRESETS: Final = Path(__file__).parents[1] / "presets"
 

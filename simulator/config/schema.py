@@ -18,10 +18,10 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import AllowInfNan, Field, model_validator
 
 from areal_lab.config.record import About, Count, NonNegative, Record, Share, Whole
-from areal_lab.config.sections import ScalingConfig
+from areal_lab.config.sections import ReadsDropLate, ScalingConfig
 from areal_lab.control.drift import DriftBound
 from areal_lab.control.limits import SlotsName
-from areal_lab.control.order import OrderName
+from areal_lab.control.order import OnLateName, OrderName
 from areal_lab.control.routing import RoutingName
 from areal_lab.control.schedule import MAX_DRIFT, Schedule, ScheduleName, schedule_named
 
@@ -488,7 +488,7 @@ class ControllerConfig(Record):
     """Programs of `spmd`; 0 takes the data-parallel ranks of the trainer."""
 
 
-class ScheduleConfig(Record):
+class ScheduleConfig(ReadsDropLate):
     """How generation and training interleave (`areal_lab.control.schedule`)."""
 
     name: ScheduleName = "asynchronous"
@@ -507,8 +507,10 @@ class ScheduleConfig(Record):
     """Which finished prompts make up the next batch."""
     max_lag: Annotated[NonNegative, About(unit="versions")] = 0.0
     """Hard bound on the age of trained prompts, for `bounded_lag`; 0 takes eta."""
-    drop_late: bool = False
-    """With `bounded_lag`: drop prompts that would exceed the bound instead of waiting for them."""
+    on_late: OnLateName = "wait"
+    """With `bounded_lag`, what happens to prompts that would exceed the bound: training waits for
+    them before that (`wait`), or drops them and generates others (`drop`), or the same ones again
+    with the current weights (`recycle`), whose responses then have the same lengths."""
     max_concurrent_prompts: Whole = 0
     """Maximum prompts in flight; 0 takes what the engines can run, at least a batch."""
     slots: SlotsName = "groups"

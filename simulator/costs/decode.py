@@ -148,10 +148,13 @@ class DecodeCost:
 
         $$ n E + \sum_{k=n}^{m-1} (g + k d) $$
         """
-        first_s = self.base_s(sequences) + self.context_token_s * context_tokens
-        first_s += self._added_s(sequences)
-        growth_s, least_s = self.context_token_s * sequences, self._least_s(sequences)
-        waiting = _waiting_steps(least_s - first_s, growth_s, steps)
+        token_s = self.context_token_s
+        first_s = self.base_s(sequences) + token_s * context_tokens
+        if not self.overlap:
+            first_s += self.cpu_s(sequences)
+        growth_s = token_s * sequences
+        least_s = self.floor_s + self.engine_sequence_s * sequences
+        waiting = _waiting_steps(least_s - first_s, growth_s, steps) if first_s < least_s else 0
         reading = steps * (steps - 1) // 2 - waiting * (waiting - 1) // 2
         return waiting * least_s + (steps - waiting) * first_s + growth_s * reading
 

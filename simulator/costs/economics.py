@@ -14,6 +14,40 @@ from simulator.catalogue.gpu import GPU, Price
 
 HOUR_S = 3600.0
 OVERHEAD = "overhead"
+_MOST_EXPONENT = 700.0
+"""Above it, `math.exp` overflows."""
+
+
+def interruption_factor(*, per_h: float, checkpoint_h: float, restart_h: float) -> float:
+    r"""Expected time of a run that is interrupted, over its time without interruptions.
+
+    $$ e^{\lambda R} \, \frac{e^{\lambda \tau} - 1}{\lambda \tau}
+    = 1 + \lambda \left(\frac{\tau}{2} + R\right) + O(\lambda^2) $$
+
+    Rare interruptions each cost half a checkpoint interval and a restart. Work after a checkpoint
+    that is lost is done again, and can be lost again, so that the factor of frequent ones grows
+    faster. With exponential gaps, an interval ends without an interruption with probability
+    $p = e^{-\lambda \tau}$; its first try takes $(1 - p) / \lambda$ on average, and with
+    probability $1 - p$ a restart and the interval follow, $(e^{\lambda (R + \tau)} - 1) / \lambda$.
+
+    Source: Daly, Future Generation Computer Systems 22 (2006), without the time of writing a
+    checkpoint, which the simulated step contains.
+
+    Args:
+        per_h: lambda, interruptions per hour of the whole cluster; each stops all of it.
+        checkpoint_h: tau, hours from one checkpoint to the next.
+        restart_h: R, hours from an interruption until the run continues from its checkpoint.
+
+    Raises:
+        ValueError: one of them is negative or not finite.
+    """
+    for name, value in (("per_h", per_h), ("checkpoint_h", checkpoint_h), ("restart_h", restart_h)):
+        if not math.isfinite(value) or value < 0:
+            raise ValueError(f"{name} is {value}, but must be >= 0 and finite")
+    work = per_h * checkpoint_h
+    if work + per_h * restart_h > _MOST_EXPONENT:
+        return math.inf
+    return math.exp(per_h * restart_h) * (math.expm1(work) / work if work else 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,6 +35,7 @@ from simulator.costs.trainers import AREAL, expert_imbalance, slowed_in_runs, sp
 from simulator.costs.training_layout import (
     OPTIMIZER_BYTES,
     Groups,
+    TrainingMemory,
     check_training_memory,
     groups_of,
     training_memory,
@@ -116,9 +117,9 @@ class TrainingCost:
         """Duration of a training pass (forward and backward), in forward passes."""
         return 3 + self.again
 
-    def check_memory(self, micro_batch_tokens: float) -> None:
-        """Refuse micro-batches that do not fit."""
-        memory = training_memory(
+    def memory(self, micro_batch_tokens: float) -> TrainingMemory:
+        """Memory of the fullest GPU with micro-batches of this size."""
+        return training_memory(
             self.model,
             self.config,
             gpus=self.gpus,
@@ -127,8 +128,14 @@ class TrainingCost:
             gradient_bytes=self._gradient_bytes,
             reference_on_host=self.speed.reference_on_host,
         )
+
+    def check_memory(self, micro_batch_tokens: float) -> None:
+        """Refuse micro-batches that do not fit."""
         check_training_memory(
-            memory, self.model, self.gpu, activation_recompute=self.config.activation_recompute
+            self.memory(micro_batch_tokens),
+            self.model,
+            self.gpu,
+            activation_recompute=self.config.activation_recompute,
         )
 
     def step(self, lengths: Sizes, *, minibatches: int) -> TrainTiming:

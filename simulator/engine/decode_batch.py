@@ -351,10 +351,7 @@ class DecodeBatch:
         if ahead is None:
             if not self.ends:
                 return math.inf
-            if not any_end:
-                ahead = self._stride()
-            if ahead is None:
-                ahead = self._walk(math.inf, any_end)
+            ahead = self._first_end() if any_end else self._stride() or self._walk(math.inf)
             self._ahead = ahead
         return ahead[0]
 
@@ -416,13 +413,13 @@ class DecodeBatch:
     def settle(self, now_s: float) -> None:
         """Remove sequences that ended until `now_s`, before the next change."""
         if now_s > self.time_s and self.ends:
-            self._arrive(self._walk(now_s, any_end=False))
+            self._arrive(self._walk(now_s))
 
     def at(self, now_s: float) -> tuple[int, int, int]:
         """Step, sequences and cached tokens at a time before the next change."""
         if now_s <= self.time_s or not self.ends:
             return self.step, self.sequences, self.cached_tokens
-        time_s, step, sequences, origins, owned, _, _ = self._walk(now_s, any_end=False)
+        time_s, step, sequences, origins, owned, _, _ = self._walk(now_s)
         context, left_s = sequences * step - origins, max(0.0, now_s - time_s)
         step += self._decode.steps_within(sequences, context, left_s)
         return self._zero + step, sequences, sequences * step - owned + self._prefixes
@@ -469,12 +466,12 @@ class DecodeBatch:
             costs.know(sequences)
         behind = bisect_right(ends, code)
         over, left = ends[:behind], sequences - behind
+        if not costs.rising:
+            return None
         slots = [one & mask for one in over]
         origins = list(map(self._origin.__getitem__, slots))
         lasting = self._origins - sum(origins)
         lasting_tokens = left * now - lasting
-        if not costs.rising:
-            return None
         least_s = self._floor_s + rise_s * (left + 1)
         if base_s[sequences] + token_s * (sequences * end - self._origins) <= least_s:
             spent_s = steps * least_s
@@ -482,9 +479,9 @@ class DecodeBatch:
                 spent_s += rise_s * sum((one >> bits) - now for one in over[:-1])
         elif base_s[left + 1] + token_s * lasting_tokens >= self._floor_s + rise_s * sequences:
             to_go = [(one >> bits) - now for one in over]
-            total = sum(to_go)
-            read = (sum(map(mul, to_go, to_go)) - total + left * steps * (steps - 1)) // 2
-            read += now * total - sum(map(mul, to_go, origins)) + steps * lasting_tokens
+            twice = 2 * now - 1
+            read = sum([x * (x + twice - o - o) for x, o in zip(to_go, origins, strict=True)])
+            read = (read + left * steps * (steps - 1)) // 2 + steps * lasting_tokens
             spent_s = token_s * read + steps * base_s[left + 1]
             spent_s += sum(map(mul, to_go, costs.rise_s[sequences : left + 1 : -1]))
         else:
@@ -492,36 +489,49 @@ class DecodeBatch:
         owned = self._owned - sum(map(self._own.__getitem__, slots))
         return (self.time_s + spent_s, end, left, lasting, owned, behind, _COHORT_ENDS)
 
-    def _walk(self, until_s: float, any_end: bool) -> _Ahead:
-        """The batch at its next change, or after the last end until `until_s`, found end by end."""
+    def _first_end(self) -> _Ahead:
+        """The batch after the next sequence ended, with those that end in the same step."""
+        ends, bits, step, sequences = self.ends, self._bits, self._step, self.sequences
+        origins, owned, time_s = self._origins, self._owned, self.time_s
+        code = ends[0]
+        end = code >> bits
+        if end != step:
+            if len(self._costs.base_s) <= sequences:
+                self._costs.know(sequences)
+            room = self.cache_tokens - self._prefixes
+            if sequences * end - owned > room:
+                end = (room + owned) // sequences
+                time_s += self._spent_s(sequences, origins, step, end)
+                return (time_s, end, sequences, origins, owned, 0, _FULL)
+            time_s += self._spent_s(sequences, origins, step, end)
+        slot, following = code & self._mask, end + 1 << bits
+        origins -= self._origin[slot]
+        owned -= self._own[slot]
+        behind = 1
+        while behind < sequences and (code := ends[behind]) < following:
+            slot = code & self._mask
+            origins -= self._origin[slot]
+            owned -= self._own[slot]
+            behind += 1
+        return (time_s, end, sequences - behind, origins, owned, behind, _ANY_ENDS)
+
+    def _walk(self, until_s: float) -> _Ahead:
+        """The batch at the next end of a cohort, or full cache, or after the last end until
+        `until_s`, found end by end."""
         ends, origin, own, last = self.ends, self._origin, self._own, self._last
-        bits, mask, base_s, floor_s = self._bits, self._mask, self._costs.base_s, self._floor_s
-        rise_s = self._floor_rise_s
+        bits, mask = self._bits, self._mask
         self._costs.know(self.sequences)
-        token_s, room = self._token_s, self.cache_tokens - self._prefixes
+        room = self.cache_tokens - self._prefixes
         time_s, step, sequences = self.time_s, self._step, self.sequences
         origins, owned = self._origins, self._owned
         behind = 0
         for code in ends:
             end = code >> bits
             if end != step:
-                if any_end and behind:
-                    break
                 full = sequences * end - owned > room
                 if full:
                     end = (room + owned) // sequences
-                step_s = base_s[sequences]
-                if rise_s:
-                    floor_s = self._floor_s + rise_s * sequences
-                if step_s + token_s * (sequences * end - origins) <= floor_s:
-                    spent_s = (end - step) * floor_s
-                elif step_s < floor_s:
-                    # Steps may wait for the engine's CPU.
-                    context = sequences * step - origins
-                    spent_s = self._decode.steps_s(sequences, context, end - step)
-                else:
-                    twice = sequences * (step + end - 1) - origins - origins
-                    spent_s = (end - step) * (step_s + token_s / 2 * twice)
+                spent_s = self._spent_s(sequences, origins, step, end)
                 if time_s + spent_s > until_s:
                     return (time_s, step, sequences, origins, owned, behind, _NOTHING)
                 time_s += spent_s
@@ -529,9 +539,7 @@ class DecodeBatch:
                 if full:
                     return (time_s, step, sequences, origins, owned, behind, _FULL)
             slot = code & mask
-            cohort_ends = (
-                code == last[slot] and not any_end and ends[behind + 1 : behind + 2] != [code]
-            )
+            cohort_ends = code == last[slot] and ends[behind + 1 : behind + 2] != [code]
             if cohort_ends and until_s < math.inf:
                 # `_stride`, which rounds differently, puts this end just after `until_s`.
                 return (time_s, step, sequences, origins, owned, behind, _NOTHING)
@@ -542,6 +550,19 @@ class DecodeBatch:
             if cohort_ends:
                 return (time_s, step, sequences, origins, owned, behind, _COHORT_ENDS)
         return (time_s, step, sequences, origins, owned, behind, _ANY_ENDS)
+
+    def _spent_s(self, sequences: int, origins: int, step: int, end: int) -> float:
+        """Seconds from `step` to `end`, until which no sequence leaves."""
+        step_s, floor_s = self._costs.base_s[sequences], self._floor_s
+        if rise_s := self._floor_rise_s:
+            floor_s += rise_s * sequences
+        if step_s + self._token_s * (sequences * end - origins) <= floor_s:
+            return (end - step) * floor_s
+        if step_s < floor_s:
+            # Steps may wait for the engine's CPU.
+            return self._decode.steps_s(sequences, sequences * step - origins, end - step)
+        twice = sequences * (step + end - 1) - origins - origins
+        return (end - step) * (step_s + self._token_s / 2 * twice)
 
 
 class _BaseCosts:

@@ -277,7 +277,8 @@ class Replica:
         """
         now_s = self._clock(now_s)
         self._check(group, prompt_tokens, lengths)
-        self._run(now_s, more_to_come=True)
+        if self._batch.time_s < now_s or not self._batch.nothing_known:
+            self._run(now_s, more_to_come=True)
         epoch = self._epoch
         if version > epoch.version:
             if self._groups:
@@ -517,7 +518,9 @@ class Replica:
                     self._finish(cohort)
                 if full:
                     self._retract()
-                else:
+                elif self._queue:
+                    self._admission_due = True
+                elif not batch.sequences:
                     self._after_change()
 
     def _end_step(self, now_s: float) -> None:
@@ -544,7 +547,8 @@ class Replica:
         free = self.cache_tokens - batch.cached_tokens
         free -= self._reserve_running * (sequences - joined) + reserve * joined
         self._admission_due = False
-        while queue and sequences < self.max_running:
+        step, max_running = batch.step, self.max_running
+        while queue and sequences < max_running:
             item = queue[0]
             group, done = item.group, item.done
             # Tokens to prefill once for the group, and for each of its sequences.
@@ -558,8 +562,8 @@ class Replica:
                 if sequences:
                     break
                 count = 1  # It fits when alone: `submit` has checked that.
-            count = min(count, len(item.members), self.max_running - sequences)
-            members = item.take(count)
+            members = item.take(min(count, max_running - sequences))
+            count = len(members)
             if not item.members:
                 queue.popleft()
             if not joined:
@@ -567,16 +571,15 @@ class Replica:
                 self._read_tokens = self._read_pairs = self._read_again = 0
             known = self._known(group) if group.begins_with else 0
             for cohort in [[one] for one in members] if self._by_sample else [members]:
-                batch.join(group, cohort, batch.step - done, self._epoch, item.past)
+                batch.join(group, cohort, step - done, self._epoch, item.past)
             free -= once + count * (each + reserve)
             sequences += count
             joined += count
             if known:
                 once, each, cached = 0, group.prompt_tokens - known + done, known
-            tokens = once + count * each
-            if tokens:
+            if once or each:
                 pairs = count * causal_pairs(each, cached) if each else 0
-                self._read(tokens, causal_pairs(once) + pairs, again=bool(done))
+                self._read(once + count * each, causal_pairs(once) + pairs, again=bool(done))
         if joined:
             self._begin_reading(time_s, joined)
 

@@ -123,22 +123,18 @@ def decoded_alone(responses: Iterable[Segments]) -> list[Decoded]:
     return found
 
 
-def first_and_last(parts: Sequence[Decoded]) -> tuple[Version, Version]:
-    """The oldest version of a first token, and the newest of a last one."""
-    _, stretches = parts[0]
+def versions_of(parts: Sequence[Decoded]) -> tuple[dict[Version, int], Version, Version]:
+    """The responses of one group by the version of their first token; the oldest of these, and the
+    newest version of a last token.
+    """
+    lengths, stretches = parts[0]
     first, last = stretches[0][0], stretches[-1][0]
-    for _, stretches in parts[1:]:
-        first, last = min(first, stretches[0][0]), max(last, stretches[-1][0])
-    return first, last
-
-
-def heads_of(parts: Sequence[Decoded]) -> dict[Version, int]:
-    """The responses of one group by the version of their first token."""
-    heads: dict[Version, int] = {}
-    for lengths, stretches in parts:
-        first = stretches[0][0]
-        heads[first] = heads.get(first, 0) + len(lengths)
-    return heads
+    heads = {first: len(lengths)}
+    for lengths, stretches in parts[1:]:
+        head = stretches[0][0]
+        heads[head] = heads.get(head, 0) + len(lengths)
+        first, last = min(first, head), max(last, stretches[-1][0])
+    return heads, first, last
 
 
 def tally(batch: Iterable[Decoded]) -> Tally:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from areal_lab.extras import require
 from simulator.plan.result import Outcome, Plan, hourly_cost
 from simulator.plan.space import Candidate
-from simulator.plan.summary import hours, money
+from simulator.plan.summary import hours, money, with_unit
 from simulator.report.measured_errors import record_of
 from simulator.stats.statistics import estimate
 
@@ -263,12 +263,12 @@ def _simulated(one: Outcome, *, priced: bool) -> dict[str, Any]:
 def _excluded(candidate: Candidate, plan: Plan, *, priced: bool) -> dict[str, Any]:
     least_h = plan.least_hours[candidate.number]
     per_h = hourly_cost(candidate, plan.config.prices).dollars if priced else candidate.gpus
-    unit = "$" if priced else "GPU-hours"
+    unit = "dollars" if priced else "GPU-hours"
     cost = None if per_h is None else least_h * per_h
     return {
         **{"x": cost, "x_low": None, "x_high": None, "y": least_h, "y_low": None, "y_high": None},
         "told_hours": f"at least {least_h:.3g} h",
-        "told_money": "unknown" if cost is None else f"at least {cost:,.0f} {unit}",
+        "told_money": "unknown" if cost is None else f"at least {with_unit(f'{cost:,.0f}', unit)}",
         **{"bottleneck": "", "busy": ""},
         "told_status": "excluded: another candidate beats even this bound",
     }

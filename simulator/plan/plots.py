@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -24,7 +25,14 @@ from areal_lab.plots.style import (
 )
 from simulator.plan.result import Outcome, Plan
 from simulator.plan.sensitivity import at_end, measure
-from simulator.plan.summary import AIMS, hours, money, recommendation_lines, sensitivity_lines
+from simulator.plan.summary import (
+    AIMS,
+    hours,
+    money,
+    recommendation_lines,
+    sensitivity_lines,
+    with_unit,
+)
 from simulator.stats.format import number
 
 if TYPE_CHECKING:
@@ -50,6 +58,7 @@ def _both(plan: Plan) -> Picture:
     left, right = figure.subplots(1, 2, width_ratios=(1.15, 1))
     _front(left, plan)
     _tornado(right, plan)
+    right.set_title(f"Sensitivity of {_recommended(plan)}")
     said = f"{_front_in_words(plan)} {_tornado_in_words(plan)}"
     return entitle(figure, f"{plan.config.name}: {_run(plan)}", alt=said)
 
@@ -79,8 +88,16 @@ def draw_tornado(plan: Plan, *, width: float = 7.0, title: str | None = None) ->
     """
     rows = 3 if plan.sensitivity is None else len(plan.sensitivity.inputs)
     figure = new_figure(width, 1.6 + 0.36 * rows)
-    _tornado(figure.subplots(), plan)
-    return entitle(figure, title or _run(plan), alt=_tornado_in_words(plan))
+    axes = figure.subplots()
+    _tornado(axes, plan, narrow=width < _WIDE)
+    told = title or f"Sensitivity of {_recommended(plan)}: {_run(plan)}"
+    return entitle(figure, told, alt=_tornado_in_words(plan))
+
+
+def _recommended(plan: Plan) -> str:
+    found = plan.sensitivity
+    own = "" if found is None else f" ({found.base.candidate.hardware})"
+    return f"the recommendation{own}"
 
 
 def _run(plan: Plan) -> str:
@@ -156,7 +173,7 @@ def _front(axes: Axes, plan: Plan) -> None:
     axes.set(xscale="log", yscale="log")
     _limits(axes, plan, priced=priced)
     axes.set(
-        xlabel="cost of all steps (dollars, typical price)" if priced else "GPU-hours of all steps",
+        xlabel="cost of all steps ($, typical price)" if priced else "GPU-hours of all steps",
         ylabel="duration of all steps (hours)",
         title="Front (numbers: GPUs; bars: 90 % intervals)",
     )
@@ -164,7 +181,7 @@ def _front(axes: Axes, plan: Plan) -> None:
     axes.legend(loc="best", fontsize=9, frameon=True, framealpha=0.9, edgecolor="none")
 
 
-def _tornado(axes: Axes, plan: Plan) -> None:
+def _tornado(axes: Axes, plan: Plan, *, narrow: bool = False) -> None:
     """Hours or dollars of the recommendation with each input at either end of its range."""
     found = plan.sensitivity
     if found is None:
@@ -184,23 +201,29 @@ def _tornado(axes: Axes, plan: Plan) -> None:
                 ends.append((there.value(name), color, text))
         _draw_input(axes, row, middle, ends)
     axes.axvline(middle, color=BLACK, linewidth=0.9)
-    axes.set_yticks(range(len(found.inputs)), [one.name for one in found.inputs])
+    names = [
+        textwrap.fill(one.name, 17, break_on_hyphens=False) if narrow else one.name
+        for one in found.inputs
+    ]
+    axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(found.inputs) - 0.5, -0.5)
-    axes.margins(x=0.34)
+    axes.margins(x=0.9 if narrow else 0.34)
     axes.grid(visible=False, axis="y")
     limit = {"hours": plan.config.limits.deadline_h, "dollars": plan.config.limits.budget_dollars}
     low, high = axes.get_xlim()
     if low < limit[name] < high:
         axes.axvline(limit[name], color=GREY, linewidth=1, dashes=(4, 3), label="limit")
-    unit = "hours" if name == "hours" else "dollars"
-    axes.set(
-        xlabel=f"{unit} of all steps, nominal {number(middle)} (†: the recommendation changes)",
-        title=f"Sensitivity of the recommendation ({own.candidate.hardware})",
+    told, unit = ("duration", "h") if name == "hours" else ("cost", "$")
+    gap = "\n" if narrow else "; "
+    nominal = with_unit(number(middle), name)
+    axes.set_xlabel(
+        f"{told} of all steps ({unit}), nominal {nominal}{gap}†: another recommendation"
     )
     axes.xaxis.set_major_formatter("{x:,g}")
-    for color, side in ((SKY, "low"), (ORANGE, "high")):
-        axes.barh(0, 0, left=middle, color=color, label=f"input at its {side} end")
-    axes.legend(loc="lower right")
+    if not narrow:  # It would cover the bars, whose ends have the values of the input.
+        for color, side in ((SKY, "low"), (ORANGE, "high")):
+            axes.barh(0, 0, left=middle, color=color, label=f"input at its {side} end")
+        axes.legend(loc="lower right")
 
 
 def _draw_input(

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from areal_lab.runlog.records import finite_json
-from simulator.plan.result import End, Option, Outcome, Plan
+from simulator.plan.result import End, Option, Outcome, Plan, memory_of, other_prices
 from simulator.plan.sensitivity import at_end, measure
 from simulator.plan.summary import (
     against,
@@ -31,8 +31,7 @@ from simulator.plan.summary import (
     workload_line,
 )
 from simulator.report.measured_errors import PERCENT, change_record, gpus_of, record_of, step_record
-from simulator.stats.format import number, span
-from simulator.stats.statistics import Prediction
+from simulator.stats.format import number
 
 _OPTIONS_SHOWN = 12
 """Rows of clusters and of staleness bounds."""
@@ -77,8 +76,8 @@ def _front_table(plan: Plan) -> Table:
 
     table = Table(
         title=(
-            "Pareto front of time, cost and GPUs  (* recommendation, ! over a limit; busy: "
-            f"engines, trainer){ranked_by(plan)}"
+            "Pareto front of time, cost and GPUs  (* recommendation, ! over a limit; "
+            f"{PERCENT}: factor of both, either way; busy: engines, trainer){ranked_by(plan)}"
         ),
         title_justify="left",
         box=None,
@@ -88,7 +87,7 @@ def _front_table(plan: Plan) -> Table:
     table.add_column("GPUs", no_wrap=True)
     table.add_column("generate + train", min_width=16)
     table.add_column("schedule", no_wrap=True)
-    for name in ("hours", PERCENT, "dollars", PERCENT, "busy"):
+    for name in ("hours", "dollars", PERCENT, "busy"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("bottleneck", no_wrap=True)
     for one in plan.front:
@@ -99,8 +98,7 @@ def _front_table(plan: Plan) -> Table:
             candidate.hardware,
             candidate.split,
             candidate.schedule.replace("asynchronous, ", ""),
-            *_cells(one.predicted_hours),
-            *_cells(one.predicted_dollars),
+            *_cells(one),
             f"{one.engine_share:.0%}, {one.trainer_share:.0%}",
             one.limit,
         )
@@ -113,34 +111,40 @@ def _options_table(plan: Plan, title: str, options: Sequence[Option]) -> Table:
     table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
     table.add_column("", no_wrap=True)
     table.add_column("layout and schedule", min_width=16)
-    for name in ("hours", "dollars"):
+    for name in ("hours", "dollars", PERCENT):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("against the recommendation")
     for option in options[:_OPTIONS_SHOWN]:
         one = option.outcome
         if one is None:
-            cells = ("", f"> {number(option.least_hours)}", "")
+            cells = ("", f"> {number(option.least_hours)}", "", "")
         else:
             candidate = one.candidate
             rough = "" if option.seeds == plan.config.search.seeds else "~"
+            duration, dollars, factor = _cells(one)
             cells = (
                 f"{candidate.split}; {candidate.schedule.replace('asynchronous, ', '')}",
-                f"{rough}{_cells(one.predicted_hours)[0]}",
-                f"{rough}{_cells(one.predicted_dollars)[0]}",
+                f"{rough}{duration}",
+                f"{rough}{dollars}",
+                factor,
             )
         table.add_row(option.name, *cells, against(plan, option))
     if len(options) > _OPTIONS_SHOWN:
-        table.add_row(f"and {len(options) - _OPTIONS_SHOWN} more", "", "", "", "--json has all")
+        table.add_row(f"and {len(options) - _OPTIONS_SHOWN} more", "", "", "", "", "--json has all")
     if any(one.outcome and one.seeds < plan.config.search.seeds for one in options):
         table.caption = "~: simulated once, with few steps, because others dominate it"
         table.caption_justify = "left"
     return table
 
 
-def _cells(value: Prediction | None) -> tuple[str, str]:
-    if value is None:
-        return "unknown", ""
-    return number(value.value), span({"low": value.low, "high": value.high})
+def _cells(one: Outcome) -> tuple[str, str, str]:
+    """Hours, dollars, and the factor of both to either end of their interval."""
+    dollars = one.predicted_dollars
+    return (
+        number(one.hours.mean),
+        "unknown" if dollars is None else number(dollars.value),
+        f"x/÷ {one.predicted_hours.factor:.2f}",
+    )
 
 
 def _sensitivity_table(plan: Plan) -> Table:
@@ -211,6 +215,12 @@ def plan_report(plan: Plan) -> dict[str, Any]:
         **({"stopped_in": plan.stopped_in} if plan.stopped_in else {}),
         "front": [_outcome(one, plan) for one in plan.front],
         "best": None if plan.best is None else _outcome(plan.best, plan),
+        "memory": []
+        if plan.best is None
+        else [
+            {**one._asdict(), "parts": dict(one.parts), "free": one.free}
+            for one in memory_of(plan.best.candidate)
+        ],
         "answer": "\n".join(recommendation_lines(plan)),
         "clusters": [_option(one, plan) for one in plan.clusters],
         "etas": [_option(one, plan) for one in plan.etas],
@@ -275,6 +285,9 @@ def _outcome(one: Outcome, plan: Plan) -> dict[str, Any]:
         "dollars": _dollars(one),
         "dollars_at_low_price": None if cheap is None else cheap * one.hours.mean,
         "dollars_at_high_price": None if dear is None else dear * one.hours.mean,
+        "other_prices": [
+            finite_json(price._asdict()) for price in other_prices(one, plan.config.prices)
+        ],
         "gpu_hours": record_of(one.predicted_gpu_hours, one.gpu_hours),
         "limit": one.limit,
         "engine_share": one.engine_share,

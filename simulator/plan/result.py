@@ -2,7 +2,7 @@
 
 Hours and dollars are for all steps of the run: steps x the mean step after warm-up. `Estimate`s
 have the 95 % interval over the seeds; `Prediction`s a 90 % interval that also contains the model's
-error on measured runs (`simulator.report.measured_errors`).
+error on measured runs (`simulator.report.measured_errors`). Both are factors, so no end is 0.
 
 Pareto front of points with time, money and number of GPUs, which are all minimized.
 
@@ -18,15 +18,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
+from simulator.assembly.build import part_trainer
+from simulator.assembly.check import longest_tokens
+from simulator.assembly.engines import engines_of
 from simulator.catalogue.gpu import GPU, Price, find_gpu
-from simulator.costs.economics import HOUR_S, Cost, PoolUse, run_cost
+from simulator.catalogue.models import find_model
+from simulator.costs.economics import HOUR_S, Cost, PoolUse, interruption_factor, run_cost
+from simulator.costs.training import TrainingCost, training_cost
 from simulator.plan.schema import LimitsConfig, PlanConfig, PriceEntry
 from simulator.plan.space import Candidate, Space
 from simulator.plan.trial import Trial
 from simulator.report.measured_errors import Known, MeasuredErrors, kind_of, undecided
-from simulator.report.notes import GENERATING, bottleneck
+from simulator.report.notes import GENERATING, TRAIN_BOUND, bottleneck
 from simulator.run.pools import MOVING_WEIGHTS
-from simulator.stats.statistics import Estimate, Prediction, estimate, prediction
+from simulator.stats.statistics import Estimate, Prediction, log_estimate, prediction
 
 DOLLARS = "dollars"
 
@@ -112,7 +117,7 @@ class Outcome:
     @property
     def hours(self) -> Estimate:
         """Hours of the whole run."""
-        return estimate(self._hours)
+        return log_estimate(self._hours)
 
     @property
     def predicted_hours(self) -> Prediction:
@@ -202,7 +207,7 @@ class Comparison:
     @property
     def ratio(self) -> Estimate:
         """Time of the synchronous one over the asynchronous one's, seed by seed."""
-        return estimate(self._ratios)
+        return log_estimate(self._ratios)
 
     @property
     def predicted_ratio(self) -> Prediction:
@@ -224,7 +229,7 @@ class Comparison:
     def needs_seeds(self) -> bool:
         """True if the interval over the seeds alone contains a gain of 2 % and a loss."""
         ratio = self.ratio
-        return math.isfinite(ratio.low) and ratio.low <= 1 < 1 + LEAST_GAIN <= ratio.high
+        return math.isfinite(ratio.high) and ratio.low <= 1 < 1 + LEAST_GAIN <= ratio.high
 
     @property
     def _ratios(self) -> list[float]:
@@ -407,16 +412,87 @@ def best_of(outcomes: Sequence[Outcome], objective: str, limits: LimitsConfig) -
 def hourly_cost(candidate: Candidate, prices: Sequence[PriceEntry]) -> Cost:
     """One hour of a candidate's cluster; own prices come before the catalogue's."""
     cluster = candidate.config.cluster
-    trains, generates = find_gpu(cluster.gpu), find_gpu(cluster.generating_gpu)
     uses = [
         PoolUse(name=name, gpu=_priced(gpu, prices), gpus=gpus, seconds=HOUR_S, utilization=1.0)
-        for name, gpu, gpus in (
-            ("training", trains, cluster.training_gpus),
-            ("rollout", generates, cluster.gpus - cluster.training_gpus),
-        )
-        if gpus
+        for name, gpu, gpus in _pools(candidate)
     ]
     return run_cost(uses, price_per_gpu_h=cluster.price_per_gpu_h, overhead=cluster.overhead)
+
+
+def _pools(candidate: Candidate) -> list[tuple[str, GPU, int]]:
+    """Name, type and number of GPUs of each pool that has some."""
+    cluster = candidate.config.cluster
+    trains, generates = find_gpu(cluster.gpu), find_gpu(cluster.generating_gpu)
+    pools = (
+        ("training", trains, cluster.training_gpus),
+        ("rollout", generates, cluster.gpus - cluster.training_gpus),
+    )
+    return [pool for pool in pools if pool[2]]
+
+
+class Nodes(NamedTuple):
+    """Nodes of one type of GPU."""
+
+    gpu: GPU
+    nodes: float
+    """A fraction if the last one is not used whole."""
+
+
+def nodes_of(candidate: Candidate) -> dict[str, Nodes]:
+    """Nodes of each type of GPU, by its name."""
+    nodes: dict[str, Nodes] = {}
+    for _, gpu, gpus in _pools(candidate):
+        count = gpus / gpu.node_gpus + (nodes[gpu.name].nodes if gpu.name in nodes else 0)
+        nodes[gpu.name] = Nodes(gpu, count)
+    return nodes
+
+
+class OtherPrice(NamedTuple):
+    """A run at reserved or spot prices, as expected."""
+
+    name: str
+    """`reserved` or `spot`."""
+    dollars: float
+    factor: float
+    """Time over that without interruptions."""
+    interruptions_per_h: float
+    """Interruptions of the whole cluster, in an hour of its time."""
+
+
+def other_prices(one: Outcome, prices: Sequence[PriceEntry]) -> list[OtherPrice]:
+    """Expected cost at the reserved and the spot prices of the plan file.
+
+    A kind of price is left out unless every type of GPU of the candidate has one.
+    """
+    by_gpu = {find_gpu(entry.gpu).name: entry for entry in reversed(prices)}
+    nodes, config = nodes_of(one.candidate), one.candidate.config
+    found = []
+    for name in ("reserved", "spot"):
+        per_h: dict[str, float | None] = {
+            gpu: getattr(by_gpu.get(gpu), name, None) for gpu in nodes
+        }
+        known = {gpu: price for gpu, price in per_h.items() if price is not None}
+        if len(known) < len(nodes):
+            continue
+        hourly = sum(gpus * known[gpu.name] for _, gpu, gpus in _pools(one.candidate))
+        hourly *= 1 + config.cluster.overhead
+        rate, restart_h = 0.0, 0.0
+        if name == "spot":
+            taken = {
+                gpu: by_gpu[gpu].interruptions_per_day / 24 * math.ceil(one_type.nodes - 1e-9)
+                for gpu, one_type in nodes.items()
+            }
+            rate = sum(taken.values())
+            if rate:
+                restart_h = (
+                    sum(taken[gpu] * (by_gpu[gpu].restart_s or 0.0) for gpu in nodes)
+                    / rate
+                    / HOUR_S
+                )
+        checkpoint_h = config.outside.checkpoint_steps * one.hours.mean / one.steps
+        factor = interruption_factor(per_h=rate, checkpoint_h=checkpoint_h, restart_h=restart_h)
+        found.append(OtherPrice(name, hourly * one.hours.mean * factor, factor, rate))
+    return found
 
 
 def _priced(gpu: GPU, prices: Sequence[PriceEntry]) -> GPU:
@@ -433,9 +509,65 @@ def _priced(gpu: GPU, prices: Sequence[PriceEntry]) -> GPU:
     return gpu
 
 
+BOTH_FULL = "both sides full"
+"""Bottleneck of a split whose engines are as busy as its trainer."""
+_FULL = 0.9
+"""Share of the engines' time from which they count as always busy, as of the trainer's."""
+
+
 def limit_of(trials: Sequence[Trial]) -> str:
-    """The bottleneck, from the mean shares over the seeds."""
-    return bottleneck({pool: _mean_shares(trials, pool) for pool in trials[0].busy})
+    """The bottleneck, from the mean shares over the seeds; `BOTH_FULL` if neither side waits."""
+    limit = bottleneck({pool: _mean_shares(trials, pool) for pool in trials[0].busy})
+    if limit == TRAIN_BOUND and engine_share(trials) >= _FULL:
+        return BOTH_FULL
+    return limit
+
+
+class Memory(NamedTuple):
+    """Bytes by part on the fullest GPU of one side, and how many the GPU has."""
+
+    side: str
+    """`training` or `generation`."""
+    parts: Mapping[str, float]
+    available: float
+
+    @property
+    def free(self) -> float:
+        """Bytes that no part takes."""
+        return self.available - sum(self.parts.values())
+
+
+def memory_of(candidate: Candidate) -> list[Memory]:
+    """Memory of both sides; without training if its step is given as seconds.
+
+    An engine takes `rollout.memory_utilization` of a GPU: what its weights leave is the cache.
+    """
+    config = candidate.config
+    cluster, model = config.cluster, find_model(config.model)
+    longest, gpu = longest_tokens(config.workload), find_gpu(cluster.gpu)
+    training = training_cost(
+        part_trainer(config.trainer, config.batch_parts),
+        model,
+        gpu,
+        cluster.training_gpus,
+        longest_tokens=longest,
+    )
+    found = []
+    if isinstance(training, TrainingCost):
+        dynamic = config.trainer.dynamic_batching
+        held = training.memory(config.trainer.micro_batch_tokens if dynamic else longest)
+        parts = {name: getattr(held, name) for name in _TRAINING_PARTS}
+        found.append(Memory("training", parts, gpu.memory_bytes))
+    engines = engines_of(config)
+    taken = config.rollout.memory_utilization * engines.gpu.memory_bytes
+    weights = engines.weight_bytes
+    parts = {"weights": weights, "cache": taken - weights}
+    found.append(Memory("generation", parts, engines.gpu.memory_bytes))
+    return found
+
+
+_TRAINING_PARTS = ("parameters", "gradients", "optimizer", "gathered", "activations", "reserved")
+"""Fields of `TrainingMemory` that add up to its total."""
 
 
 def trainer_share(trials: Sequence[Trial]) -> float:

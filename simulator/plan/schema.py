@@ -27,7 +27,7 @@ from areal_lab.control.schedule import ScheduleName
 from simulator.assembly.build import lengths_of, named_of
 from simulator.catalogue.gpu import find_gpu
 from simulator.config.load import load_simulation
-from simulator.config.schema import Placement, SimulationConfig, Versions
+from simulator.config.schema import Placement, Seconds, SimulationConfig, Versions
 
 ALIASES: Final = MappingProxyType(
     {
@@ -101,6 +101,15 @@ class PriceEntry(Record):
     """Low end; null takes `typical`."""
     high: NonNegative | None = None
     """High end; null takes `typical`."""
+    reserved: NonNegative | None = None
+    """With a contract of a year or more."""
+    spot: NonNegative | None = None
+    """Of capacity that may be taken away."""
+    interruptions_per_day: NonNegative = 0.0
+    """How often each spot node is taken away. The whole run stops each time, and continues from its
+    last checkpoint (`base.outside.checkpoint_steps`)."""
+    restart_s: Seconds | None = None
+    """Seconds from an interruption until the run continues, with a new node."""
 
 
 class SearchConfig(Record):
@@ -209,6 +218,7 @@ def check_plan(plan: PlanConfig) -> None:
         *_wrong_range(plan.candidates.node_range),
         *_wrong_warmup(plan.search),
         *_wrong_prices(plan.prices),
+        *_wrong_spot(plan),
         *_wrong_gpus(plan),
     ]
     if found:
@@ -233,6 +243,32 @@ def _wrong_prices(prices: Sequence[PriceEntry]) -> Iterator[Problem]:
                 "prices",
                 f"the price of {entry.gpu} is {entry.low} / {entry.typical} / {entry.high}, but "
                 "must be low <= typical <= high dollars per GPU-hour",
+            )
+
+
+def _wrong_spot(plan: PlanConfig) -> Iterator[Problem]:
+    for entry in plan.prices:
+        if not entry.interruptions_per_day:
+            continue
+        missing = [
+            fix
+            for absent, fix in (
+                (entry.spot is None, "spot, dollars per GPU-hour"),
+                (entry.restart_s is None, "restart_s, seconds until the run continues"),
+                (
+                    not plan.base.outside.checkpoint_steps,
+                    "base.outside.checkpoint_steps, training steps from one checkpoint to the next",
+                ),
+            )
+            if absent
+        ]
+        if missing:
+            yield Problem(
+                Kind.SETTINGS,
+                "prices",
+                f"the price of {entry.gpu} has interruptions_per_day="
+                f"{entry.interruptions_per_day:g}, but not what their cost depends on; set "
+                f"{' and '.join(missing)}",
             )
 
 

@@ -13,10 +13,20 @@ from simulator.assembly.build import lengths_of
 from simulator.catalogue.gpu import find_gpu
 from simulator.config.load import load_simulation
 from simulator.config.schema import SimulationConfig
-from simulator.plan.result import Comparison, End, Option, Outcome, Plan
+from simulator.costs.training_layout import GIB
+from simulator.plan.result import (
+    Comparison,
+    End,
+    Option,
+    Outcome,
+    Plan,
+    memory_of,
+    nodes_of,
+    other_prices,
+)
 from simulator.plan.schema import PlanConfig
 from simulator.plan.sensitivity import at_end, measure
-from simulator.plan.space import Refusal
+from simulator.plan.space import Candidate, Refusal
 from simulator.report.measured_errors import (
     PERCENT,
     gpus_of,
@@ -125,7 +135,18 @@ def against(plan: Plan, one: Option) -> str:
     if not other.meets(plan.config.limits):
         parts.append("over a limit")
     parts.append(other.limit)
+    if partial := partial_nodes(other.candidate):
+        parts.append(partial)
     return ", ".join(parts)
+
+
+def partial_nodes(candidate: Candidate) -> str:
+    """How many nodes the GPUs of a candidate are, if the last one is not used whole; else ""."""
+    return " and ".join(
+        f"{number(nodes)} nodes of {gpu.node_gpus} {name}"
+        for name, (gpu, nodes) in nodes_of(candidate).items()
+        if abs(nodes - round(nodes)) > 1e-9
+    )
 
 
 def ranked_by(plan: Plan) -> str:
@@ -158,8 +179,8 @@ def recommendation_lines(plan: Plan) -> Iterator[str]:
         candidate = best.candidate
         yield (
             f"{name}: {candidate.hardware} ({candidate.split}; {candidate.schedule}; micro-batches "
-            f"of {candidate.config.trainer.micro_batch_tokens:,} tokens), {hours(best)}, "
-            f"{money(best)}; bottleneck: {best.limit}"
+            f"of {candidate.config.trainer.micro_batch_tokens:,} tokens), {answer(best)}; "
+            f"bottleneck: {best.limit}"
         )
         dollars = best.predicted_dollars
         over = []
@@ -172,6 +193,10 @@ def recommendation_lines(plan: Plan) -> Iterator[str]:
                 f"its {PERCENT} interval exceeds {' and '.join(over)}; with rank_by=pessimistic "
                 "only candidates whose high ends are within the limits are recommended"
             )
+        if partial := partial_nodes(candidate):
+            yield f"{candidate.hardware}: {partial}; the cost is that of these GPUs alone"
+        yield from _other_price_lines(plan, best)
+        yield from _memory_lines(candidate)
         gentler = plan.gentler
         if gentler is not None:
             yield (
@@ -189,16 +214,49 @@ def recommendation_lines(plan: Plan) -> Iterator[str]:
     fastest = min(known, key=lambda one: one.hours.mean)
     yield (
         f"{so_far}no candidate is within the limits; the fastest is {fastest.candidate.hardware} "
-        f"({fastest.candidate.split}; {fastest.candidate.schedule}) with {hours(fastest)}"
+        f"({fastest.candidate.split}; {fastest.candidate.schedule}) with {answer(fastest)}"
     )
     priced = [one for one in known if one.dollars is not None]
     if priced and math.isfinite(limits.budget_dollars):
         cheapest = min(priced, key=lambda one: one.value("dollars"))
         yield (
             f"the cheapest is {cheapest.candidate.hardware} ({cheapest.candidate.split}; "
-            f"{cheapest.candidate.schedule}) with {money(cheapest)}, {hours(cheapest)}"
+            f"{cheapest.candidate.schedule}) with {answer(cheapest)}"
         )
     yield "raise deadline, budget or limits.gpus, or add candidates"
+
+
+def best_so_far(plan: Plan) -> str:
+    """The best candidate so far in a few words, after a comma; empty without one."""
+    best = plan.best
+    if best is None:
+        return ""
+    dollars = "" if best.dollars is None else f", ${number(best.dollars.mean)}"
+    return f", best {best.candidate.hardware}, {number(best.hours.mean)} h{dollars}"
+
+
+def _memory_lines(candidate: Candidate) -> Iterator[str]:
+    for one in memory_of(candidate):
+        parts = ", ".join(
+            f"{name} {size / GIB:.1f}" for name, size in one.parts.items() if size >= 0.05 * GIB
+        )
+        yield (
+            f"memory of a GPU in {one.side}: {one.free / GIB:.1f} of {one.available / GIB:.1f} GiB "
+            f"free ({parts})"
+        )
+
+
+def _other_price_lines(plan: Plan, one: Outcome) -> Iterator[str]:
+    for price in other_prices(one, plan.config.prices):
+        text = f"at {price.name} prices: ${number(price.dollars)}"
+        if price.interruptions_per_h:
+            hours = one.hours.mean * price.factor
+            text += (
+                f" and {number(hours)} h as expected, {number(price.factor)} times as long, with "
+                f"{number(price.interruptions_per_h * hours)} interruptions; each loses half of "
+                f"{one.candidate.config.outside.checkpoint_steps} steps and a restart"
+            )
+        yield text
 
 
 def sensitivity_lines(plan: Plan) -> Iterator[str]:
@@ -213,7 +271,7 @@ def sensitivity_lines(plan: Plan) -> Iterator[str]:
         "impossible" if one is None else with_unit(number(one.value(name)), name) for one in ends
     )
     yield (
-        f"{first.name} matters most: {first.low.value} to {first.high.value} makes {name} {told} "
+        f"{first.name} matters most: {first.low.value} to {first.high.value} gives {told} "
         f"instead of {with_unit(number(own.value(name)), name)}"
     )
     changes = [
@@ -311,6 +369,26 @@ def no_comparison(plan: Plan) -> str:
     return "no cluster has both a synchronous and an asynchronous candidate to compare"
 
 
+def answer(one: Outcome) -> str:
+    """Hours and dollars, and their intervals, which are one factor."""
+    duration, dollars = one.predicted_hours, one.predicted_dollars
+    paid = (one.predicted_gpu_hours, "GPU-hours") if dollars is None else (dollars, "dollars")
+    ends = " and ".join(
+        with_unit(around, unit)
+        for value, unit in ((duration, "hours"), paid)
+        if (around := span({"low": value.low, "high": value.high}))
+    )
+    return "".join(
+        (
+            f"{with_unit(number(duration.value), 'hours')}, ",
+            "money unknown, " if dollars is None else "",
+            with_unit(number(paid[0].value), paid[1]),
+            _at_prices(one),
+            f"; {PERCENT} within a factor of {duration.factor:.2f}: {ends}" if ends else "",
+        )
+    )
+
+
 def hours(one: Outcome) -> str:
     """Hours of the whole run, with the interval."""
     return predicted_text(one.predicted_hours, "hours")
@@ -340,12 +418,14 @@ def _around(value: Prediction) -> str:
 
 def money(one: Outcome) -> str:
     """Dollars, with the range between low and high prices."""
-    text = cost(one)
-    low, high = one.hourly.low, one.hourly.high
-    if low is not None and high is not None and low < high:
-        hours = one.hours.mean
-        text += f" (at low and high prices ${number(low * hours)} to ${number(high * hours)})"
-    return text
+    return f"{cost(one)}{_at_prices(one)}"
+
+
+def _at_prices(one: Outcome) -> str:
+    low, high, hours = one.hourly.low, one.hourly.high, one.hours.mean
+    if low is None or high is None or low >= high:
+        return ""
+    return f" (at low and high prices ${number(low * hours)} to ${number(high * hours)})"
 
 
 def counted(refusals: Sequence[Refusal]) -> list[dict[str, Any]]:

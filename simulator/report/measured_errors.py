@@ -405,7 +405,7 @@ def record_of(value: Prediction, seeds: Estimate) -> dict[str, float | None]:
 
     `seeds_low` and `seeds_high` are the 95 % interval over the seeds alone, null for one seed.
     """
-    known = math.isfinite(seeds.low)
+    known = math.isfinite(seeds.high)
     return {
         "mean": value.value,
         "low": value.low,

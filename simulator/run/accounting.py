@@ -200,7 +200,8 @@ class Accounting:
         self._outside_s = 0.0
         self._generate_s = 0.0
         self._there_s = 0.0
-        self._in_flight = 0
+        self.groups_in_flight = 0
+        """Number of groups that were started and have not entered the queue."""
         self._in_flight_since_s = self._in_flight_group_s = 0.0
         self.engines: list[float] = []
         """Mean number of engines in each step, where it changes."""
@@ -348,10 +349,9 @@ class Accounting:
     # --- steps -----------------------------------------------------------------------------------
 
     def in_flight(self, now_s: float, groups: int) -> None:
-        """Note the number of groups that were started and have not entered the queue."""
-        if groups != self._in_flight:
-            self._in_flight_group_s += self._in_flight * (now_s - self._in_flight_since_s)
-            self._in_flight, self._in_flight_since_s = groups, now_s
+        """Note a new value of `groups_in_flight`."""
+        self._in_flight_group_s += self.groups_in_flight * (now_s - self._in_flight_since_s)
+        self.groups_in_flight, self._in_flight_since_s = groups, now_s
 
     def batch(self, now_s: float, version: Version, responses: Iterable[Decoded]) -> None:
         """The trainer, at `version`, starts on a batch, which fixes the lags of its tokens.
@@ -388,8 +388,12 @@ class Accounting:
         row["end_s"] = now_s
         row |= self._step.columns()
         self._step = StepLags()
-        group_s = self._in_flight_group_s + self._in_flight * (now_s - self._in_flight_since_s)
-        row["in_flight"] = group_s / row["step_s"] if row["step_s"] else float(self._in_flight)
+        group_s = self._in_flight_group_s + self.groups_in_flight * (
+            now_s - self._in_flight_since_s
+        )
+        row["in_flight"] = (
+            group_s / row["step_s"] if row["step_s"] else float(self.groups_in_flight)
+        )
         self._in_flight_group_s, self._in_flight_since_s = 0.0, now_s
         parts = self._ledger.step
         row |= {f"lag_{part}": mean for part, mean in parts.means.items()}

@@ -4,8 +4,8 @@ Node failures: what engines lose, when the run notices, and how they come back.
 
     works --uptime--> dead --detection--> EngineLost --restart--> EngineJoined --> works
 
-Groups sent to a dead engine before the failure is detected start over on another engine. A run
-without engines would end, so the last engine is restarted in place and its groups start over on it.
+Groups sent to a dead engine before the failure is detected start over on another engine, or wait
+until one comes back.
 
 Engines that join and leave while a simulated run continues, by the rule of `control.scaling`.
 
@@ -50,8 +50,8 @@ class Run(Protocol):
         """Let an engine lose everything, before the coordinator knows."""
         ...
 
-    def may_lose(self, slot: Slot) -> bool:
-        """Count an engine as lost, unless it is the last one."""
+    def lose(self, slot: Slot) -> None:
+        """Count an engine as lost, with its groups."""
         ...
 
     def until_loaded(self) -> Process:
@@ -76,18 +76,14 @@ def node_of_engines(
         for slot in slots:
             run.fail(slot)
         yield run.env.timeout(failures.detection_s)
-        in_place: list[Slot] = []
         for slot in slots:
-            if run.may_lose(slot):
-                run.tell(EngineLost(slot.number))
-            else:
-                in_place.append(slot)
+            run.lose(slot)
+            run.tell(EngineLost(slot.number, returns=True))
         yield run.env.timeout(failures.restart_s)
         yield from run.until_loaded()
         for slot in slots:
             run.restart(slot)
-            if slot not in in_place:
-                run.tell(EngineJoined(slot.number))
+            run.tell(EngineJoined(slot.number))
 
 
 class ScaledRun(Run, Protocol):

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import NamedTuple, Protocol, cast
 
 from areal_lab.control.events import GroupId, Version
@@ -162,8 +162,7 @@ class Conversations:
         while (moment_s := self.next_s()) <= now_s:
             while self._tools and self._tools[0][0] <= moment_s:
                 _, _, sample = heappop(self._tools)
-                if sample.group in self._samples:
-                    self._begin_turn(moment_s, sample)
+                self._begin_turn(moment_s, sample)
             for done in self._engine.advance(moment_s):
                 group = self._turn_ended(moment_s, done.group, done.segments[0])
                 if len(self._ended[group]) == self._samples[group]:
@@ -199,6 +198,9 @@ class Conversations:
         begun_samples += [sample for *_, sample in self._tools if sample.group == group]
         begun_samples += self._ended[group]
         tokens = sum(n for sample in begun_samples for _, n in sample.segments)
+        # What their tools return is not for another attempt of the group.
+        self._tools = [one for one in self._tools if one[-1].group != group]
+        heapify(self._tools)
         waiting = deque(sample for sample in self._waiting if sample.group != group)
         begun = self._samples[group] - (len(self._waiting) - len(waiting))
         self._begun -= begun - len(self._ended[group])

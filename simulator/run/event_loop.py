@@ -23,6 +23,7 @@ with `Train`; after it they get ready while the others load, and all continue to
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import assert_never, cast
 
@@ -39,7 +40,7 @@ from areal_lab.runlog.records import (
     EventRecord,
     engine_process,
 )
-from simulator.engine.sequences import first_and_last, heads_of
+from simulator.engine.sequences import versions_of
 from simulator.run.accounting import Accounting
 from simulator.run.availability import ScaledRun, Scaling, node_of_engines
 from simulator.run.conversations import Conversations
@@ -78,7 +79,8 @@ class EventLoop:
         self.seed = seed
         self.responses = Draws(system, seed) if responses is None else responses
         self.recorder = None if write is None else Recorder(system, write, self.responses.mode)
-        self.coordinator = coordinator_of(system.limits)
+        self.coordinator = coordinator = coordinator_of(system.limits)
+        self._ranks = coordinator if isinstance(coordinator, RankedCoordinator) else None
         self.ledger = Ledger()
         self._by_sample = system.limits.group_slots > 1
         self.slots = [self._make_slot(number) for number in range(system.most_engines)]
@@ -106,7 +108,7 @@ class EventLoop:
         """Groups that the end of the run dropped."""
         self._pause_due = self._paused = self._by_hand = False
         self._dirty: dict[Slot, None] = {}
-        self._inbox: list[ev.Event] = []
+        self._inbox: deque[ev.Event] = deque()
         self._telling = False
 
     def run(self) -> ev.Finish:
@@ -131,34 +133,37 @@ class EventLoop:
         Events that arise while actions are performed are handled after the last of them, as in the
         pipeline's queue.
         """
-        self._inbox.append(event)
         if self._telling:
+            self._inbox.append(event)
             return
         self._telling = True
-        for queued in self._inbox:  # may grow meanwhile
-            self._handle(queued)
-        self._inbox.clear()
+        self._handle(event)
+        while self._inbox:  # may grow meanwhile
+            self._handle(self._inbox.popleft())
         self._telling = False
 
-    def _handle(self, event: ev.Event) -> None:  # noqa: PLR0912 - one case per action
+    def _handle(self, event: ev.Event) -> None:  # noqa: PLR0912, PLR0915 - a case per action
         recorder, now_s = self.recorder, self.env.now
         if recorder is not None:
             recorder.write(EventRecord(now_s, event))
-        if not isinstance(event, ev.GroupFinished | ev.SamplesEnded):
+        kind = type(event)
+        if kind is not ev.GroupFinished and kind is not ev.SamplesEnded:  # not a union: most events
             self.accounting.event(now_s, event)
         if self.scaling is not None:
             self.scaling.note(now_s)
         self.ledger.event(event)
         actions = self.coordinator.handle(event)
-        if isinstance(self.coordinator, RankedCoordinator):
-            self.accounting.at_barrier(now_s, self.coordinator.waiting)
-        if self.responses.revised:
-            self._begin([action for action in actions if isinstance(action, ev.StartGroup)])
+        if self._ranks is not None:
+            self.accounting.at_barrier(now_s, self._ranks.waiting)
+        begun = not self.responses.revised
         for action in actions:
             if recorder is not None:
                 recorder.write(ActionRecord(now_s, action))
             match action:
                 case ev.StartGroup():
+                    if not begun:  # after the drops: a recycled group may start again at once
+                        begun = True
+                        self._begin([one for one in actions if isinstance(one, ev.StartGroup)])
                     self._start(now_s, action)
                 case ev.Train():
                     self._train(now_s, action)
@@ -179,16 +184,17 @@ class EventLoop:
                     self._finish(action)
                 case _ as never:
                     assert_never(never)
-        self.accounting.in_flight(now_s, len(self.flights))
+        if len(self.flights) != self.accounting.groups_in_flight:
+            self.accounting.in_flight(now_s, len(self.flights))
         if self._pause_due and self.loaded is None:
             self._pause(now_s)
-        if self._last_start is not None and self.coordinator.counts.started >= self._last_start:
+        if self._last_start is not None and self.coordinator.started >= self._last_start:
             self.accounting.nothing_left(now_s)
         if self.scaling is not None and isinstance(event, ev.TrainStepDone):
             self.scaling.step_done(now_s)
         if self._dirty:
             for slot in self._dirty:
-                self._set_timer(slot)
+                self._set_timer(now_s, slot)
             self._dirty.clear()
 
     # --- engines ---------------------------------------------------------------------------------
@@ -228,11 +234,11 @@ class EventLoop:
 
     def _begin(self, starts: Sequence[ev.StartGroup]) -> None:
         """Announce groups that start at the same moment together; all have the same version."""
-        if starts:
-            self.responses.begin([start.group for start in starts], starts[0].version)
+        self.responses.begin([start.group for start in starts], starts[0].version)
 
     def _start(self, now_s: float, start: ev.StartGroup) -> None:
         slot, group = self.slots[start.engine], start.group
+        self.ledger.action(start)
         before = self.flights.get(group)  # set if its engine was lost or leaves
         if before is not None and before.slot.retires:
             return  # its tokens are there
@@ -255,14 +261,12 @@ class EventLoop:
         )
         self._dirty[slot] = None
 
-    def _set_timer(self, slot: Slot) -> None:
+    def _set_timer(self, now_s: float, slot: Slot) -> None:
         """Set a timer for the engine's next change, unless an earlier one is set."""
         next_s = slot.engine.next_s()
         if next_s < slot.wake_s:
             slot.wake_s = next_s
-            env = self.env
-            now_s = env.now
-            timer = env.timeout(next_s - now_s if next_s > now_s else 0.0, slot)
+            timer = self.env.timeout(next_s - now_s if next_s > now_s else 0.0, slot)
             assert timer.callbacks is not None
             timer.callbacks.append(self._on_timer)
 
@@ -275,7 +279,7 @@ class EventLoop:
         slot.wake_s = math.inf
         self._advance(now_s, slot)
         if math.isinf(slot.wake_s):  # else it got new work, and a timer with it
-            self._set_timer(slot)
+            self._set_timer(now_s, slot)
 
     def _advance(self, now_s: float, slot: Slot) -> None:
         engine = slot.engine
@@ -289,10 +293,11 @@ class EventLoop:
 
     def _generated(self, now_s: float, slot: Slot, done: Done) -> None:
         flight = slot.flights.pop(done.group)
-        flight.ended(now_s, done)
-        slot.known_tokens += flight.tokens
+        flight.generated_s, flight.done = now_s, done
+        flight.tokens = tokens = sum(flight.draws.lengths)
+        slot.known_tokens += tokens
         if (controller := self.controller) is not None:
-            size = len(flight.draws.lengths), sum(flight.draws.lengths)
+            size = len(flight.draws.lengths), tokens
             if controller.takes_time(*size):
                 self.accounting.reading(now_s, slot, +1)
                 self.env.process(self._read(flight, controller.reply(slot.number, *size)))
@@ -339,7 +344,8 @@ class EventLoop:
         group, done = flight.group, flight.done
         del self.flights[group]
         flight.decoded = decoded = done.decoded
-        self.ledger.report(group, heads_of(decoded), flight.tokens)
+        heads, first, last = versions_of(decoded)
+        self.ledger.report(group, heads, flight.tokens)
         sampling = self.system.limits.sampling
         if self.recorder is not None or sampling is not None:
             scores = self.responses.scores(group, flight.draws.lengths)
@@ -354,7 +360,7 @@ class EventLoop:
         self.kept[group] = flight
         if self.scaling is not None:
             self.scaling.tokens += flight.tokens
-        self.tell(ev.GroupFinished(group, *first_and_last(decoded)))
+        self.tell(ev.GroupFinished(group, first, last))
 
     def _drop(self, now_s: float, drop: ev.Drop) -> None:
         group = drop.group
@@ -381,6 +387,9 @@ class EventLoop:
         if flight is not None and flight.generated:  # it was being scored
             self._dropped(group, flight.tokens)
         self.kept.pop(group, None)
+        if drop.reason == ev.RECYCLED:  # it may have ended just now
+            left = [event for event in self._inbox if getattr(event, "group", None) != group]
+            self._inbox = deque(left)
 
     def _dropped(self, group: ev.GroupId, tokens: int) -> None:
         """Count the tokens of a group that was dropped before its end was reported."""
@@ -474,8 +483,9 @@ class EventLoop:
 
     def _set_timers(self) -> None:
         if not self._telling:
+            now_s = self.env.now
             for slot in self._dirty:
-                self._set_timer(slot)
+                self._set_timer(now_s, slot)
             self._dirty.clear()
 
     def _push(self, version: ev.Version) -> Process:
@@ -577,10 +587,8 @@ class EventLoop:
         slot.dead, slot.paused, slot.wake_s = True, False, math.inf
         self.accounting.engine_changed(now_s, slot)
 
-    def may_lose(self, slot: Slot) -> bool:
-        """Count an engine as lost, with its groups, unless it is the last one."""
-        if len(self.coordinator.engine_loads) == 1:
-            return False
+    def lose(self, slot: Slot) -> None:
+        """Count an engine as lost, with its groups."""
         slot.flights.clear()
         # Those that were being scored start over, too: the coordinator lets all groups do so.
         for group in [g for g, flight in self.flights.items() if flight.slot is slot]:
@@ -588,17 +596,10 @@ class EventLoop:
             if flight.generated:
                 self._generate_again(flight.tokens)
         self.accounting.engine_losses += 1
-        return True
 
     def restart(self, slot: Slot) -> None:
-        """Let an engine work again with the others' weights; groups it still has start over."""
+        """Let an engine work again, with the others' weights."""
         slot.dead = False
-        if self.responses.revised and slot.flights:
-            self.responses.begin(tuple(slot.flights), self.version)
-            for flight in slot.flights.values():
-                flight.draws = self.responses.of(flight.group)
-        for flight in list(slot.flights.values()):
-            self._submit(self.env.now, flight, self.version)
         if self._paused:
             slot.engine.pause(self.env.now)
             slot.paused = True

@@ -51,11 +51,6 @@ class Flight:
         """Whether all its responses ended; it may wait to be scored."""
         return not math.isnan(self.generated_s)
 
-    def ended(self, now_s: float, done: Done) -> None:
-        """All its responses ended on the engine."""
-        self.generated_s, self.done = now_s, done
-        self.tokens = sum(self.draws.lengths)
-
 
 class Slot:
     """An engine, its timer, and the groups the coordinator runs on it."""

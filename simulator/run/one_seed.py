@@ -142,7 +142,7 @@ def _closed_form(
     interrupts = schedule.on_new_weights is OnNewWeights.INTERRUPT and not schedule.carry_over
     changes = bool(system.requests) or system.scaling is not None or limits.sampling is not None
     devices = limits.hybrid_engines or limits.batch_parts > 1 or limits.ranks > 1
-    if not interrupts or changes or devices or limits.order.drop_late or eta % 1:
+    if not interrupts or changes or devices or limits.order.drops_late or eta % 1:
         return None
     if "training" not in pools:
         return None

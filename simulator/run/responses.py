@@ -128,8 +128,11 @@ class Draws:
         self._system = system
         self._seed = seed
         self._size = system.limits.batch_groups
-        # Ranks without a controller ask for groups of several batches in turn.
-        self._kept = 1 if system.limits.ranks == 1 else _MOST_BLOCKS
+        # Ranks without a controller ask for groups of several batches in turn, as a run does that
+        # starts prompts again.
+        limits = system.limits
+        one = limits.ranks == 1 and limits.order.on_late != "recycle"
+        self._kept = 1 if one else _MOST_BLOCKS
         self._blocks: dict[int, list[GroupDraws]] = {}
 
     def of(self, group: GroupId) -> GroupDraws:

@@ -68,6 +68,19 @@ def estimate(values: Sequence[float]) -> Estimate:
     return Estimate(mean, mean - half, mean + half)
 
 
+def log_estimate(values: Sequence[float]) -> Estimate:
+    """Mean of independent values > 0 with Student's interval of ln(value), a factor either way.
+
+    The low end is above 0 however few and noisy the values are. One value says nothing of its
+    spread: its interval is from 0 to infinity.
+
+    Raises:
+        ValueError: if there is no value, or one that is not above 0.
+    """
+    found = with_model_error(values, ModelError(spread=0.0, groups=1), share=0.95)
+    return Estimate(found.value, found.low, found.high)
+
+
 _RESAMPLED: Final = 1000
 _AT_ONCE: Final = 1_000_000
 """Numbers of one block of resampling, which bounds its memory."""
@@ -163,6 +176,11 @@ class Prediction:
         """Return whether a measured value is within the interval."""
         return self.low <= measured <= self.high
 
+    @property
+    def factor(self) -> float:
+        """Factor by which the measured value may be higher, or lower, at the interval's ends."""
+        return self.high / self.value
+
     def times(self, factor: float) -> Prediction:
         """A multiple, of a factor >= 0."""
         return Prediction(value=self.value * factor, low=self.low * factor, high=self.high * factor)
@@ -226,20 +244,14 @@ def with_model_error(
 
 
 def prediction(values: Sequence[float], error: ModelError, *, share: float = SHARE) -> Prediction:
-    """The mean of `values` with the interval that is shown: never narrower than that of the seeds.
+    """The mean of `values` with the interval that is shown: a factor either way.
 
-    It contains `with_model_error` and the positive part of the 95 % interval over the seeds
-    (`estimate`): few noisy seeds can have the wider one. One value has the interval of the model's
-    error alone, for the seeds' is unknown.
+    It is `with_model_error`. One value has the interval of the model's error alone, for the seeds'
+    is unknown.
 
     Args:
         values: the predicted number of each seed, all > 0.
         error: of the model, from other systems.
         share: of measured values that the interval should contain.
     """
-    if len(values) == 1:
-        return with_model_error([values[0], values[0]], error, share=share)
-    found, seeds = with_model_error(values, error, share=share), estimate(values)
-    return Prediction(
-        value=found.value, low=max(0.0, min(found.low, seeds.low)), high=max(found.high, seeds.high)
-    )
+    return with_model_error(list(values) * 2 if len(values) == 1 else values, error, share=share)

@@ -36,9 +36,11 @@ from areal_lab.control.events import (
 )
 from areal_lab.control.limits import SLOTS
 from areal_lab.control.routing import least_loaded
+from areal_lab.control.schedule import OnNewWeights
 from areal_lab.runlog.lags import TrainedBatch
 from areal_lab.runlog.read_run import RecordedRun, events_file, read_events
 from areal_lab.runlog.records import TRAINER, ActionRecord, EventRecord, Log, Scalar, SpanRecord
+from areal_lab.runlog.replay import on_late_of
 from simulator.catalogue.gpu import CPU_CORE
 
 EXPORT: Final = "export weights"
@@ -218,9 +220,9 @@ def recorded_settings(run: RecordedRun) -> dict[str, Value]:
         "workload.whole_run": _limit(run, "train_steps") == steps,
         "schedule.name": str(_limit(run, "schedule")),
         "schedule.eta": float(_limit(run, "eta")),
-        "schedule.interruptible": _limit(run, "on_new_weights") == "interrupt",
+        "schedule.interruptible": _limit(run, "on_new_weights") != OnNewWeights.DRAIN,
         "schedule.batch_order": str(_limit(run, "order")),
-        "schedule.drop_late": bool(_limit(run, "drop_late")),
+        "schedule.on_late": on_late_of(run.log.header.limits),
         "rollout.routing": str(run.log.header.limits.get("routing", least_loaded().name)),
         "schedule.max_concurrent_prompts": int(_limit(run, "max_in_flight")),
         # Older logs do not have it.
@@ -229,6 +231,11 @@ def recorded_settings(run: RecordedRun) -> dict[str, Value]:
     if settings["schedule.batch_order"] == "bounded_lag":
         # 0 would stand for eta; a lag is whole, so that any fraction of a version is 0.
         settings["schedule.max_lag"] = float(_limit(run, "max_lag")) or 0.5
+    if settings["schedule.name"] == "bounded_drift":
+        # A simulation has no weights w, so that other bounds than that on drift have no effect.
+        settings["schedule.eta"] = float(_limit(run, "max_eta"))
+        for name in ("max_drift", "min_eta"):
+            settings[f"schedule.{name}"] = float(_limit(run, name))
     if filtered := _filtered_share(run):
         settings["workload.equal_rewards_share"] = min(filtered, _MOST_FILTERED)
     running = run.settings.get("rollout.max_running_requests")

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 
-from benchmarks import simulator
+import pytest
+
+from benchmarks import one_simulation, simulator
+from benchmarks.demo import ROOT
 from simulator.assembly.simulate import build
 from simulator.config.load import load_simulation
 from simulator.plan.schema import load_plan
@@ -45,3 +48,25 @@ def test_the_plan_has_500_configurations_and_a_quick_one_runs() -> None:
     assert figures["plan_s"] > 0
     assert 0 < figures["screened"] <= figures["possible"]
     assert figures["screened"] < figures["simulations"]
+
+
+def test_two_trees_simulate_in_turns_and_tell_equal_results_from_others() -> None:
+    found = simulator.one_of(ROOT, "run", "small")
+    assert found["cpu_s"] > 0
+    assert found["answer"] == one_simulation.simulate("small", [])
+    assert found["answer"] != one_simulation.simulate("small", ["seed=2"])
+    with pytest.raises(RuntimeError, match="no_such_preset"):
+        simulator.one_of(ROOT, "run", "no_such_preset")
+
+
+def test_the_answer_of_a_plan_has_its_trials() -> None:
+    quick = [
+        *(*simulator.QUICK_QUESTION, "candidates.rollout_share=[0.5]", "simulation=small"),
+        *("base.rollout.decode_step_s=null", "base.trainer.step_s=null"),
+        "base.workload.prompts_per_batch=32",
+    ]
+    first, again, other = (
+        one_simulation.plan(str(simulator.PLAN), [*quick, f"base.seed={seed}"])
+        for seed in (1, 1, 2)
+    )
+    assert first == again != other

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 
 from tests.browser.test_notebooks import PICTURES
 from tools.notebooks.export import export
-from tools.notebooks.files import existing
+from tools.notebooks.files import FOLDER, existing
+from tools.notebooks.gallery import card
 from tools.notebooks.pages import files, open_page
 
 pytestmark = pytest.mark.browser
@@ -30,4 +33,21 @@ def test_an_exported_page_shows_its_pictures_without_the_network(
     with open_page(browser, f"{exported}/{name}.html") as watched:
         watched.page.get_by_role("heading", name="The code").wait_for()
         watched.page.locator(PICTURES).first.wait_for()
+    assert watched.problems == []
+
+
+def test_the_index_shows_every_question_and_picture_without_another_file(
+    browser: Any, exported: str, tmp_path: Path
+) -> None:
+    with urlopen(f"{exported}/index.html") as index:
+        (tmp_path / "index.html").write_bytes(index.read())
+    with files(tmp_path) as address, open_page(browser, f"{address}/index.html") as watched:
+        page = watched.page
+        page.wait_for_function("[...document.images].every((image) => image.complete)")
+        drawn = "[...document.images].filter((image) => image.naturalWidth).length"
+        assert page.evaluate(drawn) == len(existing())
+        for name in existing():
+            title, question = card(FOLDER / f"{name}.py")
+            assert page.get_by_role("heading", name=title, exact=True).is_visible()
+            assert question in page.content()
     assert watched.problems == []

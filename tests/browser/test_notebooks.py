@@ -17,7 +17,7 @@ from tools.notebooks.pages import HEIGHT_PX, Watched, open_page, wait_until_draw
 
 pytestmark = pytest.mark.browser
 
-WIDTHS_PX = (1280, 820)
+WIDTHS_PX = (1400, 820, 390)
 BRIGHT, MOST_BRIGHT = 235, 0.03
 """Gray level from which a pixel is bright, and the share of a dark page that may be."""
 PICTURES = "svg[role=img], canvas, marimo-vega img, .vega-embed svg, img[src^='data:image']"
@@ -43,6 +43,27 @@ LETTERS = """
 }
 """
 """Size in pixels and text of every element with letters; those of a canvas are not known."""
+CUT = """
+() => {
+  const found = [], roots = [document];
+  while (roots.length) {
+    for (const one of roots.pop().querySelectorAll("*")) {
+      if (one.shadowRoot) roots.push(one.shadowRoot);
+      const box = one.getBoundingClientRect();
+      const kind = "svg.marks, svg[role=img], canvas, select, pre, code, "
+        + ".katex-display .base, [role=radiogroup]";
+      const frame = one.matches("svg.marks text") && one.closest("svg").getBoundingClientRect();
+      if (!box.width || one.closest("table")) continue;
+      if ((one.matches(kind) && box.right > innerWidth + 1)
+          || (frame && (box.right > frame.right + 1 || box.left < frame.left - 1)))
+        found.push(`${one.tagName} ends at ${Math.round(box.right)}: ${one.textContent}`);
+    }
+  }
+  return found;
+}
+"""
+"""Pictures, formulas, code and choices that leave the window, and text of a chart that leaves the
+chart; a table of data scrolls."""
 MOST_TRIES, TRY_MS = 300, 100
 SETTLED = 5
 """Looks at the pictures, one after another, that have to find the same."""
@@ -127,6 +148,7 @@ def shot_of(watched: Watched, width_px: int, path: Path) -> bytes:
     assert page.get_by_text("internal error").count() == 0
     wider = "document.documentElement.scrollWidth - window.innerWidth"
     assert page.evaluate(wider) <= 0, f"{width_px} px: wider than the window"
+    assert page.evaluate(CUT) == [], f"{width_px} px: cut at the right"
     letters = page.evaluate(LETTERS)
     assert len(letters) > 50
     small = [text for size_px, text in letters if size_px < SMALLEST_PX]

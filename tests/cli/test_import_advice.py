@@ -44,6 +44,13 @@ def test_advice_is_in_the_object():
     assert {one["name"] for one in advice["options"]} >= {"asynchronous, eta 4"}
 
 
+def test_advice_on_lag_is_in_the_object_if_the_log_tells_lag_and_drift():
+    for name, hurts in (("skyrl_async.txt", True), ("skyrl_console.txt", None)):
+        result = areal_lab("import", SPECIMENS / name, "--json")
+        found = json.loads(result.stdout.splitlines()[-1])["lag_advice"]
+        assert (found and found["advice"]["decoupled"]["hurts"]) is hurts
+
+
 def test_the_run_folder_is_written_with_its_pictures(tmp_path):
     result = areal_lab("import", SPECIMENS / "slime_sync.txt", "--out", tmp_path / "run")
     assert result.exit_code == 0

@@ -6,12 +6,15 @@ import json
 import re
 import subprocess
 import sys
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from areal_lab.cli import app as cli
+from areal_lab.cli.plan import Lines
 from areal_lab.config.load import settings
 from areal_lab.runlog.records import Log
 from simulator.config.schema import SimulationConfig
@@ -282,3 +285,16 @@ def test_simulating_loads_neither_torch_nor_pandas_nor_matplotlib() -> None:
 
 def test_the_page_shows_the_current_output() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), "run: python -m tools.pages"
+
+
+def test_a_search_tells_after_two_seconds_and_then_every_15_what_is_best_so_far() -> None:
+    text, clock = StringIO(), iter((0.0, 0.0, 1.0, 2.5, 3.0, 17.0, 18.0))
+    lines = Lines(Console(file=text, width=120), lambda: ", best 4 H100", lambda: next(clock))
+    lines.stage("screening", 100)
+    for _ in range(5):
+        lines.advance(10)
+    assert text.getvalue().splitlines() == [
+        "screening: 100",
+        "screening: 20 of 100, 8.0/s, 10 s left, best 4 H100",
+        "screening: 50 of 100, 2.8/s, 18 s left, best 4 H100",
+    ]

@@ -82,11 +82,26 @@ def test_values_are_yaml_and_text_is_literal(override: str, name: str, value: ob
 
 @pytest.mark.parametrize("alias", sorted(ALIASES))
 def test_aliases_set_the_same_setting(alias: str, tmp_path: Path) -> None:
-    texts = {setting.name for setting in settings(TrainConfig) if setting.is_text}
-    value = "jsonl" if ALIASES[alias] in texts else "3"
+    (setting,) = [one for one in settings(TrainConfig) if one.name == ALIASES[alias]]
+    value = setting.choices[-1] if setting.choices else "jsonl" if setting.is_text else "3"
     expected = load_config(None, [f"{ALIASES[alias]}={value}"])
     assert load_config(None, [f"{alias}={value}"]) == expected
     assert load_config(write(tmp_path, f"{alias}: {value}\n")) == expected
+
+
+def test_the_older_name_of_on_late_is_a_truth(tmp_path: Path) -> None:
+    for given, meant in ((True, "drop"), (False, "wait"), (1, "drop"), (0, "wait")):
+        assert load_config({"rollout.drop_late": given}).rollout.on_late == meant
+        line = f"rollout.drop_late: {str(given).lower()}"
+        assert load_config(write(tmp_path, f"{line}\n")).rollout.on_late == meant
+        assert load_config(None, [line.replace(": ", "=")]).rollout.on_late == meant
+        # As in a checkpoint of an older version.
+        saved = TrainConfig().model_dump()
+        del saved["rollout"]["on_late"]
+        saved["rollout"]["drop_late"] = given
+        assert TrainConfig(**saved).rollout.on_late == meant
+    with pytest.raises(ConfigError, match="must be one of wait, drop, recycle"):
+        load_config(None, ["rollout.drop_late=later"])
 
 
 @pytest.mark.parametrize(

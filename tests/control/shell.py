@@ -7,7 +7,8 @@ It keeps its own account of what runs where and compares it with what the coordi
                   the parts of a batch one after another, before its weights;
                   one checkpoint, and no step while its state is copied;
                   a paused run starts nothing and resumes when asked, not before
-    conservation  a group starts once and ends once: trained, filtered or dropped
+    conservation  a group starts once and ends once: trained, filtered or dropped; a recycled one
+                  starts again with the engines' version, oldest first, and before any new one
     liveness      while the run continues something runs, and no permitted slot stays idle
     order         Drop < Interrupt < Save, Train < PushWeights < Resume < StartGroup < Finish
 """
@@ -70,6 +71,10 @@ class Shell:
         """Samples of open groups that ended, if each has its slot."""
         self.finished: dict[ev.GroupId, ev.Version] = {}
         self.fate: dict[ev.GroupId, str] = {}
+        self.recycled: list[ev.GroupId] = []
+        """Groups that were dropped and start again, in this order."""
+        self.attempts: Counter[ev.GroupId] = Counter()
+        """Times that each group was recycled."""
         self.lags: list[int] = []
         self.batches: list[tuple[ev.GroupId, ...]] = []
         """The last one may have parts that are still to come."""
@@ -256,7 +261,7 @@ class Shell:
         if not isinstance(request, ev.EtaRequested) or self.stopping:
             return self.stopping and not isinstance(request, ev.StopRequested)
         order = self.limits.order
-        blocks = not order.drop_late and order.max_lag < request.eta
+        blocks = not order.drops_late and order.max_lag < request.eta
         fixed = ("synchronous", "one_step_overlap", "bounded_drift")
         return blocks or self.limits.schedule.name in fixed
 
@@ -383,10 +388,17 @@ class Shell:
                 start = self._untrained()[group]
                 late = start < self.trained - self.limits.order.max_lag
                 assert reason in ("run ended", "no engine left") or late
+                assert late or reason != ev.RECYCLED
                 self.finished.pop(group, None)
                 if group in self.running or group in self.homeless:
                     self._leave(group)
-                self._end(group, "dropped")
+                if reason == ev.RECYCLED:
+                    assert self.limits.order.on_late == "recycle"
+                    assert group not in self.recycled
+                    self.recycled.append(group)
+                    self.attempts[group] += 1
+                else:
+                    self._end(group, "dropped")
             case ev.Save(version):
                 assert self.saving is None, "one checkpoint at a time"
                 assert not self.training
@@ -415,8 +427,11 @@ class Shell:
             assert action.version == (self.pushed if began is None else began)
         else:
             assert action.version == self.pushed
-            assert action.group == self.next_group
-            self.next_group += 1
+            if self.recycled:
+                assert action.group == self.recycled.pop(0)
+            else:
+                assert action.group == self.next_group
+                self.next_group += 1
             # Eq. 3 before this start, in its own words for whole eta: floor((N_r - 1) / B).
             assert not self.exhausted
             n, size, eta = self.started + 1, self.limits.batch_groups, self.limits.schedule.eta
@@ -530,9 +545,10 @@ class Shell:
         assert counts.unfilled == self.unfilled
         fates = list(self.fate.values())
         assert counts.filtered == fates.count("filtered") + self.before["filtered"]
-        assert counts.dropped == fates.count("dropped") + self.before["dropped"]
+        dropped = fates.count("dropped") + self.attempts.total()
+        assert counts.dropped == dropped + self.before["dropped"]
         assert (counts.trained_version, counts.pushed_version) == (self.trained, self.pushed)
-        alive = len(self.running) + len(self.homeless) + len(self.finished)
+        alive = len(self.running) + len(self.homeless) + len(self.finished) + len(self.recycled)
         assert len(self.fate) + alive == self.next_group - self.first_group
         assert self.coordinator.waiting_for()
         assert self.coordinator.limits == self.limits

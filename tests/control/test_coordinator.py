@@ -9,6 +9,7 @@ import pytest
 
 from areal_lab.control.coordinator import Coordinator, Limits
 from areal_lab.control.events import (
+    RECYCLED,
     Action,
     BatchReturned,
     CheckpointCopied,
@@ -247,8 +248,30 @@ def test_what_is_filtered_is_replaced_and_does_not_count() -> None:
     assert (c.counts.started, c.counts.filtered) == (2, 1)
 
 
+def test_a_recycled_group_starts_again_before_new_ones_and_what_it_reported_is_forgotten() -> None:
+    order = bounded_lag(0, "recycle")
+    c = Coordinator(limits(asynchronous(1), max_in_flight=4, order=order))
+    c.handle(RunStarted((0,)))
+    for group in (0, 1):
+        c.handle(GroupFinished(group, 0, 0))
+    c.handle(GroupFinished(2, 0, 0))
+    actions = c.handle(TrainStepDone(1))
+    assert actions[:2] == (Drop(2, RECYCLED), Drop(3, RECYCLED))
+    assert not any(isinstance(action, StartGroup) for action in actions)
+    assert [(one.group, one.version, one.attempts) for one in c.frontier().open] == [
+        (2, 0, 1),
+        (3, 0, 1),
+    ]
+    assert c.counts.dropped == 2
+    started = [one for one in c.handle(WeightsPushed(1)) if isinstance(one, StartGroup)]
+    assert [(one.group, one.version) for one in started] == [(2, 1), (3, 1), (4, 1), (5, 1)]
+    assert [one.attempts for one in c.frontier().open] == [2, 2, 1, 1]
+    with pytest.raises(ValueError, match="start <= head"):
+        c.handle(GroupFinished(3, 0, 0))
+
+
 def test_late_groups_are_dropped_running_or_finished_and_replaced() -> None:
-    order = bounded_lag(0, drop=True)
+    order = bounded_lag(0, "drop")
     c = Coordinator(limits(asynchronous(1), max_in_flight=4, order=order))
     actions_after(c, RunStarted((0,)), ended(0), ended(1), ended(2))  # group 3 still runs
     assert actions_after(c, TrainStepDone(1)) == [
@@ -637,7 +660,7 @@ def test_a_request_that_cannot_be_done_is_refused_with_the_reason(
 
 
 def test_what_will_be_possible_is_not_refused_before_the_run_starts() -> None:
-    c = Coordinator(limits(partial_rollout(), order=bounded_lag(1, drop=True)))
+    c = Coordinator(limits(partial_rollout(), order=bounded_lag(1, "drop")))
     for request in (PauseRequested(), ResumeRequested(), StopRequested(), EtaRequested(99)):
         assert c.refusal(request) is None
 
@@ -669,9 +692,9 @@ def test_limits_that_cannot_work_are_refused() -> None:
     with pytest.raises(ValueError, match="save_every_steps is -1"):
         limits(synchronous(), save_every_steps=-1)
     for eta, lag in ((4, 3), (0.5, 0), (float("inf"), 9)):
-        with pytest.raises(ValueError, match=r"raise max_lag .* or set drop_late"):
+        with pytest.raises(ValueError, match=r"raise max_lag .* or set on_late"):
             limits(asynchronous(eta), order=bounded_lag(lag))
-        limits(asynchronous(eta), order=bounded_lag(lag, drop=True))
+        limits(asynchronous(eta), order=bounded_lag(lag, "drop"))
     waits = Schedule(name="both", eta=1, on_new_weights=OnNewWeights.DRAIN, carry_over=True)
     with pytest.raises(ValueError, match=r"OnNewWeights\.INTERRUPT with carry_over"):
         limits(waits)

@@ -69,7 +69,7 @@ def test_any_kill_leaves_the_trained_prompts_as_they_are(
     assert last.over == "complete"
     assert limits.train_steps is not None
     assert len(trained) == len(set(trained)) == limits.train_steps * limits.batch_groups
-    if not limits.order.drop_late and not disturb:
+    if limits.order.on_late != "drop" and not disturb:
         assert not any(map(last.unfit, trained))
         uninterrupted = Shell(limits, unfit=last.unfit)
         uninterrupted.run(Random(seed + 1), events=8000)
@@ -92,8 +92,13 @@ def test_every_group_is_trained_on_or_open_or_ended_or_above_the_frontier(
     assert open_groups | shell.fate.keys() == set(range(frontier.next_group))
     assert not open_groups & shell.fate.keys()
     assert {one.group for one in frontier.open if one.finished} == set(shell.finished)
-    assert len(open_groups) + frontier.version * limits.batch_groups == shell.started
-    assert {one.group: one.version for one in frontier.open} == shell._untrained()
+    recycled = dict.fromkeys(shell.recycled, shell.pushed)
+    started = shell.started + len(recycled)
+    assert len(open_groups) + frontier.version * limits.batch_groups == started
+    assert {one.group: one.version for one in frontier.open} == shell._untrained() | recycled
+    assert all(
+        one.attempts > shell.attempts[one.group] - (one.group in recycled) for one in frontier.open
+    )
 
 
 def test_a_complete_run_continues_with_more_steps() -> None:
@@ -154,7 +159,7 @@ def test_a_lost_engine_counts_as_an_attempt_unless_tokens_were_kept() -> None:
 
 
 def test_a_run_that_ends_saves_no_group_that_its_next_life_could_not_train_on() -> None:
-    order = bounded_lag(0, drop=True)
+    order = bounded_lag(0, "drop")
     limits = Limits(batch_groups=1, max_in_flight=3, schedule=asynchronous(2), order=order)
     coordinator = Coordinator(limits)
     coordinator.handle(ev.RunStarted((0,)))

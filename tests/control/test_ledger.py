@@ -28,6 +28,9 @@ class Account(Shell):
         self.firsts: dict[ev.GroupId, tuple[ev.Version, ...]] = {}
         self.entered: dict[ev.GroupId, ev.Version] = {}
         self.twice = 0
+        self.thrown_away = 0
+        """Tokens of recycled groups, whose next attempts have others."""
+        self.offered_before: Counter[int] = Counter()
         self.reasons: dict[ev.GroupId, str] = {}
         self.lags_of: list[tuple[LagParts, int]] = []
         super().__init__(limits, **more)  # type: ignore[arg-type]  # passed on as they are
@@ -58,6 +61,12 @@ class Account(Shell):
                 if action.group in before and action.group not in self.tokens:
                     self.tokens[action.group] = self.random.randrange(9)
                     self.ledger.report(action.group, {}, self.tokens[action.group])
+                if action.reason == ev.RECYCLED:
+                    self.thrown_away += self.tokens.pop(action.group, 0)
+                    del self.reasons[action.group]
+                    entered = self.entered.pop(action.group, None)
+                    if entered is not None:
+                        self.offered_before.update(entered - v for v in self.firsts[action.group])
             if isinstance(action, ev.Train):
                 self.lags_of += [
                     (lag_parts(first, self.entered[group], action.version), action.version - first)
@@ -86,12 +95,13 @@ class Account(Shell):
             if group in self.reasons:
                 dropped[self.reasons[group]] += tokens
         assert counts == TokenCounts(
-            generated=sum(of.values()) + self.twice,
+            generated=sum(of.values()) + self.twice + self.thrown_away,
             trained=of["trained"],
             waiting=of[""],
             dropped=counts.dropped,
             generated_twice=self.twice,
         )
+        dropped[ev.RECYCLED] += self.thrown_away
         assert {r: n for r, n in counts.dropped.items() if n} == {
             reason: n for reason, n in dropped.items() if n
         }
@@ -99,7 +109,7 @@ class Account(Shell):
         assert total.before_queue == Counter(parts.before_queue for parts, _ in self.lags_of)
         assert total.in_queue == Counter(parts.in_queue for parts, _ in self.lags_of)
         assert all(parts.lag == lag for parts, lag in self.lags_of)
-        assert total.offered == Counter(
+        assert total.offered == self.offered_before + Counter(
             entered - first
             for group, entered in self.entered.items()
             for first in self.firsts[group]

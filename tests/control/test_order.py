@@ -22,7 +22,8 @@ ORDERS = [
     bounded_lag(2),
     bounded_lag(3.9),
     bounded_lag(math.inf),
-    bounded_lag(1, drop=True),
+    bounded_lag(1, "drop"),
+    bounded_lag(1, "recycle"),
 ]
 
 
@@ -62,7 +63,7 @@ def test_a_backlog_decides_as_the_plain_rule(
                 continue
             version, rest = version + 1, size - part
             late = backlog.late(version)
-            oldest = version - order.max_lag if order.drop_late else -math.inf
+            oldest = version - order.max_lag if order.drops_late else -math.inf
             assert late == sorted(g for g, v in (running | finished).items() if v < oldest)
             for each in late:
                 running.pop(each, None)
@@ -113,7 +114,7 @@ def test_waiting_is_described_in_words() -> None:
 def test_orders_compare_by_what_they_say() -> None:
     assert bounded_lag(2) == bounded_lag(2.7)
     assert bounded_lag(2) != bounded_lag(3)
-    assert bounded_lag(2) != bounded_lag(2, drop=True)
+    assert bounded_lag(2) != bounded_lag(2, "drop")
 
 
 @pytest.mark.parametrize("lag", [-1, math.nan])

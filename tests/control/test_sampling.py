@@ -65,7 +65,7 @@ def test_batches_are_full_or_smaller_as_allowed_and_a_run_ends(
 def test_between_two_batches_no_more_is_filtered_than_the_bound_and_what_ran(
     limits: Limits, seed: int
 ) -> None:
-    assume(not limits.order.drop_late)  # a late group that is dropped hides the bound until then
+    assume(not limits.order.drops_late)  # a late group that is dropped hides the bound until then
     assert limits.sampling is not None
     shell = Shell(limits, unfit=lambda group: Random(seed ^ group).random() < 0.8)
     random, ran = Random(seed), 0
@@ -97,7 +97,7 @@ def test_a_run_that_continues_counts_its_smaller_batches(
 def test_refilled_batches_are_those_of_a_run_that_was_never_killed(
     limits: Limits, seed: int, kills: int
 ) -> None:
-    assume(not limits.order.drop_late)
+    assume(not limits.order.drops_late)
     limits = replace(
         limits,
         save_every_steps=max(1, limits.save_every_steps),

@@ -63,7 +63,7 @@ def test_bounded_lag_waits_at_its_bound(eta: float, batch: int, steps: int, more
 @given(ETA, BATCH, STEPS)
 def test_bounded_lag_can_drop_it_instead(eta: float, batch: int, steps: int) -> None:
     bound = lag_bound(eta)
-    rows = straggler_steps(bounded_lag(bound, drop=True), eta=eta, batch_groups=batch, steps=steps)
+    rows = straggler_steps(bounded_lag(bound, "drop"), eta=eta, batch_groups=batch, steps=steps)
     assert STRAGGLER not in rows[-1].trained or rows[-1].lag <= bound
     assert rows[-1].dropped == (rows[-1].lag > bound)
 

@@ -100,10 +100,24 @@ async def test_slots_by_sample_are_refused(tmp_path: Path) -> None:
 
 
 @in_loop
+async def test_late_groups_start_again(tmp_path: Path) -> None:
+    log = await logged(
+        tmp_path,
+        *("rollout.on_late=recycle", "rollout.batch_order=bounded_lag", "rollout.max_lag=1"),
+        *("eta=3", "rollout.max_concurrent_rollouts=12"),
+        steps=4,
+    )
+    drops = [a.group for a in actions(log) if isinstance(a, ev.Drop) and a.reason == ev.RECYCLED]
+    assert drops
+    trained = [g for action in actions(log) if isinstance(action, ev.Train) for g in action.groups]
+    assert len(trained) == len(set(trained)) == 12
+
+
+@in_loop
 async def test_late_groups_are_dropped_and_replaced(tmp_path: Path) -> None:
     log = await logged(
         tmp_path,
-        *("rollout.drop_late=true", "rollout.batch_order=bounded_lag", "rollout.max_lag=1"),
+        *("rollout.on_late=drop", "rollout.batch_order=bounded_lag", "rollout.max_lag=1"),
         *("eta=3", "rollout.max_concurrent_rollouts=12"),
         steps=4,
     )

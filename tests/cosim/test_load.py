@@ -10,6 +10,7 @@ import pytest
 from areal_lab.config.problem import ConfigError
 from areal_lab.config.schema import TrainConfig
 from areal_lab.resolve.limits import limits_of
+from areal_lab.runlog.replay import limits_from_fields
 from cosim.cluster import cluster_of, mean_response_tokens, system_of
 from cosim.load import load_cosim, read_schedule, resolve_cosim
 from cosim.run import run_cosim
@@ -102,14 +103,33 @@ def test_a_log_must_fit_the_run(tmp_path: Path) -> None:
         read_schedule(small(tmp_path, "log=nothing"))
 
 
-@pytest.mark.parametrize("slots", ["groups", "samples"])
-def test_the_slots_of_a_log_are_those_of_the_run(tmp_path: Path, slots: str) -> None:
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["rollout.slots=samples", "rollout.routing=sticky", "rollout.max_concurrent_rollouts=3"],
+        ["rollout.batch_order=bounded_lag", "rollout.max_lag=5"],
+        ["rollout.batch_order=bounded_lag", "eta=inf", "rollout.max_lag=3", "rollout.drop_late=1"],
+        ["rollout.batch_order=bounded_lag", "eta=0", "rollout.max_lag=0"],
+        ["rollout.interruptible=false"],
+        ["rollout.schedule=one_step_overlap"],
+        ["rollout.schedule=partial_rollout"],
+        [
+            *("mode=live", "rollout.schedule=bounded_drift", "rollout.interruptible=false"),
+            *("rollout.bounded_drift.min_eta=1", "rollout.bounded_drift.max_drift=0.05"),
+            *("rollout.bounded_drift.max_weight_deviation=0.1", "eta=6"),
+            "rollout.bounded_drift.min_effective_share=0.2",
+        ],
+    ],
+)
+def test_the_schedule_of_a_log_is_that_of_the_run(tmp_path: Path, given: list[str]) -> None:
     steps = "total_train_steps=1"
-    done = run(tmp_path, steps, f"rollout.slots={slots}")
-    for given in ("groups", "samples"):
-        config = small(tmp_path, f"log={done.folder}", steps, f"rollout.slots={given}")
-        read_schedule(config)
-        assert config.rollout.slots == slots
+    done = run(tmp_path, steps, *given)
+    logged = limits_from_fields(done.log.header.limits)
+    # Neither the defaults nor contrary settings of the run have an effect.
+    contrary = ["rollout.slots=samples", "rollout.batch_order=bounded_lag", "rollout.max_lag=9"]
+    for others in ([], contrary):
+        config = small(tmp_path, f"log={done.folder}", steps, *others)
+        assert resolve_cosim(config).limits == logged
 
 
 def test_the_shipped_configs_can_run() -> None:

@@ -124,11 +124,15 @@ def test_every_real_token_has_the_version_of_the_simulated_ones(
     assert Counter(several)[1] < len(several)
 
 
-def test_along_its_own_log_a_live_run_is_repeated(tmp_path: Path, learned: Learned) -> None:
-    live = run(tmp_path, *SORTING, "mode=live")
+@pytest.mark.parametrize("schedule", ["asynchronous", "bounded_drift"])
+def test_along_its_own_log_a_live_run_is_repeated(
+    tmp_path: Path, learned: Learned, schedule: str
+) -> None:
+    live = run(tmp_path, *SORTING, "mode=live", f"rollout.schedule={schedule}")
     samples = learned.take()
     each = live.summary["tokens_per_token"]
-    along = run(tmp_path, *SORTING, f"log={live.folder}", f"tokens_per_token={each}")
+    settings = ["mode=along", f"log={live.folder}", f"tokens_per_token={each}"]
+    along = read_run(run_cosim(load_cosim(live.folder / "config.yaml", settings)).folder)
     repeated = learned.take()
     for one, other in zip(samples, repeated, strict=True):
         for a, b in zip(one, other, strict=True):
@@ -138,6 +142,7 @@ def test_along_its_own_log_a_live_run_is_repeated(tmp_path: Path, learned: Learn
     for one, other in zip(metrics(live), metrics(along), strict=True):
         assert other == pytest.approx(one, abs=1e-3)
     assert [r.event for r in along.log.events] == [r.event for r in live.log.events]
+    assert along.log.header.limits == live.log.header.limits
 
 
 def test_the_schedule_along_a_log_is_the_same_for_every_objective_and_seed(tmp_path: Path) -> None:

@@ -50,10 +50,12 @@ def test_the_header_says_what_it_needs(name: str) -> None:
 
 
 @notebooks
-def test_it_begins_with_name_question_and_cost(name: str) -> None:
-    title, question, cost = files.prose(files.source(name))[:3]
+def test_it_begins_with_name_question_and_usual_answer_and_ends_with_its_cost(name: str) -> None:
+    title, question, usual, *_, cost = files.prose(files.source(name))
     assert title == f"# {files.app_title(files.source(name))}"
     assert re.search(r"\?[*_]*$", question), f"no question: {question}"
+    assert re.match(r"\*\*The usual answers?:\*\* ", usual), f"no usual answer: {usual}"
+    assert cost.startswith("**Cost of this page:** ")
     assert "CPU" in cost, f"does not say what it costs: {cost}"
     assert "torch" in cost, f"does not say whether it needs torch: {cost}"
 

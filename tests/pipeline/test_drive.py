@@ -11,9 +11,9 @@ import pytest
 from areal_lab.control import events as ev
 from areal_lab.control.coordinator import Coordinator, Limits
 from areal_lab.control.frontier import Frontier
-from areal_lab.control.order import oldest_finished_first
+from areal_lab.control.order import bounded_lag, oldest_finished_first
 from areal_lab.control.schedule import Schedule, asynchronous, synchronous
-from areal_lab.pipeline.drive import UserRequest, drive
+from areal_lab.pipeline.drive import UserRequest, _drop, drive
 
 
 @dataclass
@@ -220,3 +220,70 @@ def test_a_stop_saves_and_accounts_for_every_group() -> None:
     assert started == trained | dropped
     assert not trained & dropped
     assert machine.dropped == [a.group for a in log.entries if isinstance(a, ev.Drop)]
+
+
+@dataclass
+class SlowToEnd(ToyMachine):
+    """Group 2 is slow, and so is its end when it is canceled; each attempt has the same name."""
+
+    running: set[ev.GroupId] = field(default_factory=set)
+
+    async def generate_group(self, start: ev.StartGroup) -> ev.GroupFinished | ev.GroupFiltered:
+        assert start.group not in self.running, "its earlier attempt has ended"
+        self.running.add(start.group)
+        head = self.engine_version
+        try:
+            slow = start.group == 2 and start.version == 0
+            for _ in range(500 if slow else 3):
+                await asyncio.sleep(0)
+        finally:
+            try:
+                for _ in range(5):
+                    await asyncio.sleep(0)
+            finally:
+                self.running.discard(start.group)
+        self.kept.add(start.group)
+        return ev.GroupFinished(start.group, head, self.engine_version)
+
+
+@pytest.mark.parametrize("interruptible", [True, False])
+def test_a_recycled_group_starts_again_after_its_earlier_attempt_has_ended(
+    *, interruptible: bool
+) -> None:
+    machine, log = SlowToEnd(), Log()
+    schedule = asynchronous(4, interruptible=interruptible)
+    order = bounded_lag(0, "recycle")
+
+    async def go() -> ev.Finish:
+        events: asyncio.Queue[ev.Event | UserRequest] = asyncio.Queue()
+        own = Limits(batch_groups=2, max_in_flight=6, train_steps=6, schedule=schedule, order=order)
+        return await drive(Coordinator(own), machine, ev.RunStarted((0,)), events, log)
+
+    assert asyncio.run(go()).reason == "complete"
+    recycled = [a.group for a in log.entries if isinstance(a, ev.Drop)]
+    assert {a.reason for a in log.entries if isinstance(a, ev.Drop)} == {ev.RECYCLED}
+    assert 2 in recycled
+    assert sorted(g for batch in machine.trained for g in batch) == list(range(12))
+    # One end for each attempt that was not dropped.
+    ends = [e.group for e in log.entries if isinstance(e, ev.GroupFinished)]
+    assert not machine.kept
+    for group in set(recycled):
+        starts = sum(isinstance(a, ev.StartGroup) and a.group == group for a in log.entries)
+        assert starts == recycled.count(group) + 1
+        assert ends.count(group) <= starts
+
+
+def test_the_events_of_an_attempt_that_was_recycled_are_discarded() -> None:
+    other = UserRequest(ev.StopRequested())
+
+    async def left(reason: str) -> list[ev.Event | UserRequest]:
+        events: asyncio.Queue[ev.Event | UserRequest] = asyncio.Queue()
+        for event in (ev.GroupFinished(1, 0, 0), other, ev.SamplesEnded(2, 1), ev.TrainStepDone(1)):
+            events.put_nowait(event)
+        events.put_nowait(ev.GroupFinished(2, 0, 0))
+        await _drop(ToyMachine(), ev.Drop(2, reason), None, events)
+        return [events.get_nowait() for _ in range(events.qsize())]
+
+    kept = [ev.GroupFinished(1, 0, 0), other, ev.TrainStepDone(1)]
+    assert asyncio.run(left(ev.RECYCLED)) == kept
+    assert len(asyncio.run(left("run ended"))) == 5

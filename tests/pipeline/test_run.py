@@ -9,6 +9,8 @@ import select
 import signal
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Sequence
 from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import Any
@@ -21,9 +23,12 @@ from transformers import AutoModelForCausalLM
 import areal_lab
 from areal_lab.control import events as ev
 from areal_lab.data.tokenize import TextCodec
+from areal_lab.engines.client.requests import RunningRequests
+from areal_lab.engines.protocol import Generated, GenerateRequest
 from areal_lab.host.process_groups import SHARED_MEMORY
 from areal_lab.host.processes import ChildDied
 from areal_lab.pipeline.report import format_run
+from areal_lab.pipeline.rollout.groups import EndedSamples
 from areal_lab.pipeline.state import RunState
 from areal_lab.runlog.folder import RunFolder
 from areal_lab.runlog.read_run import read_run
@@ -160,7 +165,65 @@ def test_a_sample_that_ended_makes_room_for_the_next_group(tmp_path: Path) -> No
     assert ended == result.summary["trained_samples"] == STEPS * 3 * samples
 
 
-def test_the_tokens_of_dropped_groups_are_accounted_for(tmp_path: Path) -> None:
+def test_no_more_samples_run_than_there_are_slots_when_engines_are_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running: set[str] = set()
+    most = []
+    generate, end = RunningRequests.generate, EndedSamples.add_request
+
+    async def counted(
+        self: RunningRequests, requests: Sequence[GenerateRequest]
+    ) -> list[Generated]:
+        names = {one.request_id for one in requests if one.request_id.startswith("train-")}
+        running.update(names)
+        most.append(len(running))
+        try:
+            return await generate(self, requests)
+        finally:
+            running.difference_update(names)
+
+    def ended(self: EndedSamples, name: str) -> None:
+        running.discard(name)
+        end(self, name)
+
+    monkeypatch.setattr(RunningRequests, "generate", counted)
+    monkeypatch.setattr(EndedSamples, "add_request", ended)
+    state, killed = RunState(), list[int]()
+
+    def kill(report: StepReport) -> None:
+        """Each engine once."""
+        assert state.performer is not None
+        for number, server in state.performer.servers.alive.items():
+            if number not in killed and len(killed) < report.step:
+                killed.append(number)
+                assert server.child is not None
+                os.kill(server.child.pid, signal.SIGKILL)
+
+    config = tiny_config(
+        tmp_path,
+        f"total_train_steps={STEPS}",
+        "eta=3",
+        "rollout.engines=2",
+        "rollout.max_engine_restarts=2",
+        "rollout.max_concurrent_rollouts=4",
+        "rollout.slots=samples",
+    )
+    result = do_run(
+        config, response_tokens=long_tail, reward_fn=even_digits, state=state, on_step=kill
+    )
+    assert sorted(killed) == [0, 1]
+    assert result.summary["engine_losses"] >= 1
+    assert result.summary["trained_samples"] == STEPS * 3 * 4
+    assert max(most) <= 4 * 4
+    check_ledger(result.folder, result.summary)
+    assert check_replay(read_run(result.folder).log).agrees
+
+
+@pytest.mark.parametrize(("on_late", "reason"), [("drop", "lag above 1"), ("recycle", ev.RECYCLED)])
+def test_the_tokens_of_dropped_groups_are_accounted_for(
+    tmp_path: Path, on_late: str, reason: str
+) -> None:
     """Also those of groups that were dropped while they ran, which have no record."""
     config = tiny_config(
         tmp_path,
@@ -168,14 +231,28 @@ def test_the_tokens_of_dropped_groups_are_accounted_for(tmp_path: Path) -> None:
         "eta=4",
         "rollout.batch_order=bounded_lag",
         "rollout.max_lag=1",
-        "rollout.drop_late=true",
+        f"rollout.on_late={on_late}",
         "rollout.max_concurrent_rollouts=12",
     )
     result = do_run(config, response_tokens=long_tail, reward_fn=even_digits)
     check_ledger(result.folder, result.summary)
     ledger, dropped = result.summary["ledger"], result.summary["dropped_by_reason"]
-    assert set(ledger["dropped"]) == set(dropped) == {"lag above 1"}
-    assert ledger["dropped"]["lag above 1"] > 0
+    assert ledger["dropped"][reason] > 0
+    assert reason in dropped
+    log = read_run(result.folder).log
+    assert check_replay(log).agrees
+    actions = [record.action for record in log.actions]
+    drops = Counter(a.group for a in actions if isinstance(a, ev.Drop) and a.reason == reason)
+    starts = Counter(a.group for a in actions if isinstance(a, ev.StartGroup))
+    trained = [group for a in actions if isinstance(a, ev.Train) for group in a.groups]
+    assert len(trained) == len(set(trained)) == 15
+    if on_late == "drop":
+        assert not drops.keys() & trained
+        assert set(starts.values()) == {1}
+    else:  # no other prompt takes the place of one that was recycled
+        assert sorted(trained) == list(range(15))
+        assert all(starts[group] == 1 + drops[group] for group in trained)
+        assert reason not in read_run(result.folder).groups["reason"].loc[trained].tolist()
     # Groups that ended have records; running ones do not.
     assert ledger["generated"] >= result.summary["generated_tokens"]
 

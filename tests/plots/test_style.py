@@ -107,6 +107,14 @@ def test_the_callers_settings_change_nothing(name: str) -> None:
     assert (usual == other).all()
 
 
+@pytest.mark.parametrize("run", ["asynchronous", "synchronous"])
+def test_shares_of_lags_have_ticks_up_to_100_at_whole_versions(run: str) -> None:
+    axes = draw_staleness(read_events(RECORDED.parent / run)).axes[0]
+    shares, lags = axes.get_yticks(), axes.get_xticks()
+    assert 0 <= min(shares) < max(shares) <= 100
+    assert all(float(lag).is_integer() for lag in lags)
+
+
 def test_a_narrow_picture_has_fewer_panels() -> None:
     assert len(draw_lags(compared(), width=12).axes) == 3
     assert len(draw_lags(compared(), width=COLUMN).axes) == 1

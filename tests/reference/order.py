@@ -32,7 +32,7 @@ def batch(
         oldest = sorted(finished, key=lambda group: (finished[group], group))[:part]
     if len(oldest) < part or any(group in running for group in oldest):
         return None
-    if order.name == "bounded_lag" and not order.drop_late and math.isfinite(order.max_lag):
+    if order.name == "bounded_lag" and not order.drops_late and math.isfinite(order.max_lag):
         untrained = {**finished, **running}
         last_deadline = int(max(untrained.values()) + order.max_lag)
         for further in range(last_deadline - trained + 1):

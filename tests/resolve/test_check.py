@@ -325,7 +325,8 @@ def test_a_bound_below_eta_without_dropping_is_refused(configured: Configured) -
     assert "rollout.max_lag is 2 (whole versions), but eta 4 starts groups" in refused(
         configured(*late)
     )
-    check(configured(*late, "rollout.drop_late=true"))
+    for dropping in ("rollout.on_late=drop", "rollout.on_late=recycle", "rollout.drop_late=true"):
+        check(configured(*late, dropping))
     check(configured(*late, "eta=2"))
     check(configured(*late, "rollout.schedule=one_step_overlap"))
     unbounded = ["rollout.batch_order=bounded_lag", "eta=inf"]

@@ -86,13 +86,13 @@ def test_the_rest_is_told_once_by_reason() -> None:
     config = load_config(
         "tiny",
         [
-            *("rollout.max_lag=3", "rollout.drop_late=true", "alarms.off=[drift]"),
+            *("rollout.max_lag=3", "rollout.on_late=drop", "alarms.off=[drift]"),
             *("alarms.drift=0.5", "stats_logger.wandb.project=p", "scheduler.slurm_jobs=per_host"),
             *("cluster.lease_s=20", "evaluation.remeasure=1", "dataset.size=9"),
         ],
     )
     told = notes(place_run(config))
-    assert any(line.startswith("rollout.max_lag, rollout.drop_late has no eff") for line in told)
+    assert any(line.startswith("rollout.max_lag, rollout.on_late has no eff") for line in told)
     for name in (
         *("alarms.drift", "stats_logger.wandb.project", "scheduler.slurm_jobs"),
         *("cluster.lease_s", "evaluation.remeasure", "dataset.size"),

@@ -129,7 +129,7 @@ def test_counters_add_and_average():
         Limits(batch_groups=1, max_in_flight=1, schedule=one_step_overlap()),
         Limits(batch_groups=2, max_in_flight=9, schedule=asynchronous(0.5, interruptible=False)),
         Limits(batch_groups=2, max_in_flight=2, order=strict_start_order()),
-        Limits(batch_groups=2, max_in_flight=2, order=bounded_lag(2, drop=True)),
+        Limits(batch_groups=2, max_in_flight=2, order=bounded_lag(2, "drop")),
         Limits(batch_groups=2, max_in_flight=2, order=bounded_lag(math.inf)),
     ],
 )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from xml.etree import ElementTree
+
 import numpy as np
 import pytest
 
@@ -11,6 +14,7 @@ from areal_lab.widgets.advantage_charts import (
     compact,
     rate_curves,
 )
+from areal_lab.widgets.chart_parts import BLUE, ORANGE
 from tests.widgets.chart_rows import rows_of
 
 NOW = {"GRPO": np.array([[2.0, -0.5], [0.0, 0.25]]), "RLOO": np.zeros((2, 2))}
@@ -18,31 +22,52 @@ BEFORE = {"GRPO": np.array([[2.0, -0.5], [1.0, 0.25]]), "RLOO": np.zeros((2, 2))
 
 
 def tiles(**numbers):
-    rows = rows_of(advantage_tables(NOW, names=["A", "B"], **numbers))[0]
-    return {(row["estimator"], row["prompt"], row["column"]): row for row in rows}
+    """Style and text of each cell, by estimator, prompt and column."""
+    page = ElementTree.fromstring(advantage_tables(NOW, names=["A", "B"], **numbers))
+    return {
+        (one.findtext("caption"), row.findtext("th"), column): (cell.get("style", ""), text(cell))
+        for one in page
+        for row in one.findall("tr")[1:]
+        for column, cell in enumerate(row.findall("td"), start=1)
+    }
+
+
+def text(cell):
+    return "".join(cell.itertext())
+
+
+def opacity(style):
+    return int(re.search(r"background:#\w{6}(\w\w);", style)[1], 16)
 
 
 def test_a_tile_has_the_sign_and_strength_of_its_advantage():
     found = tiles()
     assert len(found) == 2 * 2 * 3
-    up, down, none = (found["GRPO", *place] for place in (("A", "1"), ("A", "2"), ("B", "1")))
-    assert (up["sign"], down["sign"]) == ("up", "down")
-    assert up["strength"] == pytest.approx(4 * down["strength"])
-    assert none["strength"] == 0
-    assert (up["words"], down["words"], none["words"]) == ("2.0", "-.50", "0")
+    up, down, none = (found["GRPO", *place] for place in (("A", 1), ("A", 2), ("B", 1)))
+    assert BLUE in up[0]
+    assert ORANGE in down[0]
+    assert opacity(up[0]) == pytest.approx(4 * opacity(down[0]), abs=4)
+    assert opacity(none[0]) == 0
+    assert (up[1], down[1], none[1]) == ("2.0", "-.50", "0")
 
 
 def test_sums_of_squares_stand_beside_the_rows():
     found = tiles()
-    assert found["GRPO", "A", "ΣA²"]["words"] == "4.2"
-    assert found["GRPO", "B", "ΣA²"]["words"] == ".06"
-    assert found["RLOO", "A", "ΣA²"]["words"] == "0"
+    assert found["GRPO", "A", 3][1] == "4.2"
+    assert found["GRPO", "B", 3][1] == ".06"
+    assert found["RLOO", "A", 3][1] == "0"
 
 
 def test_what_changed_is_framed():
-    changed = [place for place, row in tiles(before=BEFORE).items() if row.get("changed")]
-    assert changed == [("GRPO", "B", "1")]
-    assert not any(row.get("changed") for row in tiles().values())
+    changed = [place for place, (style, _) in tiles(before=BEFORE).items() if "currentC" in style]
+    assert changed == [("GRPO", "B", 1)]
+    assert not any("currentC" in style for style, _ in tiles().values())
+
+
+def test_names_cannot_bring_markup():
+    page = advantage_tables({"<b>": np.zeros((1, 1))}, names=["<i>"])
+    assert "&lt;b&gt;" in page
+    assert "&lt;i&gt;" in page
 
 
 @pytest.mark.parametrize(
@@ -68,8 +93,8 @@ def test_numbers_are_short(value, words):
 def test_curves_are_drawn_over_pale_ones():
     weights = Curves("weight", {"GRPO": [2.0, 3.0], "RLOO": [1.0, 1.0]}, 8, {"GRPO": [4.0, 5.0]})
     sizes = Curves("size", {"GRPO": [0.5, 0.0], "RLOO": [0.0, 0.0]}, 2)
-    chart = rate_curves([0.0, 1.0], weights, sizes)
-    pale, drawn, nothing, _ = rows_of(chart)
+    charts = rate_curves([0.0, 1.0], weights, sizes)
+    pale, drawn, nothing, _ = (rows for chart in charts for rows in rows_of(chart))
     assert [row["value"] for row in pale] == [4.0, 5.0]
     assert [(row["name"], row["p"], row["value"]) for row in drawn] == [
         ("GRPO", 0.0, 2.0),
@@ -78,9 +103,9 @@ def test_curves_are_drawn_over_pale_ones():
         ("RLOO", 1.0, 1.0),
     ]
     assert nothing == []
-    spec = chart.to_dict()
-    assert spec["background"] == "transparent"
-    axes = [one["layer"][1]["encoding"]["y"] for one in spec["hconcat"]]
+    specs = [chart.to_dict() for chart in charts]
+    assert {(spec["background"], spec["width"]) for spec in specs} == {("transparent", "container")}
+    axes = [spec["layer"][1]["encoding"]["y"] for spec in specs]
     assert [axis["scale"]["domain"] for axis in axes] == [[0, 8], [0, 2]]
     assert [axis["axis"]["title"] for axis in axes] == ["weight", "size"]
 

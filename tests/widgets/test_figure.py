@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 from matplotlib.figure import Figure
 
-from areal_lab.widgets.figure import svg
+from areal_lab.widgets.figure import fluid_svg, svg
 
 
 def drawn(*, title: str = "seconds < hours") -> Figure:
@@ -101,3 +101,18 @@ def test_nothing_applies_to_the_rest_of_the_page() -> None:
 def test_a_figure_without_a_description_is_refused() -> None:
     with pytest.raises(ValueError, match="alt is empty; say in a sentence"):
         svg(drawn(), alt=" ")
+
+
+def test_a_fluid_picture_is_drawn_for_a_phone_and_for_a_column() -> None:
+    widths: list[float] = []
+
+    def draw(*, width: float) -> Figure:
+        widths.append(width)
+        figure = Figure((width, 1))
+        figure.alt = "a line"  # type: ignore[attr-defined]
+        return figure
+
+    markup = fluid_svg(draw)
+    assert widths == [3.6, 7.0]
+    assert markup.count("<svg") == 2
+    assert "@media (max-width: 600px)" in markup

@@ -27,7 +27,7 @@ def test_an_arrow_ends_at_its_push_or_at_the_edge():
 def test_fields_have_an_arrow_for_each_place_and_a_dot_without_a_gradient():
     ratios, weights = [0.5, 1.0, 2.0], [0.5, 2.0]
     field = np.array([[0.0, 4.0], [-1.0, 1.0], [0.25, 0.0]])
-    drawn = rows(push_fields({"some loss": field}, ratios, weights))
+    drawn = rows(push_fields({"some loss": field}, ratios, weights)[0])
     assert len(drawn) == 6
     at = {(row["r"], row["w"]): row for row in drawn}
     assert at[0.5, 0.5]["kind"] == at[2.0, 2.0]["kind"] == "none"
@@ -40,7 +40,7 @@ def test_fields_have_an_arrow_for_each_place_and_a_dot_without_a_gradient():
 
 
 def test_fields_without_any_push_are_dots():
-    drawn = rows(push_fields({"none": np.zeros((2, 2))}, [0.5, 2.0], [0.5, 2.0]))
+    drawn = rows(push_fields({"none": np.zeros((2, 2))}, [0.5, 2.0], [0.5, 2.0])[0])
     assert {row["kind"] for row in drawn} == {"none"}
 
 
@@ -48,7 +48,7 @@ def test_fields_without_any_push_are_dots():
     "chart",
     [
         push_arrows({"a": 1.0}, unclipped=1.0),
-        push_fields({"a": np.ones((2, 2))}, [0.5, 2.0], [0.5, 2.0]),
+        *push_fields({"a": np.ones((2, 2))}, [0.5, 2.0], [0.5, 2.0]),
         push_curves([0.5, 2.0], [1.0, 0.0], [1.0, 1.0]),
         ratio_paths([1.0, 1.2], [1.0, 1.4], clip_epsilon=0.2),
     ],
@@ -56,6 +56,7 @@ def test_fields_without_any_push_are_dots():
 def test_charts_follow_the_page(chart):
     spec = chart.to_dict()
     assert spec["background"] == "transparent"
+    assert spec["width"] == "container"
     assert spec["usermeta"]["embedOptions"]["renderer"] == "svg"
 
 

@@ -25,8 +25,8 @@ def fenced() -> None:
 def test_functions_classes_and_modules_are_shown_with_their_place() -> None:
     shown = code_of(order_named, Limits, capacity)
     assert list(shown) == [
-        "`order_named` in `areal_lab.control.order`",
-        "`Limits` in `areal_lab.control.limits`",
+        "`order_named` in `areal_lab.\u200bcontrol.\u200border`",
+        "`Limits` in `areal_lab.\u200bcontrol.\u200blimits`",
         "`areal_lab.capacity`",
     ]
     first = next(iter(shown.values()))

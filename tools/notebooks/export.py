@@ -7,6 +7,7 @@ folder has to be served: browsers refuse module scripts of `file://`.
 
 from __future__ import annotations
 
+import base64
 import re
 import shutil
 import subprocess
@@ -17,17 +18,22 @@ from typing import Final
 
 import marimo
 
-from tools.notebooks.files import FOLDER, ROOT, existing
+from tools.notebooks.files import FOLDER, ROOT, THUMBNAIL_PX, existing, thumbnail
 from tools.notebooks.gallery import card
 
 STATIC: Final = Path(marimo.__file__).parent / "_static"
 _NETWORK: Final = re.compile(r"https://[^\"' )]*?/@marimo-team/frontend@[^/\"']*/dist")
 _INDEX = """<!doctype html><html lang="en"><meta charset="utf-8">
 <meta name="viewport" content="width=device-width"><title>areal_lab notebooks</title>
+<link rel="icon" href="data:,">
 <style>:root {{ color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif }}
-body {{ max-width: 44rem; margin: 2rem auto; padding: 0 1rem }} li {{ margin: 0.6rem 0 }}</style>
+body {{ max-width: 70rem; margin: 2rem auto; padding: 0 1rem }}
+main {{ display: grid; gap: 2rem;
+  grid-template-columns: repeat(auto-fill, minmax(min(100%, 19rem), 1fr)) }}
+img {{ width: 100%; height: auto; border-radius: 6px }} h2 {{ font-size: 1.1rem; margin: 0.4rem 0 }}
+p {{ margin: 0 }} h1 + p {{ margin-bottom: 2rem }}</style>
 <h1>areal_lab notebooks</h1><p>As they were when they were exported: controls need Python.</p>
-<ul>{items}</ul></html>
+<main>{items}</main></html>
 """
 
 
@@ -51,10 +57,26 @@ def export(target: Path, names: Iterable[str] | None = None) -> list[Path]:
         _run(name, page)
         page.write_text(offline(page.read_text(encoding="utf-8")), encoding="utf-8")
         pages.append(page)
-        title, question = card(FOLDER / f"{name}.py")
-        items.append(f'<li><a href="{name}.html">{title}</a><br>{question}</li>')
+        items.append(_item(name))
     (target / "index.html").write_text(_INDEX.format(items="\n".join(items)), encoding="utf-8")
     return pages
+
+
+def _item(name: str) -> str:
+    """A notebook in the index, which needs no other file: first picture, title, question."""
+    title, question = card(FOLDER / f"{name}.py")
+    drawn = thumbnail(name)
+    picture = ""
+    if drawn.exists():  # not of a notebook that was just added
+        data = base64.b64encode(drawn.read_bytes()).decode()
+        width, height = THUMBNAIL_PX
+        picture = (
+            f'<img src="data:image/png;base64,{data}" alt="the first picture of: {title}" '
+            f'width="{width}" height="{height}">'
+        )
+    return (
+        f'<article><a href="{name}.html">{picture}<h2>{title}</h2></a><p>{question}</p></article>'
+    )
 
 
 def offline(page: str) -> str:

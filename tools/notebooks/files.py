@@ -34,12 +34,20 @@ WITH_TORCH: Final = {
 }
 """Notebooks whose own process computes with torch; the others may not load it, not even late."""
 
+THUMBNAIL_PX: Final = (640, 335)
+"""Width and height of the picture of a card."""
+
 _HEADER = re.compile(r"^# /// script$\n(?P<body>(?:^#(?: .*)?$\n)+?)^# ///$", re.MULTILINE)
 
 
 def existing() -> list[str]:
     """Names of the notebooks in the folder, in the order of the gallery."""
     return sorted(path.stem for path in FOLDER.glob("*.py"))
+
+
+def thumbnail(name: str) -> Path:
+    """Where marimo looks for the picture of a notebook's card."""
+    return FOLDER / "__marimo__" / "assets" / name / "opengraph.png"
 
 
 def source(name: str) -> str:

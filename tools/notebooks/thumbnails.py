@@ -5,16 +5,14 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any, Final
 
 from PIL import Image, ImageOps
 from playwright.sync_api import Page
 
-from tools.notebooks.files import FOLDER, existing
+from tools.notebooks.files import THUMBNAIL_PX, existing, thumbnail
 from tools.notebooks.pages import chromium, gallery, open_page, wait_until_drawn
 
-SIZE_PX: Final = (640, 335)
 _COLORS: Final = 128
 _WIDTH_PX: Final = 1100
 _FIRST_LARGE: Final = """
@@ -36,11 +34,6 @@ _MARGIN_PX: Final = 8
 _LOOK_MS: Final = 300
 
 
-def thumbnail(name: str) -> Path:
-    """Where marimo looks for the picture of a notebook's card."""
-    return FOLDER / "__marimo__" / "assets" / name / "opengraph.png"
-
-
 def draw(names: Iterable[str] | None = None) -> None:
     """Draw the pictures of these notebooks, or of all."""
     with chromium() as browser, gallery() as address:
@@ -52,7 +45,7 @@ def draw(names: Iterable[str] | None = None) -> None:
                 place = _at_rest(watched.page)
                 shot = watched.page.screenshot(clip=place)
             picture = Image.open(io.BytesIO(shot)).convert("RGB")
-            small = ImageOps.pad(picture, SIZE_PX, Image.Resampling.LANCZOS, color="white")
+            small = ImageOps.pad(picture, THUMBNAIL_PX, Image.Resampling.LANCZOS, color="white")
             thumbnail(name).parent.mkdir(parents=True, exist_ok=True)
             small.quantize(_COLORS).save(thumbnail(name), optimize=True)
 

@@ -22,7 +22,7 @@ _THINKING: Final = frozenset({"thinking", "redacted_thinking"})
 _KNOWN: Final = frozenset(
     {
         *("messages", "model", "system", "tools", "tool_choice", "max_tokens", "temperature"),
-        *("top_p", "stop_sequences", "stream", "thread"),
+        *("top_p", "stop_sequences", "stream", "thread", "output_format"),
     }
 )
 
@@ -32,7 +32,7 @@ def parse(body: Body) -> Call:
     found = reading.items(body, "messages")
     if not found:
         raise invalid("messages is missing or empty", "messages")
-    choice = reading.tool_choice(body)
+    choice, form = reading.tool_choice(body), reading.json_form(body)
     tools, notes = reading.tools_of(reading.items(body, "tools"), _tool)
     reading.require_tool(choice, tools, notes)
     thread = body.get("thread")
@@ -60,8 +60,10 @@ def parse(body: Body) -> Call:
         follows=_followed(thread),
         inherits=True,
         keep=thread is not None,
+        instruction=form.instruction,
+        user=reading.user(body),
         notes=(
-            *reading.sampling_notes(body, choice),
+            *reading.sampling_notes(body, choice, form),
             *notes,
             *reading.unknown_note(body, _KNOWN),
         ),

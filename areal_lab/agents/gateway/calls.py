@@ -84,6 +84,10 @@ class Call:
     """True if system and tools of the earlier call apply if this one has none."""
     keep: bool = False
     """True if a later call may continue this one."""
+    instruction: str = ""
+    """What the model is told besides, at the end of the first system message."""
+    user: str = ""
+    """Name of the client's own user, if it gives one."""
     notes: tuple[str, ...] = ()
     """Requested options that are not served, for a header of the reply."""
     echo: Mapping[str, Any] = field(default_factory=dict)
@@ -146,7 +150,13 @@ def continued(call: Call, earlier: Turn) -> Call:
 
 def prompt(call: Call) -> ChatRequest:
     """Whole request of a call that continues nothing, or was `continued`."""
-    return replace(call.request, messages=call.system + call.request.messages)
+    messages = call.system + call.request.messages
+    if call.instruction:
+        # Many templates permit one system message only, and only as the first.
+        first = messages[:1] if messages and messages[0].role == "system" else ()
+        told = "\n\n".join([*(each.content for each in first if each.content), call.instruction])
+        messages = (Message(role="system", content=told), *messages[len(first) :])
+    return replace(call.request, messages=messages)
 
 
 def turn_after(call: Call, answer: Answer) -> Turn:

@@ -53,7 +53,7 @@ def parse(body: Body) -> Call:
     messages = reading.items(body, "messages")
     if not messages:
         raise invalid("messages is missing or empty", "messages")
-    choice = reading.tool_choice(body)
+    choice, form = reading.tool_choice(body), reading.json_form(body)
     tools, tool_notes = _tools(body)
     reading.require_tool(choice, tools, tool_notes)
     options = body.get("stream_options")
@@ -79,8 +79,10 @@ def parse(body: Body) -> Call:
         stream=reading.flag(body, "stream"),
         stream_usage=reading.flag(options, "include_usage"),
         logprobs=reading.flag(body, "logprobs"),
+        instruction=form.instruction,
+        user=reading.user(body),
         notes=(
-            *reading.sampling_notes(body, choice),
+            *reading.sampling_notes(body, choice, form),
             *tool_notes,
             *reading.unknown_note(body, _KNOWN),
         ),
@@ -114,8 +116,11 @@ def events(call: Call, answer: Answer) -> Iterator[bytes]:
     if call.stream_usage:
         head["usage"] = None
     for index, each in enumerate(answer.replies):
+        place = 0
         for delta, shown in _deltas(each):
-            logprobs = _logprobs(shown) if call.logprobs and shown else None
+            top = each.top[place : place + len(shown)]
+            logprobs = _logprobs(shown, top) if call.logprobs and shown else None
+            place += len(shown)
             if not delta and logprobs is None:
                 continue
             yield event({**head, "choices": [_choice(index, delta, logprobs)]})

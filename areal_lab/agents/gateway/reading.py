@@ -360,6 +360,17 @@ def most_tokens(body: Body, *names: str) -> int | None:
     return found[0] if found else None
 
 
+def user(body: Body) -> str:
+    """Name of the client's own user, in any of the protocols; empty if it is absent."""
+    metadata = body.get("metadata")
+    found = (
+        body.get("safety_identifier"),
+        body.get("user"),
+        metadata.get("user_id") if isinstance(metadata, dict) else None,
+    )
+    return next((each for each in found if each and isinstance(each, str)), "")
+
+
 def unknown_note(body: Body, known: frozenset[str]) -> tuple[str, ...]:
     """A note that names fields which no protocol here has, such as misspelled ones."""
     found = body.keys() - known - _WITHOUT_EFFECT - _IGNORED_SAMPLING.keys()
@@ -370,13 +381,79 @@ def unknown_note(body: Body, known: frozenset[str]) -> tuple[str, ...]:
     return (f"unknown fields are ignored: {', '.join([*names, *more])}",)
 
 
-def sampling_notes(body: Body, choice: Choice) -> tuple[str, ...]:
-    """Requested options that are not supported; the request is served without them."""
+class JsonForm(NamedTuple):
+    """Form of replies that a request asks for, as an instruction to the model."""
+
+    instruction: str = ""
+    """Empty if any text will do."""
+    field: str = ""
+    """Field of the body that asks for it."""
+
+
+_ANY: Final = JsonForm()
+
+
+def json_form(body: Body) -> JsonForm:
+    """Find the JSON that a reply must be, in the fields of all protocols and engines.
+
+    Grammars would change the distribution that training assumes, so a schema is text for the model.
+    """
+    for name, found in (
+        ("response_format", body.get("response_format")),
+        ("text.format", _member(body.get("text"), "format")),
+        ("output_format", body.get("output_format")),
+        ("output_config.format", _member(body.get("output_config"), "format")),
+    ):
+        kind = _member(found, "type")
+        nested = _member(found, "json_schema")  # the other protocols do not nest it
+        schema = _member(found if nested is None else nested, "schema")
+        if kind == "json_schema" and schema is not None:
+            return _of_schema(schema, name)
+        if kind in ("json_schema", "json_object"):
+            return JsonForm("Reply with one JSON object, and with nothing else.", name)
+    for name, schema in (
+        ("guided_json", body.get("guided_json")),
+        ("structured_outputs", _member(body.get("structured_outputs"), "json")),
+        ("json_schema", body.get("json_schema")),
+    ):
+        if schema:
+            return _of_schema(schema, name)
+    return _ANY
+
+
+def _of_schema(schema: object, name: str) -> JsonForm:
+    if isinstance(schema, str):
+        try:
+            schema = parse_value(schema)
+        except ValueError as error:
+            raise invalid(f"{name} is not JSON: {error}", name) from None
+    if not isinstance(schema, dict | bool):
+        raise invalid(f"{name} has the schema {shown(schema)}, but it must be an object", name)
+    told = json.dumps(schema, ensure_ascii=False)
+    return JsonForm(
+        f"Reply with JSON that matches this JSON schema, and with nothing else:\n{told}", name
+    )
+
+
+def _member(found: object, name: str) -> Any:
+    return found.get(name) if isinstance(found, dict) else None
+
+
+def sampling_notes(body: Body, choice: Choice, form: JsonForm = _ANY) -> tuple[str, ...]:
+    """Requested options that are not supported; the request is served without them.
+
+    Args:
+        body: body of the request.
+        choice: its setting of tool calls.
+        form: what the model is told about the form of its reply.
+    """
     notes = [
         f"{name} is ignored"
         for name, default in _IGNORED_SAMPLING.items()
-        if body.get(name) not in (None, default)
+        if body.get(name) not in (None, default) and name != form.field
     ]
+    if form.field:
+        notes.append(f"{form.field} is not enforced: the model is told the form of its reply")
     if choice.kind in ("required", "named"):
         notes.append(f"tool_choice {choice.kind} is not enforced")
     return tuple(notes)

@@ -45,7 +45,7 @@ _KNOWN: Final = frozenset(
 
 def parse(body: Body) -> Call:
     """Parse the body of a request."""
-    choice = reading.tool_choice(body)
+    choice, form = reading.tool_choice(body), reading.json_form(body)
     tools, notes = reading.tools_of(reading.items(body, "tools"), _tool)
     reading.require_tool(choice, tools, notes)
     instructions = body.get("instructions")
@@ -68,10 +68,12 @@ def parse(body: Body) -> Call:
         logprobs=_LOGPROBS in include,
         follows=reading.text(body, "previous_response_id") or "",
         keep=body.get("store") is not False,
+        instruction=form.instruction,
+        user=reading.user(body),
         notes=(
-            *reading.sampling_notes(body, choice),
+            *reading.sampling_notes(body, choice, form),
             *notes,
-            *_format_notes(body),
+            *_format_notes(body, form),
             *reading.unknown_note(body, _KNOWN),
         ),
         echo={
@@ -81,11 +83,11 @@ def parse(body: Body) -> Call:
     )
 
 
-def _format_notes(body: Body) -> tuple[str, ...]:
+def _format_notes(body: Body, form: reading.JsonForm) -> tuple[str, ...]:
     asked = body.get("text")
     found = asked.get("format") if isinstance(asked, dict) else None
     free = found in (None, {}) or (isinstance(found, dict) and found.get("type") == "text")
-    return () if free else ("text.format is ignored",)
+    return () if free or form.field else ("text.format is ignored",)
 
 
 def reply(call: Call, answer: Answer) -> dict[str, Any]:

@@ -28,7 +28,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from areal_lab.agents.gateway.calls import (
     Answer,
@@ -48,6 +48,9 @@ from areal_lab.agents.gateway.sessions import EndedBy, Limits, Session, Sessions
 OpenConversation = Callable[[str], Conversation]
 """Open the conversation of a new session on a task, by the task's id."""
 
+_SHARED_KEY: Final = (
+    "several users share this key: their turns are one sample, so give each user a key"
+)
 _log = logging.getLogger(__name__)
 
 
@@ -168,13 +171,11 @@ class Service:
     # --- calls ---
 
     def noted(self, session: Session, call: Call) -> Call:
-        """Add notes to a call for what is not served: seeds, or top log-probs."""
+        """Add notes to a call: what is not served (seeds, top log-probs), and a shared key."""
         if call.request.top_logprobs and not session.evaluation:
             note = "only sampled tokens have log-probs: top_logprobs needs an evaluation key"
             request = replace(call.request, top_logprobs=0)
             call = replace(call, request=request, notes=(*call.notes, note))
-        if call.request.top_logprobs and call.stream:
-            raise invalid("top_logprobs is not served in a stream; set stream to false", "stream")
         if call.completion is not None and not session.evaluation:
             raise ApiError(
                 403,
@@ -182,9 +183,13 @@ class Service:
                 '{"evaluation": true}',
                 code="evaluation_key_needed",
             )
-        if call.request.seed is None or not self._seed_note:
-            return call
-        return replace(call, notes=(*call.notes, self._seed_note))
+        notes = []
+        if call.request.seed is not None and self._seed_note:
+            notes.append(self._seed_note)
+        session.user = session.user or call.user
+        if call.user and call.user != session.user and not session.evaluation:
+            notes.append(_SHARED_KEY)
+        return replace(call, notes=(*call.notes, *notes)) if notes else call
 
     def ask(
         self, session: Session, dialect: Dialect, call: Call, digest: bytes, *, retries: int = 0

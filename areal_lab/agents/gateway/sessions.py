@@ -111,6 +111,8 @@ class Session:
     """Time of its last use."""
     evaluation: bool = False
     """True if its requests are independent, and nothing of them is kept."""
+    user: str = field(default="", repr=False)
+    """First user that a client names; others share the key by mistake."""
     in_flight: int = 0
     """Running calls."""
     body_bytes: int = 0

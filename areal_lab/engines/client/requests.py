@@ -358,7 +358,7 @@ class RunningRequests:
                         stream = streams[chunk.index]
                         had_stopped = stream.stopped
                         stream.add(chunk, self.held.version or 0)
-                    if stream.finish_reason not in (None, "abort") or stream.stopped:
+                    if stream.ended:
                         self.sample_ended(stream.request_id)
                     if stream.stopped and not had_stopped and stream.finish_reason is None:
                         await self.connection.call(self.api.abort(stream.sent_as))

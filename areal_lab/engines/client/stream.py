@@ -66,6 +66,16 @@ class SampleStream:
         """True if a stop string was found, so the server need not continue the sample."""
         return self._end is not None
 
+    @property
+    def ended(self) -> bool:
+        """True if the sample is complete, and stays so if the engine is lost now."""
+        return bool(self._tokens) and self._ended_as not in (None, "abort")
+
+    @property
+    def _ended_as(self) -> FinishReason | None:
+        confirmed = len(self._tokens) if self._confirmed is None else self._confirmed
+        return "stop" if self._end is not None and self._end <= confirmed else self.finish_reason
+
     def add(self, chunk: Chunk, held: Version) -> None:
         """Add a message."""
         count = len(chunk.tokens)
@@ -97,7 +107,6 @@ class SampleStream:
     def generated(self) -> Generated:
         """Received tokens whose version is certain; an unfinished sample ends with `abort`."""
         confirmed = len(self._tokens) if self._confirmed is None else self._confirmed
-        stopped = self._end is not None and self._end <= confirmed
         return Generated(
             request_id=self.request_id,
             segments=tuple(
@@ -109,7 +118,7 @@ class SampleStream:
                 for span in self._spans
                 if span.end <= confirmed and span.start < len(self)
             ),
-            finish_reason="stop" if stopped else self.finish_reason or "abort",
+            finish_reason=self._ended_as or "abort",
             retractions=self._retractions + self.lost_caches,
             cached_tokens=self._cached_tokens,
         )

@@ -22,7 +22,7 @@ FIXED: Final = (
     *("critic.share_body", "critic.optimizer."),
     *("rollout.schedule", "rollout.max_head_offpolicyness", "rollout.interruptible"),
     *("rollout.max_concurrent_rollouts", "rollout.batch_order", "rollout.max_lag"),
-    *("rollout.slots", "rollout.drop_late", "rollout.routing", "rollout.dynamic_sampling."),
+    *("rollout.slots", "rollout.on_late", "rollout.routing", "rollout.dynamic_sampling."),
 )
 """Names and prefixes of settings that a run keeps: its groups, optimizer and log depend on them."""
 _SILENT: Final = ("plots", "sinks", "stats_logger.", "alarms.", "checkpoint.", "run_dir")

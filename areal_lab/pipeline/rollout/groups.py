@@ -173,7 +173,8 @@ class RewardUnit:
 class EndedSamples:
     """Ends of the samples of running training groups, each sent once (`rollout.slots=samples`).
 
-    A sample whose tokens are lost with its engine after its end runs again without a slot.
+    A sample has ended when the loss of its engine would cost none of its tokens: a sample that runs
+    again has kept its slot.
     """
 
     send: Callable[[SamplesEnded], None]

@@ -210,6 +210,41 @@ async def test_what_is_not_served_is_noted_in_a_header() -> None:
         assert statistics["counts"]["calls"] == 2
 
 
+@virtually
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/chat/completions", lambda name: {"user": name}),
+        ("/chat/completions", lambda name: {"safety_identifier": name}),
+        ("/responses", lambda name: {"input": "hello", "user": name}),
+        ("/messages", lambda name: {"max_tokens": 9, "metadata": {"user_id": name}}),
+    ],
+)
+async def test_a_key_that_several_users_share_is_noted_and_counted(
+    path: str, fields: Callable[[str], dict[str, Any]]
+) -> None:
+    async with gateway() as lab:
+        agent = await lab.start()
+
+        async def noted(*names: str) -> list[bool]:
+            said = []
+            for name in names:
+                messages = [{"role": "user", "content": f"hello {len(said)}"}]
+                reply = await agent.post(path, {"messages": messages, **fields(name)})
+                assert reply.status_code == 200, reply.text
+                said.append("several users" in reply.headers.get("x-areal-lab-note", ""))
+            return said
+
+        assert await noted("ann", "ann", "", "bob", "ann", "eve") == [
+            *[False] * 3,
+            True,
+            False,
+            True,
+        ]
+        assert lab.service.statistics()["counts"]["several users share this key"] == 2
+        assert (await (await lab.start()).chat(user="bob")).headers.get("x-areal-lab-note") is None
+
+
 # --- replies and streams ---
 
 

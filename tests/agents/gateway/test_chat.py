@@ -100,6 +100,24 @@ def test_a_conversation_with_tools_as_clients_send_it_back() -> None:
     )
 
 
+def test_an_instruction_ends_the_first_system_message() -> None:
+    """Templates such as Gemma's and Llama's take one system message only."""
+    asked = {"response_format": {"type": "json_object"}}
+    told = "Reply with one JSON object, and with nothing else."
+    user, brief = {"role": "user", "content": "2+3?"}, {"role": "system", "content": "Be brief."}
+
+    def system(*messages: dict[str, str]) -> list[str]:
+        whole = prompt(parse(body(messages=list(messages), **asked))).messages
+        assert [each.role for each in whole].count("user") == 1
+        return [each.content for each in whole if each.role == "system"]
+
+    assert system(user) == [told]
+    assert system(brief, user) == [f"Be brief.\n\n{told}"]
+    assert system({**brief, "content": ""}, user) == [told]
+    assert system(brief, user, brief) == [f"Be brief.\n\n{told}", "Be brief."]
+    assert system(user, brief) == [told, "Be brief."]
+
+
 def test_functions_of_the_older_protocol() -> None:
     call = parse(
         body(
@@ -333,6 +351,20 @@ def test_tokens_of_a_parsed_message_keep_their_logprobs_in_a_stream() -> None:
     whole = reply(call, answer)["choices"][0]["logprobs"]
     assert len(whole["content"]) == 3
     assert chat_of(joined(events(call, answer)))["choices"][0]["logprobs"] == whole
+
+
+@pytest.mark.parametrize("content", ["ab" * 20, "changed by a parser"])
+def test_a_stream_has_the_top_logprobs_of_the_whole_reply(content: str) -> None:
+    said = says(content, texts=["ab"] * 20)
+    tops = tuple(((f"{place}", -0.1), ("x", -3.0)) for place in range(21))  # one of a hidden end
+    answer = answered(replace(said, top=tops), replace(said, top=tops[::-1]))
+    call = parse(body(stream=True, logprobs=True, top_logprobs=2, n=2))
+    streamed = chat_of(joined(events(call, answer)))["choices"]
+    whole = reply(call, answer)["choices"]
+    assert [each["logprobs"] for each in streamed] == [each["logprobs"] for each in whole]
+    assert [each["top_logprobs"][0]["token"] for each in streamed[0]["logprobs"]["content"]] == [
+        f"{place}" for place in range(20)
+    ]
 
 
 def test_thinking_is_reasoning_content() -> None:

@@ -207,11 +207,69 @@ def test_unknown_fields_are_noted_by_name_and_counted_as_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["guided_json", "structured_outputs", "chat_template_kwargs", "regex"]
+    "name", ["guided_regex", "structured_outputs", "chat_template_kwargs", "regex"]
 )
 def test_grammars_and_variables_of_templates_are_never_ignored_silently(name: str) -> None:
     given = {name: {"type": "object"}}
     assert reading.sampling_notes(given, reading.Choice("auto")) == (f"{name} is ignored",)
+
+
+SCHEMA = {"type": "object", "properties": {"name\xe9": {"type": "string"}}}
+TOLD = (
+    "Reply with JSON that matches this JSON schema, and with nothing else:\n"
+    '{"type": "object", "properties": {"name\xe9": {"type": "string"}}}'
+)
+OBJECT = "Reply with one JSON object, and with nothing else."
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "told"),
+    [
+        ({}, "", ""),
+        ({"response_format": {"type": "text"}, "text": {"format": None}}, "", ""),
+        ({"response_format": "json"}, "", ""),
+        ({"response_format": {"type": "json_object"}}, "response_format", OBJECT),
+        ({"response_format": {"type": "json_schema"}}, "response_format", OBJECT),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
+            "response_format",
+            TOLD,
+        ),
+        ({"text": {"format": {"type": "json_schema", "schema": SCHEMA}}}, "text.format", TOLD),
+        ({"output_format": {"type": "json_schema", "schema": SCHEMA}}, "output_format", TOLD),
+        (
+            {
+                "output_config": {
+                    "effort": "low",
+                    "format": {"type": "json_schema", "schema": SCHEMA},
+                }
+            },
+            "output_config.format",
+            TOLD,
+        ),
+        ({"guided_json": SCHEMA}, "guided_json", TOLD),
+        ({"guided_json": json.dumps(SCHEMA)}, "guided_json", TOLD),
+        ({"structured_outputs": {"json": SCHEMA}}, "structured_outputs", TOLD),
+        ({"json_schema": json.dumps(SCHEMA)}, "json_schema", TOLD),
+    ],
+)
+def test_a_schema_reaches_the_model_and_a_note_says_that_it_is_not_enforced(
+    body: dict[str, Any], field: str, told: str
+) -> None:
+    form = reading.json_form(body)
+    assert form == (told, field)
+    notes = reading.sampling_notes(body, reading.Choice("auto"), form)
+    if field:
+        assert f"{field} is not enforced: the model is told the form of its reply" in notes
+        assert f"{field} is ignored" not in notes
+    else:
+        assert not any("enforced" in note for note in notes)
+
+
+def test_a_schema_that_is_none_is_refused() -> None:
+    refused("guided_json is not JSON", reading.json_form, {"guided_json": "{"})
+    refused("must be an object", reading.json_form, {"guided_json": [1]})
+    refused("nested", reading.json_form, {"json_schema": "[" * 200 + "]" * 200})
 
 
 def test_what_is_not_served_is_noted_if_it_would_change_something() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ from hypothesis import strategies as st
 from areal_lab.control.events import Version
 from areal_lab.data.stop_strings import StopScanner
 from areal_lab.data.tokenize import TextCodec
-from areal_lab.data.trajectory import Segment
+from areal_lab.data.trajectory import FinishReason, Segment
 from areal_lab.engines.client.dialect import Chunk, Span
 from areal_lab.engines.client.engine_client import EngineClient
+from areal_lab.engines.client.resubmit import remaining_requests
 from areal_lab.engines.client.stream import SampleStream
 from areal_lab.engines.client.vllm import VLLM
 from areal_lab.engines.protocol import EngineError, EngineUnreachable, Generated, PauseMode
@@ -180,6 +182,29 @@ def test_a_stop_string_of_uncertain_version_is_not_kept() -> None:
     assert stream.generated().finish_reason == "abort"
 
 
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(3, 4)), min_size=1, max_size=8),
+    st.sampled_from([None, "stop", "length", "abort"]),
+)
+def test_a_sample_that_has_ended_is_complete_whenever_its_engine_is_lost(
+    messages: list[tuple[int, Version]], reason: FinishReason | None
+) -> None:
+    """Its slot has gone to another one, so it may not run again."""
+    asked = request("a", [1], 99, stop=("%&",))
+    stream, end, ended = stopping("%&"), 0, False
+    for number, (count, version) in enumerate(messages, 1):
+        last = number == len(messages)
+        message = chunk(end, end + count, version=version)
+        end += count
+        stream.add(replace(message, finish_reason=reason if last else None), held=9)
+        ended |= stream.ended
+        if ended:
+            assert remaining_requests([asked], {"a": stream.generated()}) == []
+            assert stream.generated().segments
+    if end >= 6 and len({version for _, version in messages}) == 1:
+        assert ended
+
+
 # --- the client: tokens received before the server is lost ---
 
 
@@ -248,6 +273,45 @@ def test_a_malformed_message_is_an_engine_that_is_gone() -> None:
     assert f"engine {URL} sent malformed JSON in reply to POST /generate" in str(error)
     assert "half of a mess" in str(error)
     assert list(error.partial) == ["a"]
+
+
+def test_the_client_reports_the_end_of_a_sample_only_if_its_tokens_are_kept(tmp_path: Path) -> None:
+    save_byte_tokenizer(tmp_path)
+    reported: list[str] = []
+    sent: list[str] = []
+
+    class Stream(httpx2.AsyncByteStream):
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            yield event(0, [4, 5], 2)  # "%&" stops all three
+            yield event(1, [3], 1) + event(2, [3], 1, "length")
+            yield event(1, [4, 5], 3).replace(b'"weight_version": "4"', b'"weight_version": "5"')
+            raise httpx2.ReadError("reset")
+
+    def handler(http: httpx2.Request) -> httpx2.Response:
+        sent.append(http.url.path)
+        if http.url.path != "/generate":
+            return httpx2.Response(200, json={"skip_tokenizer_init": True})
+        if sent.count("/generate") > 1:  # the rest of b, after the broken reply
+            raise httpx2.ConnectError("gone")
+        headers = {"content-type": "text/event-stream"}
+        return httpx2.Response(200, headers=headers, stream=Stream())
+
+    async def scenario() -> EngineUnreachable:
+        client = EngineClient(URL, transport=httpx2.MockTransport(handler))
+        client.note_tokenizer(tmp_path)
+        client.report_samples(reported.append)
+        with pytest.raises(EngineUnreachable) as raised:
+            await client.generate([request(name, [1], 9, stop=("%&",)) for name in "abc"])
+        await client.close()
+        return raised.value
+
+    partial = asyncio.run(scenario()).partial
+    assert {name: one.finish_reason for name, one in partial.items()} == {
+        "a": "stop",
+        "b": "abort",
+        "c": "length",
+    }
+    assert set(reported) == {"a", "c"}
 
 
 def test_tokens_of_an_unclear_version_are_discarded_and_counted() -> None:

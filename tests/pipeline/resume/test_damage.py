@@ -406,8 +406,10 @@ def _outcome(run: Path, *, complete: bool) -> str:
             assert recovery.version == 3
             assert recovery.started((0,))
             assert recovery.in_words()
-    except ConfigError as error:
-        return "found" if one_line(error, 20_000) else f"in several lines: {error}"
+    except ConfigError as error:  # damage may change several settings, each of which is a reason
+        messages = [problem.message for problem in error.problems]
+        readable = all(one_line(ValueError(message), 20_000) for message in messages)
+        return "found" if messages and readable else f"not in a line each: {messages}"
     assert newest.checkpoint == run / "checkpoints/step-00003"
     return "harmless"
 

@@ -15,11 +15,13 @@ import pytest
 from omegaconf import OmegaConf
 
 from areal_lab.config.problem import ConfigError
+from areal_lab.control.events import RECYCLED
 from areal_lab.host.processes import ChildDied
 from areal_lab.models.checkpoint_files import checkpoint_fault, checkpoints_of
 from areal_lab.pipeline.resume.recovery import find_recovery
 from areal_lab.pipeline.train import resume_run
 from areal_lab.runlog.folder import RunFolder
+from areal_lab.runlog.read_run import read_run
 from tests.pipeline.resume import kills_while_saving
 from tests.pipeline.resume.killed_run import (
     AGAIN,
@@ -111,6 +113,31 @@ def test_a_kill_while_a_checkpoint_is_written_continues_from_the_one_before(
 
 
 KILLS, MANY = 17, 60
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("opened", ["restart", "tokens"])
+def test_a_killed_run_trains_on_the_prompts_of_recycled_groups(tmp_path: Path, opened: str) -> None:
+    config = tiny_config(
+        tmp_path,
+        "total_train_steps=20",
+        "eta=4",
+        "save_every_steps=1",
+        "gconfig.max_new_tokens=40",
+        f"checkpoint.open_groups={opened}",
+        "rollout.batch_order=bounded_lag",
+        "rollout.max_lag=1",
+        "rollout.on_late=recycle",
+        "rollout.max_concurrent_rollouts=12",
+    )
+    folder = RunFolder.create(config).path
+    for process, moment in zip(("run", "pipeline", "stopped"), sorted(MOMENTS), strict=False):
+        assert live(folder, Kill(process, moment, 3, 0.02)) != 0
+    assert live(folder, None) == 0
+    check_folder(folder, 20, largest_lag=1)
+    assert trained_groups(folder) == Counter(range(20 * GROUPS))
+    log = read_run(folder).log
+    assert any(getattr(one.action, "reason", "") == RECYCLED for one in log.actions)
 
 
 @pytest.mark.slow

@@ -134,7 +134,7 @@ def test_the_defaults_can_be_simulated() -> None:
         (
             {"schedule__batch_order": "bounded_lag", "schedule__max_lag": 2.0},
             "max_lag is 2 (whole versions), but eta 4 starts groups up to 4 versions ahead",
-            "raise max_lag to 4, lower eta, or set drop_late",
+            "raise max_lag to 4, lower eta, or set on_late to drop or recycle",
         ),
         # --- minibatches streamed to the trainer
         (
@@ -361,7 +361,7 @@ def test_all_problems_are_listed_at_once() -> None:
         {
             "schedule__batch_order": "bounded_lag",
             "schedule__max_lag": 1.0,
-            "schedule__drop_late": True,
+            "schedule__on_late": "drop",
         },
         {"cluster__rollout_gpu": "H20"},
         # 72 GPUs are connected, though not to those that train.

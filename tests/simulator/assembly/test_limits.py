@@ -13,8 +13,10 @@ import pytest
 
 from areal_lab.config.schema import DatasetConfig, RolloutConfig, TrainConfig
 from areal_lab.config.sections import ScalingConfig
+from areal_lab.control.drift import DriftBound
 from areal_lab.control.limits import Limits
 from areal_lab.control.order import (
+    ON_LATE,
     ORDERS,
     BatchOrder,
     bounded_lag,
@@ -28,6 +30,7 @@ from areal_lab.control.schedule import (
     SCHEDULES,
     Schedule,
     asynchronous,
+    bounded_drift,
     one_step_overlap,
     schedule_named,
 )
@@ -48,26 +51,24 @@ MAX_LAGS = (0.0, 0.5, 1.0, 2.0, 3.0, 6.0)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_run_and_its_simulation_have_equal_limits(schedule: str, order: str) -> None:
     built = 0
-    for eta, max_lag, drop_late, interruptible, routing in itertools.product(
-        ETAS, MAX_LAGS, (False, True), (False, True), ROUTINGS
+    for eta, max_lag, on_late, interruptible, routing in itertools.product(
+        ETAS, MAX_LAGS, ON_LATE, (False, True), ROUTINGS
     ):
-        of_run = limits_or_error(
-            run.limits_of,
-            TrainConfig(
-                total_train_steps=7,
-                dataset=DatasetConfig(batch_size=3),
-                rollout=RolloutConfig(
-                    schedule=schedule,
-                    max_head_offpolicyness=eta,
-                    interruptible=interruptible,
-                    batch_order=order,
-                    max_lag=max_lag,
-                    drop_late=drop_late,
-                    routing=routing,
-                    max_concurrent_rollouts=5,
-                ),
+        config = TrainConfig(
+            total_train_steps=7,
+            dataset=DatasetConfig(batch_size=3),
+            rollout=RolloutConfig(
+                schedule=schedule,
+                max_head_offpolicyness=eta,
+                interruptible=interruptible,
+                batch_order=order,
+                max_lag=max_lag,
+                on_late=on_late,
+                routing=routing,
+                max_concurrent_rollouts=5,
             ),
         )
+        of_run = limits_or_error(run.limits_of, config)
         of_simulation = limits_or_error(
             simulation.limits_of,
             schema.SimulationConfig(
@@ -79,13 +80,16 @@ def test_a_run_and_its_simulation_have_equal_limits(schedule: str, order: str) -
                     interruptible=interruptible,
                     batch_order=order,
                     max_lag=max_lag,
-                    drop_late=drop_late,
+                    on_late=on_late,
                     max_concurrent_prompts=5,
                 ),
             ),
         )
         assert of_run == of_simulation
-        built += isinstance(of_run, Limits)
+        if isinstance(of_run, Limits):
+            built += 1
+            config.rollout = RolloutConfig().with_settings(run.rollout_settings(of_run))
+            assert run.limits_of(config) == of_run
     assert built
 
 
@@ -96,10 +100,15 @@ def limits_or_error(make: Callable[[Any], Limits], config: object) -> Limits | s
         return str(error)
 
 
+@pytest.mark.parametrize("order", [oldest_finished_first(), bounded_lag(2), bounded_lag(0, "drop")])
 @pytest.mark.parametrize(
-    "order", [oldest_finished_first(), bounded_lag(2), bounded_lag(0, drop=True)]
+    "schedule",
+    [
+        one_step_overlap(),
+        asynchronous(2, interruptible=False),
+        bounded_drift(DriftBound(max_drift=0.05, min_eta=1, max_eta=2), interruptible=False),
+    ],
 )
-@pytest.mark.parametrize("schedule", [one_step_overlap(), asynchronous(2, interruptible=False)])
 def test_the_simulation_of_a_recorded_run_has_its_limits(
     schedule: Schedule, order: BatchOrder
 ) -> None:

@@ -212,10 +212,10 @@ def test_placements_divide_the_gpus() -> None:
 
 def test_order_and_schedule_are_those_of_the_config() -> None:
     limits = build(small(schedule__batch_order="bounded_lag")).limits
-    assert (limits.order.name, limits.order.max_lag, limits.order.drop_late) == (
+    assert (limits.order.name, limits.order.max_lag, limits.order.on_late) == (
         "bounded_lag",
         4,
-        False,
+        "wait",
     )
     with pytest.raises(ValueError, match=r"schedule.batch_order is bounded_lag, .* set max_lag"):
         build(small(schedule__batch_order="bounded_lag", schedule__eta=math.inf))

@@ -1,9 +1,21 @@
 """Cost and energy: by hand, and as the sum of their parts."""
 
+import math
+
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from simulator.catalogue.gpu import find_gpu
-from simulator.costs.economics import OVERHEAD, Cost, PoolUse, run_cost, run_energy
+from simulator.costs.economics import (
+    OVERHEAD,
+    Cost,
+    PoolUse,
+    interruption_factor,
+    run_cost,
+    run_energy,
+)
 
 H100, H800, A100 = find_gpu("H100"), find_gpu("H800"), find_gpu("A100-80")
 
@@ -102,3 +114,60 @@ def test_impossible_prices_are_refused() -> None:
 def test_no_gpus_cost_nothing() -> None:
     assert run_cost([]) == Cost(dollars=0, low=0, high=0, gpu_hours=0, parts={}, sources={})
     assert run_energy([]).kwh == 0
+
+
+# --- interruptions ------------------------------------------------------------------------------
+
+HOURS = st.floats(0, 10)
+
+
+@given(HOURS, HOURS)
+def test_without_interruptions_nothing_takes_longer(checkpoint_h: float, restart_h: float) -> None:
+    assert interruption_factor(per_h=0, checkpoint_h=checkpoint_h, restart_h=restart_h) == 1
+
+
+@given(st.floats(1e-3, 1), st.floats(1e-3, 1))
+def test_rare_interruptions_lose_half_an_interval_and_a_restart(
+    checkpoint_h: float, restart_h: float
+) -> None:
+    per_h = 1e-5
+    lost = interruption_factor(per_h=per_h, checkpoint_h=checkpoint_h, restart_h=restart_h) - 1
+    assert lost == pytest.approx(per_h * (checkpoint_h / 2 + restart_h), rel=1e-3)
+
+
+@given(st.floats(0, 3), HOURS, HOURS, st.floats(1e-3, 1e3))
+def test_the_factor_has_no_unit_and_grows_with_each_argument(
+    per_h: float, checkpoint_h: float, restart_h: float, unit: float
+) -> None:
+    found = interruption_factor(per_h=per_h, checkpoint_h=checkpoint_h, restart_h=restart_h)
+    scaled = interruption_factor(
+        per_h=per_h / unit, checkpoint_h=checkpoint_h * unit, restart_h=restart_h * unit
+    )
+    assert scaled == pytest.approx(found)
+    for more in ((2, 1, 1), (1, 2, 1), (1, 1, 2)):
+        larger = interruption_factor(
+            per_h=per_h * more[0],
+            checkpoint_h=checkpoint_h * more[1],
+            restart_h=restart_h * more[2],
+        )
+        assert larger >= found * (1 - 1e-12) >= 1 - 1e-12
+
+
+def test_the_factor_is_that_of_runs_that_are_interrupted_at_random() -> None:
+    """Intervals of work, each repeated after a restart until no interruption comes."""
+    random, per_h, checkpoint_h, restart_h = np.random.default_rng(5), 0.8, 0.7, 0.3
+    took_h, intervals = 0.0, 20_000
+    for _ in range(intervals):
+        needed_h = checkpoint_h
+        while (gap_h := random.exponential(1 / per_h)) < needed_h:
+            took_h += gap_h
+            needed_h = restart_h + checkpoint_h
+        took_h += needed_h
+    found = interruption_factor(per_h=per_h, checkpoint_h=checkpoint_h, restart_h=restart_h)
+    assert took_h / (intervals * checkpoint_h) == pytest.approx(found, rel=0.03)
+
+
+def test_a_run_that_never_gets_to_a_checkpoint_takes_forever() -> None:
+    assert interruption_factor(per_h=1e3, checkpoint_h=1, restart_h=0) == math.inf
+    with pytest.raises(ValueError, match="restart_h is -1"):
+        interruption_factor(per_h=1, checkpoint_h=1, restart_h=-1)

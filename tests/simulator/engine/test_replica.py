@@ -19,7 +19,7 @@ from simulator.catalogue.models import find_model
 from simulator.costs.decode import decode_cost
 from simulator.costs.prefill import causal_pairs, prefill_cost
 from simulator.engine.replica import GroupDone, Replica
-from simulator.engine.sequences import Segments, Tally, decoded_alone, first_and_last, tally
+from simulator.engine.sequences import Segments, Tally, decoded_alone, tally, versions_of
 from tests.reference.replica_oracle import Command, Oracle
 
 
@@ -102,7 +102,7 @@ def check_tally(done: Sequence[GroupDone]) -> None:
     assert tally(decoded_alone(responses)) == expected
     for one in done:
         heads, tails = zip(*[(each[0][0], each[-1][0]) for each in one.segments], strict=True)
-        assert first_and_last(one.decoded) == (min(heads), max(tails))
+        assert versions_of(one.decoded) == (Counter(heads), min(heads), max(tails))
 
 
 # --- equal to the slow twin ----------------------------------------------------------------------

@@ -22,6 +22,9 @@ PRICES = st.lists(
         typical=st.floats(2, 3),
         low=st.none() | st.floats(1, 2),
         high=st.none() | st.floats(3, 9),
+        reserved=st.none() | st.floats(0, 2),
+        spot=st.none() | st.floats(0, 2),
+        restart_s=st.none() | st.floats(0, 900),
     ),
     max_size=2,
 )

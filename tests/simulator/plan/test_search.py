@@ -21,11 +21,14 @@ from rich.console import Console
 
 from areal_lab.config.problem import Kind, Problem
 from simulator.assembly.build import problems
+from simulator.catalogue.gpu import find_gpu
+from simulator.catalogue.models import find_model
 from simulator.config.schema import SimulationConfig
 from simulator.plan.bound import least_step_s
 from simulator.plan.report import plan_report, show_plan
 from simulator.plan.result import (
     Comparison,
+    Memory,
     Outcome,
     Plan,
     Point,
@@ -35,7 +38,9 @@ from simulator.plan.result import (
     hourly_cost,
     known_errors,
     limit_of,
+    memory_of,
     most_promising_first,
+    other_prices,
     trainer_share,
 )
 from simulator.plan.schema import PlanConfig, PriceEntry, load_plan
@@ -45,6 +50,7 @@ from simulator.plan.space import expand, nearest_split
 from simulator.plan.summary import (
     against,
     nothing_possible,
+    partial_nodes,
     question_lines,
     recommendation_lines,
     verdict,
@@ -459,8 +465,8 @@ def test_a_gain_is_undecided_exactly_if_its_interval_contains_1(gain: float, siz
     ratio = comparison.predicted_ratio
     assert (comparison.pays is None) is (ratio.low <= 1 <= ratio.high)
     assert ("undecided" in verdict(comparison)) is (comparison.pays is None)
-    assert ratio.low <= comparison.ratio.low or comparison.ratio.low < 0
-    assert ratio.high >= comparison.ratio.high
+    assert 0 < ratio.low <= ratio.value <= ratio.high
+    assert comparison.ratio.low > 0
 
 
 @cache
@@ -502,6 +508,118 @@ def test_a_price_in_the_plan_file_counts() -> None:
     assert best.dollars is not None
     assert best.dollars.mean == pytest.approx(2.0 * best.gpu_hours.mean)
     assert best.hourly.high == pytest.approx(4.0 * best.candidate.gpus)
+
+
+def test_reserved_and_spot_prices_are_ratios_of_the_price_without_interruptions() -> None:
+    prices = "[{gpu: H100, typical: 2.0, reserved: 1.5, spot: 0.8}]"
+    best = solved("candidates.gpus=[4]", f"prices={prices}").best
+    assert best is not None
+    assert best.dollars is not None
+    entries = small_plan(f"prices={prices}").prices
+    for found, share in zip(other_prices(best, entries), (0.75, 0.4), strict=True):
+        assert found.dollars == pytest.approx(share * best.dollars.mean)
+        assert (found.factor, found.interruptions_per_h) == (1, 0)
+    assert not other_prices(best, [PriceEntry(gpu="H800", typical=1, spot=1)])
+
+
+def test_interrupted_spot_nodes_cost_the_lost_work_and_the_restart() -> None:
+    entry = "gpu: H100, typical: 2.0, spot: 0.8, interruptions_per_day: 0.01, restart_s: 36"
+    found = solved(
+        *("candidates.gpus=[12]", f"prices=[{{{entry}}}]", "base.outside.checkpoint_steps=20"),
+    )
+    best = found.best
+    assert best is not None
+    (spot,) = other_prices(best, found.config.prices)
+    per_h = 2 * 0.01 / 24  # 12 GPUs are on two nodes of 8
+    lost_h = 20 * best.hours.mean / 100 / 2 + 0.01
+    assert spot.interruptions_per_h == pytest.approx(per_h)
+    assert spot.factor - 1 == pytest.approx(per_h * lost_h, rel=1e-3)
+    assert spot.dollars == pytest.approx(12 * 0.8 * best.hours.mean * spot.factor)
+    text = " ".join(recommendation_lines(found))
+    assert "at spot prices: $" in text
+    assert "each loses half of 20 steps and a restart" in text
+    (told,) = json.loads(json.dumps(plan_report(found), allow_nan=False))["best"]["other_prices"]
+    assert told["name"] == "spot"
+
+
+def test_interruptions_without_what_they_cost_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"set spot, .* and restart_s, .* and base.outside"):
+        small_plan("prices=[{gpu: H100, typical: 2.0, interruptions_per_day: 1}]")
+
+
+@pytest.mark.parametrize(
+    ("trains", "decodes", "limit"),
+    [(0.95, 0.91, "both sides full"), (0.95, 0.89, "train-bound"), (0.5, 0.91, "generation-bound")],
+)
+def test_a_full_trainer_beside_full_engines_is_not_called_train_bound(
+    trains: float, decodes: float, limit: str
+) -> None:
+    trial = Trial(
+        step_s=1.0,
+        tokens_per_s=1.0,
+        kwh=1.0,
+        busy={"training": {"train": trains}, "rollout": {"decode": decodes}},
+        idle={"training": {"waiting for a batch": 1 - trains}, "rollout": {}},
+    )
+    assert limit_of([trial]) == limit
+
+
+# --- memory and nodes ---------------------------------------------------------------------------
+
+
+def memory(*overrides: str) -> list[Memory]:
+    (one,) = expand(load_plan(None, ["candidates.gpu=[H100]", *overrides])).possible
+    return memory_of(one)
+
+
+def test_the_parts_of_memory_are_those_of_the_cost_model() -> None:
+    training, generation = memory("base.model=Qwen2.5-7B", "base.trainer.tensor_parallel=4")
+    assert training.side == "training"
+    assert training.available == generation.available == find_gpu("H100").memory_bytes
+    # Two, four and twelve bytes per parameter; the first is on a fourth of the GPUs.
+    parameters = find_model("Qwen2.5-7B").parameters
+    assert training.parts["parameters"] == pytest.approx(2 * parameters / 4, rel=0.01)
+    assert training.parts["gradients"] == pytest.approx(2 * training.parts["parameters"])
+    assert training.free == training.available - sum(training.parts.values()) > 0
+    assert generation.parts["weights"] == pytest.approx(2 * parameters, rel=0.02)
+    used = sum(generation.parts.values())
+    assert used == pytest.approx(0.85 * generation.available)
+    halved = memory("base.model=Qwen2.5-7B", "base.rollout.tensor_parallel=2")[1]
+    assert halved.parts["weights"] == pytest.approx(generation.parts["weights"] / 2)
+
+
+def test_a_layout_is_refused_where_its_memory_is_used_up() -> None:
+    """The most tokens of a micro-batch that fit leave nearly nothing free."""
+    fits, fails = 27_904, 10_000_000
+    settings = ("base.model=Qwen2.5-7B", "base.trainer.tensor_parallel=4")
+    while fails - fits > 16:
+        tokens = (fits + fails) // 2
+        plan = load_plan(
+            None,
+            ["candidates.gpu=[H100]", *settings, f"base.trainer.micro_batch_tokens={tokens}"],
+        )
+        fits, fails = (tokens, fails) if expand(plan).possible else (fits, tokens)
+    full = memory(*settings, f"base.trainer.micro_batch_tokens={fits}")[0]
+    assert 0 <= full.free < 1e-4 * full.available
+
+
+def test_measured_training_steps_say_nothing_of_memory() -> None:
+    assert [one.side for one in memory("base.trainer.step_s=10")] == ["generation"]
+
+
+def test_gpus_that_are_not_whole_nodes_are_named() -> None:
+    whole, part = (
+        expand(small_plan(f"candidates.gpus=[{gpus}]", "candidates.rollout_share=[0.5]"))
+        for gpus in (16, 12)
+    )
+    assert partial_nodes(whole.possible[0]) == ""
+    assert partial_nodes(part.possible[0]) == "1.5 nodes of 8 H100"
+    found = solved("candidates.gpus=[4, 8]", "objective=gpus")
+    text = "\n".join(recommendation_lines(found))
+    assert "4 H100: 0.5 nodes of 8 H100; the cost is that of these GPUs alone" in text
+    assert "memory of a GPU in training: " in text
+    told = json.loads(json.dumps(plan_report(found), allow_nan=False))
+    assert {one["side"] for one in told["memory"]} >= {"generation"}
 
 
 # --- bottleneck and sensitivity -----------------------------------------------------------------
@@ -743,8 +861,47 @@ def test_a_plan_answers_for_every_cluster_and_staleness_bound_that_was_asked_abo
     show_plan(Console(file=text, width=200), found)
     shown = text.getvalue()
     assert "every staleness bound on the recommended cluster, at its best" in shown
+    # Hours and dollars have one interval, printed once a row.
+    for one in found.front:
+        (row,) = (
+            line
+            for line in shown.split("every cluster")[0].splitlines()
+            if all(
+                cell in line for cell in (one.candidate.hardware, one.candidate.split, one.limit)
+            )
+        )
+        assert row.count("x/÷") == 1
+        assert f"x/÷ {one.predicted_hours.factor:.2f}" in row
     told = json.loads(json.dumps(plan_report(found), allow_nan=False))
     assert [one["name"] for one in told["etas"]] == ["eta 0", "eta 1", "eta 4"]
+
+
+def test_two_noisy_seeds_leave_bounds_that_are_factors_of_the_answer() -> None:
+    one = dataclasses.replace(_one(), known=known_errors(_one().candidate, errors_of(0.2)))
+    first = one.trials[0]
+
+    def of(*steps_s: float) -> Outcome:
+        trials = tuple(dataclasses.replace(first, step_s=one) for one in steps_s)
+        return dataclasses.replace(one, trials=trials)
+
+    noisy, doubled = of(1.5, 2.4), of(3.0, 4.8)
+    dollars = noisy.predicted_dollars
+    assert dollars is not None
+    assert 0 < dollars.low < dollars.value < dollars.high
+    assert dollars.factor == pytest.approx(noisy.predicted_hours.factor)
+    assert doubled.predicted_hours.low == pytest.approx(2 * noisy.predicted_hours.low)
+    assert doubled.predicted_hours.high == pytest.approx(2 * noisy.predicted_hours.high)
+    assert of(1.5, 1.5).predicted_hours.factor < noisy.predicted_hours.factor
+    assert compared(0.9, 2.4).predicted_ratio.low > 0
+
+
+def test_gpus_that_were_never_compared_with_a_run_widen_the_interval() -> None:
+    space = expand(small_plan("candidates.gpu=[H100, A100-80]", "candidates.gpus=[4]"))
+    spreads = {
+        one.config.cluster.gpu: known_errors(one, errors_of(0.1)).step.error.spread
+        for one in space.possible
+    }
+    assert spreads["A100-80"] > spreads["H100"] > 0
 
 
 def test_a_plan_says_its_workload_and_where_each_number_is_from() -> None:
@@ -821,12 +978,12 @@ def test_the_shipped_example_is_a_plan_of_hundreds_of_candidates() -> None:
             "prices[0].cost is not a setting; known are gpu, typical, low, high",
         ),
         (["prices=[{gpu: H100, typcal: 2}]"], "did you mean 'typical'?"),
-        (["prices=[H100]"], "prices[0] is 'H100', but must be {gpu, typical, low, high}"),
+        (["prices=[H100]"], "prices[0] is 'H100', but must be {gpu, typical, low, high, "),
         (
             ["prices=[{gpu: H100, typical: $2}]"],
             "prices[0].typical is '$2', but must be a finite",
         ),
-        (["prices=2"], "prices is 2, but must be a list of {gpu, typical, low, high}"),
+        (["prices=2"], "prices is 2, but must be a list of {gpu, typical, low, high, "),
     ],
 )
 def test_a_wrong_file_is_refused_in_one_line(overrides: Sequence[str], says: str) -> None:

@@ -571,7 +571,7 @@ def test_a_queue_that_is_not_full_yet_is_out_of_range() -> None:
         lambda: toy_system(partial_rollout()),
         lambda: toy_system(one_step_overlap()),
         lambda: toy_system(asynchronous(0.5)),
-        lambda: toy_system(asynchronous(2), order=bounded_lag(1, drop=True)),
+        lambda: toy_system(asynchronous(2), order=bounded_lag(1, "drop")),
         lambda: toy_system(asynchronous(2), parts=2, minibatches=2),
         lambda: toy_system(asynchronous(math.inf), train_s=1e5),
     ],

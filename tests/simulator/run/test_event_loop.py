@@ -22,7 +22,7 @@ from areal_lab.control.events import (
     TrainStepDone,
     WeightsPushed,
 )
-from areal_lab.control.schedule import asynchronous, partial_rollout, synchronous
+from areal_lab.control.schedule import Schedule, asynchronous, partial_rollout, synchronous
 from areal_lab.runlog.activity import LOST, idle_by_cause
 from areal_lab.runlog.chrome_trace import chrome_trace
 from areal_lab.runlog.records import TRAINER, Log
@@ -196,26 +196,27 @@ def test_a_failed_node_loses_its_groups_and_comes_back() -> None:
         steps=6,
     )
     result, log = run_with_log(system)
-    # Both nodes fail at 130 s: one is lost, and the last one is restarted in place.
-    assert times(log, EngineLost) == [137]
-    assert times(log, EngineJoined) == [150]
-    assert result.counts.engine_losses == 1
+    # Both nodes fail at 130 s: all groups wait until one is back.
+    assert times(log, EngineLost) == [137, 137]
+    assert times(log, EngineJoined) == [150, 150]
+    assert result.counts.engine_losses == 2
     assert check_replay(log).agrees
-    restarted = [record for record in log.groups if record.t_s == 137]
+    restarted = [record for record in log.groups if record.t_s == 150]
     assert restarted
     assert all(sum(t for _, t in s) == 100 for r in log.groups for s in r.segments)
     assert LOST in result.pools["rollout"].idle
 
 
-def test_the_last_engine_is_restarted_in_place_and_its_groups_start_over() -> None:
+def test_the_groups_of_the_last_engine_start_over_when_it_is_back() -> None:
     system = toy_system(
         synchronous(), engines=1, failures=Fails([30.0]), steps=2, batch=3, train_s=10.0
     )
     result, log = run_with_log(system)
-    assert times(log, EngineLost) == []
+    assert times(log, EngineLost) == [37]
+    assert times(log, EngineJoined) == [50]
     assert times(log, GroupFinished)[:3] == [150.0, 150.0, 150.0]
     assert result.columns["step_s"].tolist() == [160.0, 110.0]
-    assert result.counts.engine_losses == 0
+    assert result.counts.engine_losses == 1
 
 
 def test_an_engine_that_comes_back_while_all_are_paused_waits_with_them() -> None:
@@ -242,8 +243,8 @@ def test_an_engine_that_comes_back_while_all_are_paused_waits_with_them() -> Non
     assert next(g for g in log.groups if g.group == 1).end_s == 450
 
 
-def test_a_group_that_was_being_scored_when_its_engine_was_lost_is_scored_again() -> None:
-    """Generated at 100 s, scored for 60 s; its engine fails at 120 s, detected at 127 s."""
+def test_groups_that_were_being_scored_when_their_engines_were_lost_are_scored_again() -> None:
+    """Generated at 100 s, scored for 60 s; the engines fail at 120 s and are back at 140 s."""
     system = toy_system(
         synchronous(),
         batch=2,
@@ -254,11 +255,10 @@ def test_a_group_that_was_being_scored_when_its_engine_was_lost_is_scored_again(
         steps=1,
     )
     _, log = run_with_log(system)
-    assert times(log, EngineLost) == [127]
+    assert times(log, EngineLost) == [127, 127]
     groups = {record.group: (record.t_s, record.generated_s, record.end_s) for record in log.groups}
-    # Group 0 starts over on the other engine, which is restarted in place by 140 s.
-    assert groups == {0: (127, 240, 300), 1: (0, 100, 160)}
-    assert times(log, GroupFinished) == [160, 300]
+    assert groups == {0: (140, 240, 300), 1: (140, 240, 300)}
+    assert times(log, GroupFinished) == [300, 300]
 
 
 def test_a_failing_trainer_repeats_its_step() -> None:
@@ -302,6 +302,50 @@ def test_random_failures_lose_no_group() -> None:
                 g for r in log.actions if isinstance(r.action, Train) for g in r.action.groups
             ]
             assert len(set(trained)) == len(trained) == 25 * 4
+
+
+@pytest.mark.parametrize("engines", [1, 3])
+@pytest.mark.parametrize("schedule", [asynchronous(2), partial_rollout()], ids=lambda one: one.name)
+def test_no_more_samples_run_than_there_are_slots_when_engines_fail(
+    schedule: Schedule, engines: int
+) -> None:
+    samples, in_flight = 3, 6
+    made: list[ToyEngine] = []
+    losses = most = 0
+
+    class Counted(ToyEngine):
+        def submit(self, *args: Any) -> None:
+            nonlocal most
+            super().submit(*args)
+            most = max(most, sum(len(one.running) + len(one.waiting) for one in made))
+
+    def make_engine(_number: int, _seed: int, _record: object) -> ToyEngine:
+        made.append(Counted(1.0))
+        return made[-1]
+
+    class Often:
+        detection_s, restart_s = 3.0, 5.0
+
+        def uptime_s(self, generator: np.random.Generator, /) -> float:
+            return float(generator.exponential(200.0 * engines))
+
+    for seed in range(8):
+        made.clear()
+        system = toy_system(
+            schedule,
+            engines=engines,
+            in_flight=in_flight,
+            samples=samples,
+            group_slots=samples,
+            failures=Often(),
+            lengths=lognormal(100),
+            make_engine=make_engine,
+        )
+        result, log = run_with_log(system, seed)
+        losses += result.counts.engine_losses
+        assert check_replay(log).agrees
+    assert losses > 8
+    assert most == in_flight * samples
 
 
 def test_an_engine_of_several_nodes_fails_when_the_first_of_them_does() -> None:

@@ -92,7 +92,9 @@ def orders(schedule: Schedule) -> st.SearchStrategy[BatchOrder]:
             oldest_finished_first(),
             strict_start_order(),
             bounded_lag(ahead),
-            bounded_lag(1, drop=True),
+            bounded_lag(1, "drop"),
+            bounded_lag(0, "recycle"),
+            bounded_lag(1, "recycle"),
         ]
     )
 
@@ -186,7 +188,11 @@ def check_every_group_ends_once(system: System, result: SimulationResult, log: L
     started = [r.action.group for r in log.actions if isinstance(r.action, StartGroup)]
     trained = [g for r in log.actions if isinstance(r.action, Train) for g in r.action.groups]
     dropped = [r.action.group for r in log.actions if isinstance(r.action, Drop)]
-    assert sorted(started) == list(range(len(started)))
+    groups = set(started)
+    assert groups == set(range(len(groups)))
+    # Each attempt of a recycled group is dropped or trained on, and one is at most trained on.
+    assert len(groups) == len(started) or system.limits.order.on_late == "recycle"
+    assert len(set(trained)) == len(trained)
     assert sorted(trained + dropped) == sorted(started)
     assert result.counts.started == len(started)
     assert (

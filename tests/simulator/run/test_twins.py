@@ -250,7 +250,9 @@ def twin_system(
         (asynchronous(0), oldest_finished_first()),
         (asynchronous(1), strict_start_order()),
         (asynchronous(2), bounded_lag(2)),
-        (asynchronous(4), bounded_lag(1, drop=True)),
+        (asynchronous(4), bounded_lag(1, "drop")),
+        (asynchronous(4), bounded_lag(1, "recycle")),
+        (asynchronous(4, interruptible=False), bounded_lag(1, "recycle")),
         (asynchronous(4, interruptible=False), oldest_finished_first()),
         (asynchronous(math.inf), oldest_finished_first()),
         (partial_rollout(), oldest_finished_first()),
@@ -274,7 +276,9 @@ def test_the_pipeline_and_the_simulator_do_the_same_at_the_same_time(
     [
         (asynchronous(0), oldest_finished_first()),
         (asynchronous(2), bounded_lag(2)),
-        (asynchronous(4), bounded_lag(1, drop=True)),
+        (asynchronous(4), bounded_lag(1, "drop")),
+        (asynchronous(4), bounded_lag(1, "recycle")),
+        (asynchronous(4, interruptible=False), bounded_lag(1, "recycle")),
         (asynchronous(4, interruptible=False), oldest_finished_first()),
         (partial_rollout(), oldest_finished_first()),
     ],
@@ -343,5 +347,6 @@ def test_the_twins_are_interrupted_and_drop_groups_where_they_should() -> None:
 
     assert ev.Interrupt in kinds(asynchronous(4), oldest_finished_first())
     assert ev.Interrupt in kinds(partial_rollout(), oldest_finished_first())
-    assert ev.Drop in kinds(asynchronous(4), bounded_lag(1, drop=True))
+    assert ev.Drop in kinds(asynchronous(4), bounded_lag(1, "drop"))
+    assert ev.Drop in kinds(asynchronous(4), bounded_lag(1, "recycle"))
     assert ev.Interrupt not in kinds(synchronous(), oldest_finished_first())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from itertools import permutations
+from itertools import pairwise, permutations
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ from areal_lab.runlog.intervals import student_t
 from simulator.stats.statistics import (
     ModelError,
     estimate,
+    log_estimate,
     model_error,
     prediction,
     with_model_error,
@@ -98,18 +99,57 @@ def test_units_do_not_matter_and_the_value_is_inside(
 SEEDS = st.lists(st.floats(0.5, 2), min_size=2, max_size=6)
 
 
-@given(SEEDS, st.floats(0, 1), st.integers(1, 30))
-def test_a_shown_interval_contains_that_of_the_seeds_and_of_the_model(
-    values: list[float], spread: float, groups: int
+@given(SEEDS, st.floats(0, 1), st.integers(1, 30), st.floats(1e-3, 1e3))
+def test_a_shown_interval_is_a_factor_either_way(
+    values: list[float], spread: float, groups: int, unit: float
 ) -> None:
     error = ModelError(spread=spread, groups=groups)
-    found, seeds = prediction(values, error), estimate(values)
-    assert found.low <= max(0.0, seeds.low)
-    assert found.high >= seeds.high
-    both = with_model_error(values, error)
-    assert found.low <= both.low <= both.high <= found.high
-    assert found.value == pytest.approx(seeds.mean)
-    assert 0 <= found.low <= found.value <= found.high
+    found = prediction(values, error)
+    assert 0 < found.low <= found.value <= found.high < math.inf
+    assert found.value == pytest.approx(estimate(values).mean)
+    assert found.high / found.value == pytest.approx(found.value / found.low)
+    assert found.factor == pytest.approx(found.high / found.value)
+    scaled = prediction([unit * value for value in values], error)
+    assert scaled.low == pytest.approx(unit * found.low)
+    assert scaled.high == pytest.approx(unit * found.high)
+    assert scaled.factor == pytest.approx(found.factor)
+
+
+@given(SEEDS)
+def test_the_interval_of_noisy_seeds_has_a_low_end_above_0(values: list[float]) -> None:
+    found, seeds = log_estimate(values), estimate(values)
+    assert 0 < found.low <= found.mean <= found.high
+    assert found.mean == pytest.approx(seeds.mean)
+
+
+def test_a_small_spread_of_the_seeds_gives_the_same_interval_with_and_without_logarithms() -> None:
+    values = [100.0, 101.0, 99.5, 100.4]
+    assert log_estimate(values).low == pytest.approx(estimate(values).low, rel=1e-3)
+    assert log_estimate(values).high == pytest.approx(estimate(values).high, rel=1e-3)
+    assert (log_estimate([3.0]).low, log_estimate([3.0]).high) == (0.0, math.inf)
+
+
+def test_two_noisy_seeds_leave_an_answer() -> None:
+    """The interval over these two seeds alone is from below 0 to twice the mean."""
+    values = [1.9, 2.32]
+    assert estimate(values).low < 0
+    found = prediction(values, ModelError(spread=0.16, groups=6))
+    assert found.low > 1.3
+    assert found.high < 3.4
+
+
+@pytest.mark.parametrize("noise", [0.02, 0.1, 0.3])
+@pytest.mark.parametrize(("spread", "groups"), [(0.0, 5), (0.05, 3), (0.2, 6)])
+def test_more_seeds_do_not_widen_the_interval_on_average(
+    noise: float, spread: float, groups: int
+) -> None:
+    random, error, trials = np.random.default_rng(3), ModelError(spread=spread, groups=groups), 1500
+    widths = []
+    for seeds in (2, 3, 5, 9):
+        drawn = np.exp(random.normal(0, noise, (trials, seeds))).tolist()
+        widths.append(np.mean([math.log(prediction(one, error).factor) for one in drawn]))
+    for fewer, more in pairwise(widths):
+        assert more <= fewer * 1.01
 
 
 @given(st.floats(0.5, 2), st.floats(0, 1), st.floats(0.01, 1), st.integers(1, 30))
