@@ -1,3 +1,5 @@
+import re
+
 import verifiers.v1 as vf
 
 from sums_v1.servers.tool import SumsToolset
@@ -16,17 +18,15 @@ class SumsTask(vf.Task[SumsData, vf.State, SumsTaskConfig]):
     def toolsets(cls, config: SumsTaskConfig) -> list[vf.Toolset]:
         return [SumsToolset(config.tools)]
 
-    @vf.reward(weight=1.0)
-    async def long_enough(self, trace: vf.Trace) -> float:
-        """Differs between the samples of a model that says anything."""
-        return float(trace.num_output_tokens % 2)
-
-    @vf.reward(weight=1.0)
-    async def fails(self, trace: vf.Trace) -> float:
-        del trace
+    @vf.reward(weight=0.75)
+    async def right(self, trace: vf.Trace) -> float:
         if self.data.answer == "fails":
             raise RuntimeError("the judge does not answer")
-        return 0.0
+        return float(self.data.answer in re.findall(r"\d+", trace.last_reply))
+
+    @vf.reward(weight=0.25)
+    async def called(self, trace: vf.Trace) -> float:
+        return float(any(message.tool_calls for message in trace.assistant_messages))
 
 
 class SumsConfig(vf.TasksetConfig):
