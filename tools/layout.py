@@ -29,8 +29,12 @@ PACKAGES: Final = (*WORLDS, "tools", "benchmarks", "reproductions")
 INDEXES: Final = {Path("areal_lab"), Path("areal_lab/functional"), Path("simulator")}
 """The only packages that re-export names."""
 LAUNCH: Final = Path("areal_lab/engines/launch")
-IN_ENGINES: Final = {LAUNCH / "sglang_shim", LAUNCH / "vllm_extension"}
-"""Folders on the path of an engine's process; `areal_lab` does not import them."""
+OTHER_PYTHONS: Final = {
+    LAUNCH / "sglang_shim",
+    LAUNCH / "vllm_extension",
+    Path("areal_lab/data/runners/standards"),
+}
+"""Folders of processes with another Python; `areal_lab` does not import them."""
 MOST_MODULES: Final = 30
 GROWTH: Final = 1.03
 GROWTH_LINES: Final = 100
@@ -96,7 +100,7 @@ def misplaced(files: Sequence[Path], root: Path = ROOT) -> list[str]:
             for name in names
             if name == room.name or ("_" in name and name.split("_")[0] in repeated)
         ]
-        if room in IN_ENGINES or any(above in IN_ENGINES for above in room.parents):
+        if room in OTHER_PYTHONS or any(above in OTHER_PYTHONS for above in room.parents):
             continue
         init = root / room / "__init__.py"
         tree = ast.parse(init.read_text(encoding="utf-8") if init.exists() else "")

@@ -8,7 +8,9 @@ Anthropic.
 
 The user writes only the function. It runs on the event loop (`inline`), or in a separate process
 that is killed after a timeout (`subprocess`). However it ends, its sample has an outcome, and its
-running requests are aborted. For programs that the run does not start, see `hosting.online`.
+running requests are aborted. With `environment`, an environment of another library takes the place
+of the function, in a process of that environment's Python (`hosting.runner`). For programs that the
+run does not start, see `hosting.online`.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Literal, NoReturn
+from typing import Any, Final, Literal, NoReturn, get_args
 
 from areal_lab.agents.gateway.errors import ApiError
 from areal_lab.agents.gateway.server import base_url, bind, served
@@ -37,12 +39,14 @@ from areal_lab.agents.hosting.conversations import (
     episode_of,
     run_limits,
 )
+from areal_lab.agents.hosting.runner import Runners
 from areal_lab.agents.process import agent_function
 from areal_lab.agents.workflow import Episode, WorkflowEngine
+from areal_lab.config.sections import EnvironmentConfig
 from areal_lab.rewards.service import RewardOutcome, RewardService
 from areal_lab.rewards.worker import reward_of
 
-Mode = Literal["inline", "subprocess"]
+Mode = Literal["inline", "subprocess", "environment"]
 _THREADS: Final = 1024
 """Threads of the loop's default executor; each starts when it is needed."""
 FUNCTION: Final = "areal_lab.agents.process:AgentFunction"
@@ -57,8 +61,9 @@ class Agent:
     Args:
         fn: `module:function` of `data`, sync or async, that returns the reward. `data` has the
             problem's fields, and `base_url` and `api_key` of the sample.
-        mode: `inline` or `subprocess`. `subprocess` also sets OPENAI_BASE_URL, OPENAI_API_KEY and
-            those of Anthropic, for programs that read them.
+        environment: with `environment`, its settings, in place of `fn`, `workers` and `timeout_s`.
+        mode: `inline`, `subprocess` or `environment`. `subprocess` also sets OPENAI_BASE_URL,
+            OPENAI_API_KEY and those of Anthropic, for programs that read them.
         workers: number of processes (concurrent samples), with `subprocess`.
         timeout_s: time limit of a sample.
         requests: concurrent calls of all samples; one more is refused with 429.
@@ -79,7 +84,8 @@ class Agent:
     def __init__(
         self,
         *,
-        fn: str,
+        fn: str = "",
+        environment: EnvironmentConfig | None = None,
         mode: Mode = "inline",
         workers: int = 4,
         timeout_s: float = 3600.0,
@@ -91,8 +97,12 @@ class Agent:
         template: str = "",
         describe_tools: bool = True,
     ) -> None:
-        if mode not in ("inline", "subprocess"):
-            raise ValueError(f"mode is {mode!r}, but must be inline, subprocess or online")
+        if mode not in get_args(Mode):
+            raise ValueError(f"mode is {mode!r}, but must be {', '.join(get_args(Mode))} or online")
+        if (mode == "environment") != (environment is not None):
+            raise ValueError("mode environment and dataset.type=environment need each other")
+        if environment is None and not fn:
+            raise ValueError("fn is empty, but must be module:function")
         if not timeout_s > 0:
             raise ValueError(f"timeout_s is {timeout_s}, but must be > 0 (seconds)")
         if workers < 1:
@@ -112,6 +122,7 @@ class Agent:
         )
         self._fn = fn
         self._function: Callable[..., Any] | None = agent_function(fn) if mode == "inline" else None
+        self._environment = environment
         self._workers = workers
         self._timeout_s = timeout_s
         self._stack = AsyncExitStack()
@@ -134,7 +145,9 @@ class Agent:
         listener = bind()
         self._url = base_url(listener)
         self._gateway = await self._stack.enter_async_context(served(self._service, listener))
-        if self._function is None:
+        if self._environment is not None:
+            self._runners = await self._stack.enter_async_context(Runners(self._environment))
+        elif self._function is None:
             self._processes = await self._stack.enter_async_context(
                 RewardService(
                     FUNCTION,
@@ -158,8 +171,14 @@ class Agent:
         given = {**data, "base_url": f"{self._url}/v1", "api_key": key}
         rewards: Mapping[str, float] = {}
         outcome: RewardOutcome | None = None
+        cut_off = False
         try:
-            outcome, rewards = await self._reward(given)
+            if self._environment is None:
+                outcome, rewards = await self._reward(given)
+            else:
+                address = f"{self._url}/key/{key}/v1"
+                played = await self._runners.run(str(data.get("task")), address)
+                outcome, cut_off = played.outcome, played.truncated
             for reply, reward in rewards.items():
                 call, _, index = reply.partition("/")
                 number = int(index) if index.isdecimal() else None
@@ -183,7 +202,8 @@ class Agent:
             detail = "the agent returned a reward, but asked the model for nothing"
             outcome = RewardOutcome("error", math.nan, detail=detail)
         of_turns = outcome.status == "ok" and (bool(rewards) or discount < 1)
-        return episode_of(conversation, outcome, of_turns=of_turns)
+        episode = episode_of(conversation, outcome, of_turns=of_turns)
+        return replace(episode, end="turns") if cut_off and episode.end == "stop" else episode
 
     async def _reward(self, data: Mapping[str, Any]) -> tuple[RewardOutcome, Mapping[str, float]]:
         """Return the agent's reward, and rewards of single replies by their ids."""

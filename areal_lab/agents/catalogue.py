@@ -33,6 +33,13 @@ def _agent(*, mode: str = "inline", **keywords: Any) -> Workflow:
         _check_keywords("agent with mode online", Online, keywords)
         return Online(**keywords)
     _check_keywords(f"agent with mode {mode}", Agent, keywords)
+    if mode == "environment":
+        for name in ("fn", "workers", "timeout_s"):
+            if name in keywords:
+                raise ValueError(
+                    f"agent with mode environment has no keyword {name!r}; environment.name, "
+                    "environment.workers and environment.timeout_s replace it"
+                )
     return Agent(mode=mode, **keywords)  # type: ignore[arg-type]  # which it checks
 
 

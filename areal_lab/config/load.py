@@ -50,6 +50,7 @@ ALIASES = {
     "rollout.eta": "rollout.max_head_offpolicyness",
     "rollout.max_staleness": "rollout.max_head_offpolicyness",
     "rollout.staleness_limit": "rollout.max_head_offpolicyness",
+    "environment": "environment.name",
     "rollout.drop_late": "rollout.on_late",
     "train_dataset.path": "dataset.path",
     "train_dataset.type": "dataset.type",

@@ -30,6 +30,7 @@ from areal_lab.config.sections import (
     CheckpointConfig,
     ClusterConfig,
     DynamicSamplingConfig,
+    EnvironmentConfig,
     ReadsDropLate,
     ScalingConfig,
     SchedulerConfig,
@@ -62,6 +63,7 @@ SourceName = Literal[
     "reasoning_gym",
     "numbered",
     "rendered_sums",
+    "environment",
 ]
 
 
@@ -81,7 +83,8 @@ class DatasetConfig(Record):
     (docs/evaluate.md). `reasoning_gym` generates problems of `tasks`. `numbered` sets the field
     `seed`, for environments that generate a problem from a seed, and needs `prompt_template`
     (docs/agents.md). `rendered_sums` draws `7 5` as a picture and asks for `12`, for `Reader-574K`
-    (docs/vision.md)."""
+    (docs/vision.md). `environment` takes the tasks of `environment`, and its samples and rewards
+    with `rollout.workflow={name: agent, mode: environment}` (docs/environments.md)."""
     path: str = ""
     """File of rows (`type=jsonl` and the benchmarks): JSON lines, a JSON list, CSV, TSV, Parquet or
     Arrow, also compressed; a folder of shards or of `save_to_disk`; or a pattern (`train-*.jsonl`).
@@ -546,6 +549,7 @@ class TrainConfig(Record):
     teacher: TeacherConfig = Field(default_factory=TeacherConfig)
     reward: RewardConfig = Field(default_factory=RewardConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
+    environment: EnvironmentConfig = Field(default_factory=EnvironmentConfig)
     run_dir: FolderPath = "runs"
     """Parent folder of run folders, which are named by experiment and start time."""
     scheduler: SchedulerConfig = Field(default_factory=SchedulerConfig)

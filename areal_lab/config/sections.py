@@ -262,6 +262,28 @@ class BoundedDriftConfig(Record):
         return DriftBound(**self.model_dump())
 
 
+class EnvironmentConfig(Record):
+    """Environment of another library, in its own Python (`dataset.type=environment`,
+    docs/environments.md).
+    """
+
+    name: str = ""
+    """Name of the environment in its library; short form: `environment=NAME`."""
+    standard: str = "verifiers"
+    """Library of the environment: `verifiers`, or a file with a class `Standard`."""
+    python: str = ""
+    """Python of the environment, 3.11 or newer, such as `envs/NAME/bin/python`; it needs the
+    library and the environment, and nothing of this package."""
+    args: dict[str, Any] = Field(default_factory=dict[str, Any])
+    """Settings of the environment, such as `{num_tasks: 500}`."""
+    workers: Count = 1
+    """Processes of the environment; each runs many samples at once."""
+    timeout_s: Positive = 600.0
+    """Timeout of a sample, which then has no reward."""
+    max_turns: Whole = 0
+    """Maximum calls of the model in a sample; 0 leaves it to the environment."""
+
+
 class AlarmsConfig(Record):
     """Alarms on the metrics of a run; they never change or end it."""
 

@@ -141,6 +141,11 @@ def _arithmetic(dataset: DatasetConfig, seed: int) -> ProblemSet:
     )
 
 
+def _of_environment(dataset: DatasetConfig, seed: int) -> ProblemSet:
+    del dataset, seed
+    raise ValueError("dataset.type=environment needs the settings of `environment` (run_problems)")
+
+
 def _numbered(dataset: DatasetConfig, seed: int) -> ProblemSet:
     del seed  # each problem has its own
     return numbered_problems(
@@ -169,6 +174,7 @@ _GENERATED: Final[Mapping[str, Callable[[DatasetConfig, int], ProblemSet]]] = {
     "sorting": lambda dataset, seed: sorted_digits(
         digits=dataset.digits, eval_size=dataset.eval_size, seed=seed
     ),
+    "environment": _of_environment,
     "numbered": _numbered,
     "rendered_sums": lambda dataset, seed: rendered_sums(
         size=dataset.size, eval_size=dataset.eval_size, seed=seed

@@ -123,10 +123,7 @@ class Child:
 
     async def died(self) -> ChildDied:
         """Wait until the process exits, and return an error that describes how."""
-        code = await self.process.wait()
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
-        if code == -signal.SIGKILL:
-            how += " (the kernel does so when memory runs out)"
+        how = exit_text(await self.process.wait())
         return ChildDied(
             f"{self.name} (process {self.pid}) {how}; the last lines of {self.log_path}:\n"
             f"{last_lines(self.log_path)}"
@@ -158,6 +155,17 @@ class Child:
             os.killpg(self.pid, number)
         except ProcessLookupError:
             pass
+
+
+def exit_text(code: int) -> str:
+    """How a process ended, for messages.
+
+    >>> exit_text(3)
+    'exited with 3'
+    """
+    if code == -signal.SIGKILL:
+        return "was killed by SIGKILL (the kernel does so when memory runs out)"
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
 
 
 async def start_child(

@@ -103,7 +103,16 @@ def workflow_of(config: TrainConfig) -> Workflow | None:
         ConfigError: with one problem.
     """
     try:
-        return make_workflow(config.rollout.workflow, sandbox=config.reward.sandbox)
+        setting = config.rollout.workflow
+        if (setting.get("name"), setting.get("mode")) == ("agent", "environment"):
+            if config.dataset.type != "environment":
+                raise ValueError("mode is environment, which needs dataset.type=environment")
+            setting = {**setting, "environment": config.environment}
+        elif config.dataset.type == "environment":
+            raise ValueError(
+                "dataset.type is environment, which needs {name: agent, mode: environment}"
+            )
+        return make_workflow(setting, sandbox=config.reward.sandbox)
     except NoSandbox as error:
         raise refusal("reward.sandbox", f"reward.{error}", Kind.MACHINE) from error
     except Exception as error:  # of the user's class

@@ -12,6 +12,7 @@ from areal_lab.agents.template import ChatTemplate, load_template
 from areal_lab.config.schema import TrainConfig
 from areal_lab.data.jsonl import Message, Render
 from areal_lab.data.problems import Problem, ProblemSet
+from areal_lab.data.runners.tasks import environment_problems
 from areal_lab.data.sources import given_list, given_problems, load_problems
 from areal_lab.models.locate import resolve_model_path
 
@@ -27,6 +28,9 @@ def run_problems(config: TrainConfig, given: object = None) -> ProblemSet:
         ValueError: in one line.
     """
     render = renderer(config.actor.path)
+    if given is None and config.dataset.type == "environment":
+        size = config.dataset.eval_size
+        return environment_problems(config.environment, eval_size=size, seed=config.seed)
     if given is None:
         return load_problems(config.dataset, seed=config.seed, render=render)
     return given_problems(given, config.dataset, seed=config.seed, render=render)

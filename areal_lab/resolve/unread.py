@@ -29,6 +29,7 @@ SOURCES: Final[Mapping[str, tuple[str, ...]]] = {
     "chain": ("size", "depth", "few_shot", "eval_size"),
     "numbered": ("size", "prompt_template", "eval_size"),
     "rendered_sums": ("size", "eval_size"),
+    "environment": ("eval_size",),
     "reasoning_gym": ("tasks", "size", "prompt_template", "eval_size"),
     "jsonl": (*_FILE, "prompt_field", "answer_field", "image_field", "image_folder"),
     **dict.fromkeys(get_args(BenchmarkName), _FILE),
@@ -81,6 +82,14 @@ def _by_type(kind: str, *names: str) -> Condition:
     return Condition(
         names, lambda config: config.scheduler.type == kind, f"without scheduler.type={kind}"
     )
+
+
+_OF_ENVIRONMENTS: Final = Condition(
+    ("environment.",),
+    lambda config: config.dataset.type == "environment",
+    lambda _: "without dataset.type=environment; set it, or leave it out",
+    True,
+)
 
 
 def _of_sink(sink: str) -> Condition:
@@ -173,6 +182,7 @@ TRAIN: Final = ReadSettings(
     ),
     conditions=(
         *_OF_SOURCES,
+        _OF_ENVIRONMENTS,
         *_of_any_training(
             "without save_every_steps: only the last step is saved",
             lambda config: config.save_every_steps,
@@ -449,9 +459,11 @@ EVAL: Final = ReadSettings(
         _never("on areal-lab eval; use --limit", "evaluation.max_problems"),
         _never("on areal-lab eval; use --k", "evaluation.pass_at"),
         *_OF_SOURCES,
+        _OF_ENVIRONMENTS,
         _only(
             (
                 *(*_ENGINES, "seed", "dataset.", "gconfig.n_samples", "evaluation.", "reward.fn"),
+                "environment.",
                 *("reward.kwargs", "reward.weights", "reward.sandbox", "reward.timeout_s"),
                 "reward.workers",
             ),

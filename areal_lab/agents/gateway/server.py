@@ -12,7 +12,9 @@ The HTTP interface of the gateway.
     | /health                                  | none    |
 
 Each also under /v1. The names of the lower half are AReaL's. A key is sent as `Authorization:
-Bearer KEY` or `x-api-key: KEY`; query strings and unknown fields are ignored.
+Bearer KEY` or `x-api-key: KEY`, or is part of the path, `/key/KEY/v1/chat/completions`, for clients
+whose address alone can differ from sample to sample; then headers do not count. Query strings and
+unknown fields are ignored.
 """
 
 from __future__ import annotations
@@ -139,9 +141,13 @@ _MOST_TASK_ID = 256
 """Maximum characters of a task's id."""
 
 
+_KEY_OF_PATH: Final = "areal_lab_key"
+"""Entry of a request's scope."""
+
+
 class _WithoutVersion:
-    """Strip `/v1` from the beginning of paths: clients configure base URLs with it, without it, or
-    with one too many.
+    """Strip `/key/KEY` and `/v1` from the beginning of paths: clients configure base URLs with the
+    version, without it, or with one too many.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -150,6 +156,10 @@ class _WithoutVersion:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             path = scope["path"]
+            if path.startswith("/key/"):
+                # Errors repeat the path that is left.
+                scope[_KEY_OF_PATH], _, path = path.removeprefix("/key/").partition("/")
+                path = f"/{path}"
             while path.startswith("/v1/"):
                 path = path[3:]
             # In place: code outside that handles failures has to see the change, too.
@@ -335,7 +345,9 @@ def _sessions(service: Service) -> list[Route]:
 
 
 def _keys(request: Request) -> list[str]:
-    """Keys of a request, from either header."""
+    """Keys of a request, from its path, else from either header."""
+    if _KEY_OF_PATH in request.scope:
+        return [key for key in [request.scope[_KEY_OF_PATH]] if key]
     found = []
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":

@@ -75,7 +75,7 @@ def test_an_online_workflow_that_cannot_be_made_is_refused(
 def test_other_modes_have_no_address() -> None:
     with pytest.raises(ValueError, match="agent with mode inline has no keyword 'port'"):
         make_workflow({"name": "agent", "fn": "os.path:join", "port": 1})
-    with pytest.raises(ValueError, match="mode is 'remote', but must be inline, subprocess or on"):
+    with pytest.raises(ValueError, match="mode is 'remote', but must be inline, subprocess, en"):
         make_workflow({"name": "agent", "fn": "os.path:join", "mode": "remote"})
 
 
