@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from areal_lab.agents.catalogue import make_workflow
 from areal_lab.config.load import load_config
 from areal_lab.config.schema import TrainConfig
 from areal_lab.config.shipped import CONFIGS
 from areal_lab.pipeline.train import resume_run
 from areal_lab.resolve.allocation import layout_of
+from areal_lab.resolve.functions import workflow_of
 from areal_lab.resolve.limits import usable_context
 from areal_lab.resolve.resolved import resolve
 from areal_lab.runlog.chrome_trace import chrome_trace
 from areal_lab.runlog.file import read_log_file
 from areal_lab.runlog.read_run import read_run
 from benchmarks.tiny_model import write_tiny_model
+from tests.agents.hosting.test_runner import STANDARD
 from tests.pipeline.agent_runs import AGENT, STOPS, TEMPLATE, TOOL, config_of_agents, play
 from tests.pipeline.rewards import even_digits
 from tests.pipeline.tiny_run import (
@@ -32,6 +34,12 @@ from tests.pipeline.tiny_run import (
     trained_samples,
 )
 
+ENVIRONMENT = (
+    *("environment=own", f"environment.standard={STANDARD}"),
+    *(f"environment.python={sys.executable}", "rollout.workflow.tool_call_parser=none"),
+    "gconfig.max_new_tokens=32",
+)
+"""In place of the one that has to be named."""
 WORKFLOW = (
     "rollout.workflow={name: multi_turn, max_turns: 3, turn_discount: 0.5, feedback: ' = 9 = '}"
 )
@@ -183,6 +191,7 @@ def tiny(name: str, folder: Path) -> TrainConfig:
             *("dataset.few_shot=1", "dataset.tool_examples=T", "dataset.batch_size=2"),
             *("total_train_steps=2", "gconfig.n_samples=4", "evaluation.max_problems=4"),
             *("rollout.threads=1", "actor.threads=1", "alarms.off=[equal_rewards]"),
+            *(ENVIRONMENT if name == "verifiers" else ()),
         ],
     )
 
@@ -191,7 +200,7 @@ def tiny(name: str, folder: Path) -> TrainConfig:
 def test_a_shipped_config_of_turns_can_run(name: str, tmp_path: Path) -> None:
     config = tiny(name, tmp_path)
     problems = resolve(config).problems.train
-    assert make_workflow(config.rollout.workflow) is not None
+    assert workflow_of(config) is not None
     if name in CALLS:
         assert CALLS[name] in problems[0].prompt, "its examples call the tool as the model has to"
 
