@@ -21,6 +21,21 @@ _PROGRAM: Final = Path(__file__).with_name("programs") / "use_openai_completions
 _PROMPTS: Final = ("Question: 12 + 30\nAnswer:", "one two")
 
 
+def check_equal(found: Any, expected: Any) -> None:
+    """Equal but for the last digits of log-probs, which depend on the batch of the engine."""
+    if isinstance(expected, float):
+        assert found == pytest.approx(expected, abs=1e-4)
+    elif isinstance(expected, dict):
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            check_equal(found[name], value)
+    elif isinstance(expected, list):
+        for one, other in zip(found, expected, strict=True):
+            check_equal(one, other)
+    else:
+        assert found == expected
+
+
 def test_log_probs_are_those_of_the_model_streamed_or_not(model: Path, tmp_path: Path) -> None:
     async def scenario() -> dict[str, Any]:
         async with serving(plan_of(model, "rollout.dtype=float32")) as (_, _, client):
@@ -35,9 +50,9 @@ def test_log_probs_are_those_of_the_model_streamed_or_not(model: Path, tmp_path:
 
     found, plain = asyncio.run(scenario()), Plain(model)
     whole, streamed = found["completion"]
-    assert streamed == whole
+    check_equal(streamed, whole)
     for prompt, choice in zip(_PROMPTS, whole, strict=True):
         plain.check(choice, list(plain.codec.encode(prompt)), echo=True, top=3)
     whole, streamed = found["chat"]
-    assert streamed == whole
+    check_equal(streamed, whole)
     assert [len(each["top_logprobs"]) for each in whole] == [3] * len(whole) != []
