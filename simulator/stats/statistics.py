@@ -246,9 +246,10 @@ def with_model_error(
 def prediction(values: Sequence[float], error: ModelError, *, share: float = SHARE) -> Prediction:
     """The mean of `values` with the interval that is shown: a factor either way.
 
-    It is `with_model_error`, or that over the seeds alone if that is wider: a small error of the
-    model adds degrees of freedom to few noisy seeds, but makes them no surer. One value has the
-    interval of the model's error alone, for the seeds' is unknown.
+    The half-widths over the seeds alone and of the model alone are added in quadrature, as
+    logarithms. So it grows with both, which `with_model_error` does not: there, a small error of
+    the model adds degrees of freedom to few noisy seeds. One value has the interval of the model's
+    error alone, for the seeds' is unknown.
 
     Args:
         values: the predicted number of each seed, all > 0.
@@ -256,6 +257,8 @@ def prediction(values: Sequence[float], error: ModelError, *, share: float = SHA
         share: of measured values that the interval should contain.
     """
     several = list(values) * 2 if len(values) == 1 else values
-    found = with_model_error(several, error, share=share)
     seeds = with_model_error(several, ModelError(spread=0.0, groups=1), share=share)
-    return max(found, seeds, key=lambda one: one.high)
+    model = with_model_error([1.0, 1.0], error, share=share)
+    half = math.hypot(math.log(seeds.factor), math.log(model.factor))
+    mean = seeds.value
+    return Prediction(value=mean, low=mean * math.exp(-half), high=mean * math.exp(half))
