@@ -85,7 +85,7 @@ class Call:
     keep: bool = False
     """True if a later call may continue this one."""
     instruction: str = ""
-    """What the model is told besides, at the end of the first system message."""
+    """Text at the end of the first system message, which the client did not send as a message."""
     user: str = ""
     """Name of the client's own user, if it gives one."""
     notes: tuple[str, ...] = ()
@@ -154,8 +154,8 @@ def prompt(call: Call) -> ChatRequest:
     if call.instruction:
         # Many templates permit one system message only, and only as the first.
         first = messages[:1] if messages and messages[0].role == "system" else ()
-        told = "\n\n".join([*(each.content for each in first if each.content), call.instruction])
-        messages = (Message(role="system", content=told), *messages[len(first) :])
+        text = "\n\n".join([*(each.content for each in first if each.content), call.instruction])
+        messages = (Message(role="system", content=text), *messages[len(first) :])
     return replace(call.request, messages=messages)
 
 

@@ -398,12 +398,7 @@ def json_form(body: Body) -> JsonForm:
 
     Grammars would change the distribution that training assumes, so a schema is text for the model.
     """
-    for name, found in (
-        ("response_format", body.get("response_format")),
-        ("text.format", _member(body.get("text"), "format")),
-        ("output_format", body.get("output_format")),
-        ("output_config.format", _member(body.get("output_config"), "format")),
-    ):
+    for name, found in _formats(body).items():
         kind = _member(found, "type")
         nested = _member(found, "json_schema")  # the other protocols do not nest it
         schema = _member(found if nested is None else nested, "schema")
@@ -419,6 +414,16 @@ def json_form(body: Body) -> JsonForm:
         if schema:
             return _of_schema(schema, name)
     return _ANY
+
+
+def _formats(body: Body) -> dict[str, Any]:
+    """Formats of the reply, by field."""
+    return {
+        "response_format": body.get("response_format"),
+        "text.format": _member(body.get("text"), "format"),
+        "output_format": body.get("output_format"),
+        "output_config.format": _member(body.get("output_config"), "format"),
+    }
 
 
 def _of_schema(schema: object, name: str) -> JsonForm:
@@ -445,15 +450,22 @@ def sampling_notes(body: Body, choice: Choice, form: JsonForm = _ANY) -> tuple[s
     Args:
         body: body of the request.
         choice: its setting of tool calls.
-        form: what the model is told about the form of its reply.
+        form: what its prompt says about the form of the reply.
     """
     notes = [
         f"{name} is ignored"
         for name, default in _IGNORED_SAMPLING.items()
         if body.get(name) not in (None, default) and name != form.field
     ]
+    notes += [
+        f"{name} is ignored"
+        for name, found in _formats(body).items()
+        if found
+        and _member(found, "type") != "text"
+        and name not in (form.field, "response_format")
+    ]
     if form.field:
-        notes.append(f"{form.field} is not enforced: the model is told the form of its reply")
+        notes.append(f"{form.field} is not enforced: the prompt describes the form of the reply")
     if choice.kind in ("required", "named"):
         notes.append(f"tool_choice {choice.kind} is not enforced")
     return tuple(notes)

@@ -73,7 +73,6 @@ def parse(body: Body) -> Call:
         notes=(
             *reading.sampling_notes(body, choice, form),
             *notes,
-            *_format_notes(body, form),
             *reading.unknown_note(body, _KNOWN),
         ),
         echo={
@@ -81,13 +80,6 @@ def parse(body: Body) -> Call:
             for name, default in _ECHO.items()
         },
     )
-
-
-def _format_notes(body: Body, form: reading.JsonForm) -> tuple[str, ...]:
-    asked = body.get("text")
-    found = asked.get("format") if isinstance(asked, dict) else None
-    free = found in (None, {}) or (isinstance(found, dict) and found.get("type") == "text")
-    return () if free or form.field else ("text.format is ignored",)
 
 
 def reply(call: Call, answer: Answer) -> dict[str, Any]:

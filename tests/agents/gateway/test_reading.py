@@ -260,10 +260,26 @@ def test_a_schema_reaches_the_model_and_a_note_says_that_it_is_not_enforced(
     assert form == (told, field)
     notes = reading.sampling_notes(body, reading.Choice("auto"), form)
     if field:
-        assert f"{field} is not enforced: the model is told the form of its reply" in notes
+        assert f"{field} is not enforced: the prompt describes the form of the reply" in notes
         assert f"{field} is ignored" not in notes
     else:
         assert not any("enforced" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"output_format": {"type": "grammar"}},
+        {"output_config": {"format": {"type": "grammar"}}},
+        {"text": {"format": {"type": "grammar"}}},
+    ],
+)
+def test_a_form_that_is_not_served_is_never_ignored_silently(body: dict[str, Any]) -> None:
+    """Also if another field has a schema."""
+    for more in ({}, {"response_format": {"type": "json_object"}}):
+        given = {**body, **more}
+        notes = reading.sampling_notes(given, reading.Choice("auto"), reading.json_form(given))
+        assert sum(note.endswith("format is ignored") for note in notes) == 1
 
 
 def test_a_schema_that_is_none_is_refused() -> None:
