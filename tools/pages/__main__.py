@@ -8,12 +8,21 @@ from __future__ import annotations
 
 import argparse
 
-from tools.pages import environments, hardware, kernels, losses, metrics, settings, simulator
+from tools.pages import (
+    environments,
+    hardware,
+    imports,
+    kernels,
+    losses,
+    metrics,
+    settings,
+    simulator,
+)
 
 parser = argparse.ArgumentParser(prog="python -m tools.pages", description="Rewrite the pages.")
 parser.add_argument("--picture", action="store_true", help="also draw the simulator's timeline")
 arguments = parser.parse_args()
-for module in (settings, losses, metrics, simulator, hardware, kernels, environments):
+for module in (settings, losses, metrics, simulator, hardware, kernels, environments, imports):
     module.PAGE.write_text(module.page(), encoding="utf-8")
 if arguments.picture:
     simulator.draw_picture()
