@@ -281,7 +281,11 @@ def _of_datasets(data: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _of_arrow(table: Any) -> Iterator[Mapping[str, Any]]:
-    """Rows of a table or a batch; numbers of 32 or 16 bits keep their printed form."""
+    """Rows of a table or a batch; numbers of 32 or 16 bits keep their printed form.
+
+    Arrow's JSON is read as values: `datasets` 4.7 and newer use it for objects whose fields differ
+    from row to row.
+    """
     table.validate(full=True)  # a damaged file would crash the process: Arrow trusts its offsets
     _check_names(table.schema.names, "the table")
     converts = {
@@ -296,10 +300,17 @@ def _of_arrow(table: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _narrow(kind: Any) -> Callable[[Any], Any] | None:
-    """Conversion of an Arrow type that keeps the printed form of floats; None if none is needed."""
+    """Conversion of an Arrow type that keeps the printed form of floats, and reads JSON.
+
+    None if none is needed.
+    """
     import numpy
     from pyarrow import types
 
+    if getattr(kind, "extension_name", "") == "arrow.json":
+        return lambda text: (
+            None if text is None else _parsed("its JSON", f'{{"value": {text}}}')["value"]
+        )
     if types.is_float32(kind) or types.is_float16(kind):
         form: Any = numpy.float32 if types.is_float32(kind) else numpy.float16
         return lambda value: None if value is None else _plain(form(value))

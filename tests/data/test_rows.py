@@ -204,6 +204,34 @@ def test_a_value_of_an_object_that_would_change_is_refused_with_its_row(tmp_path
             assert "'answer'" in said
 
 
+def test_json_in_a_table_is_read_as_values(tmp_path: Path) -> None:
+    # `datasets` makes such columns of objects whose fields differ from row to row.
+    kind = datasets.Json()
+    features = datasets.Features(
+        {
+            "info": kind,
+            "many": datasets.List(kind),
+            "in": {"side": kind, "x": datasets.Value("float32")},
+        }
+    )
+    rows = [
+        {"info": {"answer": "007", "n": 1}, "many": [{"a": 1}, "b"], "in": {"side": [], "x": 1.5}},
+        {"info": {"answer": ["7", 2.5]}, "many": [], "in": {"side": None, "x": 0.5}},
+    ]
+    data = datasets.Dataset.from_list(rows, features=features)
+    data.to_parquet(str(tmp_path / "a.parquet"))
+    data.save_to_disk(str(tmp_path / "saved"))
+    for source in (data, tmp_path / "a.parquet", tmp_path / "saved", data.to_iterable_dataset()):
+        assert [row for _, row in object_rows(source, "rows")] == rows
+    ((_, row), *_) = object_rows(data, "rows")
+    assert text_of(row, "", "info.answer") == "007"
+    for text in ("1e999", "{", '{"a": 1, "a": 2}'):
+        array = pa.ExtensionArray.from_storage(pa.json_(), pa.array([text]))
+        parquet.write_table(pa.table({"answer": array}), tmp_path / "a.parquet")
+        with pytest.raises(ValueError, match=r"a\.parquet cannot be read as parquet: .*its JSON"):
+            list(read_rows(tmp_path / "a.parquet"))
+
+
 def test_all_fields_that_are_text_follow_the_rule(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     for field in ("prompt", "response", "chosen", "rejected"):
