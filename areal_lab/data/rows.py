@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from os import PathLike
 from pathlib import Path
-from typing import Any, BinaryIO, Final, NamedTuple, TypeAlias, cast
+from typing import Any, BinaryIO, Final, NamedTuple, TypeAlias
 
 from areal_lab.host.durable import expanded
 
@@ -221,10 +221,10 @@ def _rows_of(  # noqa: PLR0911 - a line for each library
     if hasattr(data, "to_pylist") and hasattr(data, "schema"):  # of pyarrow
         return _of_arrow(data)
     if hasattr(data, "to_dicts") and hasattr(data, "columns"):  # of polars
-        return cast("Iterable[object]", data.to_dicts())
+        return _printed(data.to_dicts(), data.schema)
     if hasattr(data, "to_dict") and hasattr(data, "columns"):  # of pandas
         _check_names([*data.columns], name)
-        return cast("Iterable[object]", data.to_dict("records"))
+        return _printed(data.to_dict("records"), data.dtypes)
     if isinstance(data, Mapping):
         columns = [list(c) if hasattr(c, "dtype") else c for c in data.values()]
         if not columns or not all(isinstance(column, list | tuple) for column in columns):
@@ -270,10 +270,31 @@ def _plain(value: Any) -> Any:
     return number
 
 
+def _printed(rows: Iterable[dict[Any, Any]], kinds: Any) -> Iterator[object]:
+    """Rows of a frame; numbers of 32 or 16 bits keep their printed form."""
+    import numpy
+
+    widths: dict[str, Any] = {
+        "float32": numpy.float32, "float16": numpy.float16,
+        "float": numpy.float32, "halffloat": numpy.float16,  # Arrow's names
+    }  # fmt: skip
+    forms = {
+        name: widths[text]
+        for name, kind in kinds.items()
+        if (text := str(kind).lower().removesuffix("[pyarrow]")) in widths
+    }
+    for row in rows:
+        yield row | {
+            name: _plain(form(row[name]))
+            for name, form in forms.items()
+            if isinstance(row[name], float)
+        }
+
+
 def _of_datasets(data: Any) -> Iterator[Mapping[str, Any]]:
     if isinstance(data, dict):
         raise ValueError(f"the data set holds several splits ({', '.join(data)}); give one of them")
-    if not hasattr(data, "num_rows"):  # a stream
+    if not hasattr(data, "num_rows") and data.features is None:  # a stream of rows
         yield from data
         return
     for table in data.with_format("arrow").iter(batch_size=1000):

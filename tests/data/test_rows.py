@@ -198,10 +198,19 @@ def test_a_value_of_an_object_that_would_change_is_refused_with_its_row(tmp_path
         column = pa.array([value, value], kind)
         table = pa.table({"question": ["a", "b"], "answer": column})
         parquet.write_table(table, tmp_path / "a.parquet")
-        for data in (tmp_path / "a.parquet", table, datasets.Dataset(table)):
+        stored = datasets.Dataset(table)
+        for data in (tmp_path / "a.parquet", table, stored, stored.to_iterable_dataset()):
             said = refusal(data)
             assert "row 1 has " in said, said
             assert "'answer'" in said
+
+
+def test_a_narrow_number_of_a_frame_is_refused_as_that_of_a_table() -> None:
+    for kind in ("float32", "Float32", "float32[pyarrow]", "float16", "float16[pyarrow]"):
+        said = refusal(pd.DataFrame({"question": "a", "answer": pd.Series([0.1], dtype=kind)}))
+        assert "row 1 has the number 0.1 in 'answer'" in said
+        ((_, row),) = object_rows(pd.DataFrame({"answer": pd.Series([0.25], dtype=kind)}), "rows")
+        assert text_of(row, "", "answer") == "0.25"
 
 
 def test_json_in_a_table_is_read_as_values(tmp_path: Path) -> None:
