@@ -1,6 +1,6 @@
 """A real MCP server with good tools and bad ones.
 
-python mcp_server.py FOLDER    the tools write their process ids into files there
+python mcp_server.py FOLDER    `leaves_later` waits for a file there
 """
 
 from __future__ import annotations

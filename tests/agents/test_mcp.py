@@ -19,8 +19,10 @@ from areal_lab.agents.tool_use import ToolUse
 from areal_lab.agents.tools.box import ToolBox, ToolBroken, ToolResult
 from areal_lab.agents.tools.catalogue import make_tool
 from areal_lab.agents.tools.mcp import McpServers
+from areal_lab.engines.protocol import SamplingParams
 from areal_lab.rewards.service import RewardError
 from tests.agents.scripted import Scripted
+from tests.pipeline.tiny_run import do_run, tiny_config, trained_samples
 
 SERVER = str(Path(__file__).with_name("mcp_server.py"))
 
@@ -30,7 +32,19 @@ def command(tmp_path: Path) -> list[str]:
     return [sys.executable, SERVER, str(tmp_path)]
 
 
-Call = Callable[..., Awaitable[ToolResult]]
+class Call:
+    """Call tools of servers; the attribute `servers` is what is tested."""
+
+    def __init__(self, servers: McpServers, box: ToolBox) -> None:
+        self.servers = servers
+        self._box = box
+
+    async def __call__(self, name: str, **arguments: Any) -> ToolResult:
+        return await self._box.call(f"mcp_{name}", arguments)
+
+    async def process(self) -> list[int]:
+        """Ids of a server's process and of one that it has started."""
+        return [int(pid) for pid in (await self("process")).text.split()]
 
 
 def with_tools(body: Callable[[Call], Awaitable[Any]], **settings: Any) -> Any:
@@ -39,8 +53,7 @@ def with_tools(body: Callable[[Call], Awaitable[Any]], **settings: Any) -> Any:
     async def main() -> Any:
         servers = McpServers(**{"timeout_s": 300.0, **settings})
         try:
-            box = ToolBox(*await servers.open())
-            return await body(lambda name, **arguments: box.call(f"mcp_{name}", arguments))
+            return await body(Call(servers, ToolBox(*await servers.open())))
         finally:
             await servers.close()
 
@@ -87,57 +100,63 @@ def test_results_and_failures_are_texts(command: list[str]) -> None:
     assert [one.text for one in results[7:]] == [str(2 * n) for n in range(64)]
 
 
-def test_a_call_that_takes_too_long_leaves_the_server_running(command: list[str]) -> None:
-    async def body(call: Call) -> tuple[str, list[ToolResult], str]:
-        before = (await call("process")).text
-        late = await asyncio.gather(call("waits"), call("waits"))
-        return before, late, (await call("process")).text
-
-    # The other calls take less than a second; a server that replies to pings is never killed.
-    before, late, after = with_tools(body, command=command, timeout_s=20.0)
-    assert late == [ToolResult("error: no result within 20 s", "timeout")] * 2
-    assert before.split()[0] == after.split()[0]
-
-
-@pytest.mark.parametrize(
-    ("tool", "arguments", "message"),
-    [
-        ("leaves", {"code": 3}, "exited with 3; it said: something about it"),
-        ("leaves", {"code": -9}, "was killed by SIGKILL"),
-        ("leaves", {"code": -15}, "was killed by SIGTERM"),
-    ],
-)
-def test_a_server_that_is_lost_fails_its_calls_and_is_started_again(
-    command: list[str], tool: str, arguments: dict[str, Any], message: str
+def test_a_call_that_takes_too_long_leaves_the_server_running(
+    command: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def body(call: Call) -> tuple[list[str], list[str], str, str]:
-        before = (await call("process")).text.split()
-        waiting = asyncio.create_task(broken(call("waits")))
-        failed = [await broken(call(tool, **arguments)), await waiting]
-        again = await call("add", a=1, b=2)
-        after = (await call("process")).text.split()
-        assert before[0] != after[0]
-        assert gone(list(map(int, before))), "also what it has started"
-        return failed, [*before, *after], again.text, ""
+    monkeypatch.setattr(mcp_module, "PING_TIMEOUT_S", 300.0)
 
-    failed, pids, again, _ = with_tools(body, command=command)
-    assert all(message in one for one in failed), failed
-    assert again == "3"
-    assert gone(list(map(int, pids)))
+    async def body(call: Call) -> tuple[int, list[ToolResult], int]:
+        before, *_ = await call.process()
+        call.servers._timeout_s = 0.01
+        late = await asyncio.gather(call("waits"), call("waits"))
+        call.servers._timeout_s = 300.0
+        after, *_ = await call.process()
+        return before, late, after
+
+    before, late, after = with_tools(body, command=command)
+    assert late == [ToolResult("error: no result within 0.01 s", "timeout")] * 2
+    assert before == after
+
+
+def test_a_server_that_is_lost_fails_its_calls_and_is_started_again(command: list[str]) -> None:
+    ends = {
+        3: "exited with 3; it said: something about it",
+        -9: "was killed by SIGKILL",
+        -15: "was killed by SIGTERM",
+    }
+
+    async def body(call: Call) -> list[int]:
+        pids = await call.process()
+        for code, message in ends.items():
+            waiting = asyncio.create_task(broken(call("waits")))
+            failed = [await broken(call("leaves", code=code)), await waiting]
+            assert all(message in one for one in failed), failed
+            before, pids = pids, await call.process()
+            assert pids[0] != before[0]
+            assert gone(before), "also what it has started"
+        assert (await call("add", a=1, b=2)).text == "3"
+        return pids
+
+    assert gone(with_tools(body, command=command)), "at the end of the run"
 
 
 def test_a_hung_server_is_killed_after_a_ping(
     command: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mcp_module, "PING_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(mcp_module, "PING_TIMEOUT_S", 0.05)
 
     async def body(call: Call) -> tuple[list[str], str]:
-        failed = await asyncio.gather(broken(call("stops")), broken(call("add", a=1, b=1)))
-        monkeypatch.setattr(mcp_module, "PING_TIMEOUT_S", 300.0)
+        pid, *_ = await call.process()
+        first = asyncio.create_task(broken(call("stops")))
+        while psutil.Process(pid).status() != psutil.STATUS_STOPPED:
+            await asyncio.sleep(0.01)
+        call.servers._timeout_s = 0.05
+        failed = [await broken(call("add", a=1, b=1)), await first]
+        call.servers._timeout_s = 300.0
         return failed, (await call("add", a=1, b=2)).text
 
-    failed, again = with_tools(body, command=command, timeout_s=20.0)
-    assert "did not reply for 0.2 s, and was killed" in failed[0]
+    failed, again = with_tools(body, command=command)
+    assert all("did not reply for 0.05 s, and was killed" in one for one in failed)
     assert again == "3"
 
 
@@ -146,10 +165,12 @@ def test_a_server_that_ends_between_calls_fails_one_call(
 ) -> None:
     async def body(call: Call) -> tuple[str, str]:
         assert (await call("leaves_later")).text == "soon"
-        pid = int((await call("process")).text.split()[0])
+        pid, *_ = await call.process()
         (tmp_path / "leave").touch()
-        while psutil.pid_exists(pid):
+        while not gone([pid]):
             await asyncio.sleep(0.01)
+        [server] = call.servers._servers
+        await server._ended.wait()
         first = await broken(call("add", a=1, b=2))
         return first, (await call("add", a=1, b=2)).text
 
@@ -159,14 +180,16 @@ def test_a_server_that_ends_between_calls_fails_one_call(
 
 
 def test_calls_are_spread_over_the_servers(command: list[str]) -> None:
-    async def body(call: Call) -> set[str]:
+    async def body(call: Call) -> set[int]:
+        one, *_ = await call.process()
         waiting = asyncio.create_task(call("waits"))
-        await asyncio.sleep(0)
-        pids = {(await call("process")).text.split()[0] for _ in range(3)}
+        await asyncio.sleep(0)  # the call has begun
+        pids = {(await call.process())[0] for _ in range(3)}
+        assert len(pids) == 1
         waiting.cancel()
         await asyncio.wait([waiting])
         assert waiting.cancelled()
-        return pids | {(await call("process")).text.split()[0]}
+        return {one, *pids}
 
     assert len(with_tools(body, command=command, servers=2)) == 2
 
@@ -356,9 +379,10 @@ def test_a_sample_calls_the_tools_of_servers_and_others(command: list[str]) -> N
     )
     calls = said("sums_add", '{"a": 34, "b": 27}') + said("calculator", '{"expression": "2*3"}')
     unknown = said("sums_draws", "{}")
-    good = Scripted([calls, unknown, "61"], {"61": 1.0}, context_tokens=9000)
-    bad = Scripted([said("sums_leaves", '{"code": 3}'), "never"], context_tokens=9000)
-    again = Scripted([said("sums_add", '{"a": 1, "b": 2}'), "3"], {"3": 1.0}, context_tokens=9000)
+    large: dict[str, Any] = {"context_tokens": 9000, "sampling": SamplingParams(max_new_tokens=500)}
+    good = Scripted([calls, unknown, "61"], {"61": 1.0}, **large)
+    bad = Scripted([said("sums_leaves", '{"code": 3}'), "never"], **large)
+    again = Scripted([said("sums_add", '{"a": 1, "b": 2}'), "3"], {"3": 1.0}, **large)
     first, failed, second = played(workflow, good, bad, again, prompt="{tools}?")
     assert first.outcome.reward == second.outcome.reward == 1.0
     assert "<tool_response>\n61\n</tool_response>\n<tool_response>\n6\n" in good.prompts[1]
@@ -375,3 +399,22 @@ def test_tools_of_two_servers_must_differ(command: list[str]) -> None:
     both = [{"name": "mcp", "command": command, "only": ["add"]}] * 2
     with pytest.raises(RewardError, match="the tools are mcp_add, mcp_add, but their names must"):
         played(ToolUse(notation="json", tools=both))
+
+
+def test_a_run_starts_servers_and_ends_them(tmp_path: Path, command: list[str]) -> None:
+    def config(program: list[str]) -> Any:
+        words = ", ".join(map(repr, program))
+        return tiny_config(
+            tmp_path,
+            "rollout.workflow={name: tool_use, notation: json, "
+            f"tools: [{{name: mcp, command: [{words}]}}]}}",
+            *("evaluation.max_problems=0", "total_train_steps=1"),
+        )
+
+    ended = do_run(config(command))
+    assert ended.summary["status"] == "complete"
+    assert trained_samples(ended.folder)
+    running = [one.info["cmdline"] or [] for one in psutil.process_iter(["cmdline"])]
+    assert not [one for one in running if str(tmp_path) in one], "it gets this folder"
+    with pytest.raises(RewardError, match="exited with 1; it said: no licence"):
+        do_run(config([sys.executable, "-c", "exit('no licence')"]))

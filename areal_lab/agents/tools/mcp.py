@@ -342,7 +342,7 @@ class _Server:
         from mcp import Client
 
         try:
-            transport: Transport = self._connected()  # type: ignore[assignment]  # a protocol
+            transport: Transport = self._connected()
             async with Client(transport, mode="legacy", cache=None) as client:
                 tools = await _listed(client)
                 if self.tools and _schemas(tools) != _schemas(self.tools):
