@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -68,10 +69,14 @@ async def broken(call: Awaitable[Any]) -> str:
 
 
 def gone(pids: Sequence[int]) -> bool:
-    return not any(
-        psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-        for pid in pids
-    )
+    return not any(map(_runs, pids))
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def test_results_and_failures_are_texts(command: list[str]) -> None:
@@ -192,6 +197,28 @@ def test_calls_are_spread_over_the_servers(command: list[str]) -> None:
         return {one, *pids}
 
     assert len(with_tools(body, command=command, servers=2)) == 2
+
+
+def test_a_server_ends_with_a_run_that_is_killed(command: list[str]) -> None:
+    code = (
+        "import asyncio, sys\n"
+        "from areal_lab.agents.tools.mcp import McpServers\n"
+        "async def main():\n"
+        "    servers = McpServers(command=sys.argv[1:])\n"
+        "    tools = {tool.name: tool for tool in await servers.open()}\n"
+        "    print(await tools['mcp_process'].call({}), flush=True)\n"
+        "    await asyncio.Event().wait()\n"
+        "asyncio.run(main())\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *command], stdout=subprocess.PIPE, text=True
+    ) as run:
+        assert run.stdout is not None
+        pids = [int(pid) for pid in run.stdout.readline().split()]
+        assert len(pids) == 2
+        run.kill()
+    while not gone(pids):
+        time.sleep(0.01)
 
 
 REPLIES = (  # a server with other tools each time that it is started
