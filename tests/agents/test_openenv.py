@@ -260,7 +260,9 @@ def test_a_server_that_is_not_there_is_one_line() -> None:
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("url", ["", "127.0.0.1:8000", "ftp://h", "http://", "http://h:x", 7])
+@pytest.mark.parametrize(
+    "url", ["", "127.0.0.1:8000", "ftp://h", "http://", "http://h:x", "ftp://h:21", 7]
+)
 def test_an_address_that_is_none_is_refused(url: Any) -> None:
     with pytest.raises(ValueError, match="but must be the address of an OpenEnv server"):
         make_workflow({"name": "openenv", "url": url})

@@ -75,7 +75,7 @@ class OpenEnv:
                 self._address,
                 max_size=_MESSAGE_BYTES,
                 ping_interval=None,  # an environment may block its server; calls have a time limit
-                **({"proxy": None} if local else {}),
+                proxy=None if local else True,
             )
         except (OSError, WebSocketException) as error:
             raise RuntimeError(f"no OpenEnv server at {self._address}: {_line(error)}") from error
@@ -185,16 +185,16 @@ def _address(url: str) -> str:
     """
     try:
         parts = urlsplit(str(url))
-        valid = parts.scheme in _SCHEMES and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        valid = False
-    if not valid:
+        scheme, port = _SCHEMES[parts.scheme], parts.port
+        if not parts.hostname or port == 0:
+            raise ValueError
+    except (ValueError, KeyError):  # of a port that is no number, too
         raise ValueError(
             f"url is {url!r}, but must be the address of an OpenEnv server, such as "
             "http://127.0.0.1:8000"
-        )
+        ) from None
     path = parts.path.rstrip("/").removesuffix("/ws")
-    return parts._replace(scheme=_SCHEMES[parts.scheme], path=f"{path}/ws").geturl()
+    return parts._replace(scheme=scheme, path=f"{path}/ws").geturl()
 
 
 def _reward(value: Any) -> float | None:
