@@ -112,6 +112,7 @@ def test_a_run_trains_each_sampled_token_once(url: str, tmp_path: Path) -> None:
     samples = [one for step in trained_samples(done.folder) for one in step]
     seen = [(one["group"], one["sample"]) for one in samples]
     assert len(seen) == len(set(seen)) == 2 * 2 * 4
+    assert {one["reward"] for one in samples} <= {-0.75, -0.5, -0.25, 0.0, 0.5, 0.75, 1.0}
     for one in samples:
         generated = sum(len(part["tokens"]) for part in one["parts"] if "logprobs" in part)
         assert generated == sum(turn["tokens"] for turn in one["turns"])
