@@ -19,10 +19,23 @@ from areal_lab.config.unknown import nearest
 from areal_lab.host.isolation import LevelSetting
 
 GAMES: Final = "areal_lab.agents.environments.textarena:Game"
+OPENENV: Final = "areal_lab.agents.environments.openenv:OpenEnv"
 
 
 def _textarena(*, game: str, options: Mapping[str, Any] | None = None, **keywords: Any) -> Workflow:
     return Play(fn=GAMES, kwargs={"game": game, "options": options}, **keywords)
+
+
+def _openenv(
+    *,
+    url: str,
+    action: str = "",
+    observation: str = "",
+    reset: Mapping[str, Any] | None = None,
+    **keywords: Any,
+) -> Workflow:
+    kwargs = {"url": url, "action": action, "observation": observation, "reset": reset}
+    return Play(fn=OPENENV, kwargs=kwargs, **keywords)
 
 
 def _agent(*, mode: str = "inline", **keywords: Any) -> Workflow:
@@ -47,6 +60,7 @@ WORKFLOWS: Final[Mapping[str, Callable[..., Workflow]]] = {
     "agent": _agent,
     "environment": Play,
     "multi_turn": MultiTurn,
+    "openenv": _openenv,
     "textarena": _textarena,
     "tool_use": ToolUse,
 }

@@ -22,6 +22,8 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 from areal_lab.agents.messages import Tool
@@ -29,12 +31,14 @@ from areal_lab.agents.plain import tools_text
 from areal_lab.agents.tool_calls import GRAMMARS
 from areal_lab.agents.tools.box import MOST_CHARACTERS, CallableTool, ToolBox, ToolResult
 from areal_lab.agents.tools.catalogue import make_tool
+from areal_lab.agents.tools.mcp import McpServers, is_mcp
 from areal_lab.agents.tools.python import Python
 from areal_lab.agents.workflow import Episode, Row, WorkflowEngine, ended, room
 from areal_lab.config.unknown import nearest
 from areal_lab.data.trajectory import Observation, SampleEnd, Segment, Turn
 from areal_lab.engines.protocol import Generated
 from areal_lab.host.isolation import LevelSetting
+from areal_lab.rewards.service import RewardError
 
 DESCRIBED: Final = "{tools}"
 """Placeholder in a prompt for the description of tools, for models without examples of them."""
@@ -93,11 +97,33 @@ class ToolUse:
         if around and RESULTS not in around:
             raise ValueError(f"around is {around!r}, but must contain {RESULTS}")
         wanted = _wanted(notation, tool, tools)
-        made = [make_tool(one, sandbox=sandbox, timeout_s=timeout_s) for one in wanted]
+        self._servers = [_servers(one, timeout_s) for one in wanted if is_mcp(one)]
+        if self._servers and notation != "json":
+            raise ValueError(f"the tool mcp needs notation json, but notation is {notation}")
+        made = [
+            make_tool(one, sandbox=sandbox, timeout_s=timeout_s)
+            for one in wanted
+            if not is_mcp(one)
+        ]
         self._max_turns = max_turns
         self._notation = _notation(notation, made, call=call, result=result)
         self._around = around or self._notation.around
-        self._tools = ToolBox(*made, timeout_s=timeout_s, most_characters=most_characters)
+        self._box = partial(ToolBox, timeout_s=timeout_s, most_characters=most_characters)
+        self._made = made
+        self._tools = self._box(*made)
+
+    async def open(self, model: Path) -> None:
+        """See `Opens`: start the servers of tools."""
+        del model
+        served = [tool for servers in self._servers for tool in await servers.open()]
+        try:
+            self._tools = self._box(*self._made, *served)
+        except ValueError as error:
+            raise RewardError(f"rollout.workflow: {error}") from None
+
+    async def close(self) -> None:
+        """Stop the servers of tools."""
+        await asyncio.gather(*(servers.close() for servers in self._servers))
 
     async def run(self, engine: WorkflowEngine, data: Mapping[str, Any]) -> Episode:
         """See `Workflow.run`."""
@@ -189,6 +215,15 @@ class ToolUse:
             for one in self._tools.tools
         ]
         return prompt.replace(DESCRIBED, tools_text(tools))
+
+
+def _servers(setting: str | Mapping[str, Any], timeout_s: float) -> McpServers:
+    keywords = {} if isinstance(setting, str) else {**setting}
+    keywords.pop("name", None)
+    try:
+        return McpServers(**{"timeout_s": timeout_s, **keywords})
+    except TypeError as error:
+        raise ValueError(f"the tool mcp: {error}") from error
 
 
 def _wanted(

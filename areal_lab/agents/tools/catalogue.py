@@ -47,9 +47,11 @@ def make_tool(
     """
     keywords = {"name": setting} if isinstance(setting, str) else dict(setting)
     name = str(keywords.pop("name", ""))
+    if name == "mcp":
+        raise ValueError("the tool mcp is one of the tools of the workflow tool_use alone")
     if ":" not in name and name not in TOOLS:
         raise ValueError(
-            f"the tool is {name!r}, but must be module:name or one of {', '.join(TOOLS)}"
+            f"the tool is {name!r}, but must be module:name or one of {', '.join([*TOOLS, 'mcp'])}"
             f"{nearest(name, list(TOOLS))}"
         )
     made = load_function(name) if ":" in name else None

@@ -1,0 +1,280 @@
+"""Sessions of OpenEnv servers: one that speaks the protocol, with faults, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from websockets.asyncio.server import ServerConnection, serve
+
+from areal_lab.agents.catalogue import make_workflow
+from areal_lab.agents.environments.openenv import OpenEnv
+from areal_lab.agents.environments.protocol import Step
+from areal_lab.agents.workflow import Episode
+from tests.agents.scripted import Scripted
+
+DATA = {"prompt": "Play. ", "seed": 3}
+
+
+class Server:
+    """Guess the seed: 1 for the right number, -0.5 for another one; like openenv 0.10.
+
+    `fault` is what it sends instead of the reply to a step; `at` is the message it is the reply to.
+    """
+
+    def __init__(self, *, sessions: int = 64, fault: str = "", at: str = "step") -> None:
+        self._sessions = sessions
+        self._fault = fault
+        self._at = at
+        self.open = 0
+        self.most = 0
+        self.received: list[dict[str, Any]] = []
+
+    async def __call__(self, socket: ServerConnection) -> None:
+        assert socket.request is not None
+        assert socket.request.path == "/ws"
+        if self.open == self._sessions:
+            return  # which closes it with 1000
+        self.open += 1
+        self.most = max(self.most, self.open)
+        seed = -1
+        try:
+            async for raw in socket:
+                message = json.loads(raw)
+                self.received.append(message)
+                if message["type"] == "close":
+                    break
+                if message["type"] == "reset":
+                    seed = message["data"].get("seed", -1)
+                if self._fault and message["type"] == self._at:
+                    if self._fault == "close":
+                        break
+                    if self._fault == "hang":
+                        await socket.wait_closed()
+                        break
+                    await socket.send(self._fault)
+                    continue
+                await socket.send(json.dumps(self._reply(message, seed)))
+        finally:
+            await asyncio.sleep(0)  # a session ends a little after its last message
+            self.open -= 1
+
+    def _reply(self, message: dict[str, Any], seed: int) -> dict[str, Any]:
+        if message["type"] == "reset":
+            return observation("A number from 0 to 9?", None, False)
+        try:
+            guess = int(message["data"]["guess"])
+        except (ValueError, KeyError, TypeError):
+            problem = {"type": "int_parsing", "loc": ["guess"], "msg": "must be an\ninteger"}
+            return error("VALIDATION_ERROR", "Invalid message", errors=[problem])
+        right = guess == seed
+        return observation("right" if right else "wrong", 1.0 if right else -0.5, right)
+
+
+def observation(text: str, reward: Any, done: Any) -> dict[str, Any]:
+    data = {"observation": {"message": text, "metadata": {}}, "reward": reward, "done": done}
+    return {"type": "observation", "data": data}
+
+
+def error(code: str, message: str, **more: Any) -> dict[str, Any]:
+    return {"type": "error", "data": {"code": code, "message": message, **more}}
+
+
+@asynccontextmanager
+async def served(server: Server) -> Any:
+    async with serve(server, "127.0.0.1", 0) as listening:
+        yield f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+
+
+def with_server(server: Server, body: Callable[[str], Awaitable[Any]]) -> Any:
+    async def main() -> Any:
+        async with served(server) as url:
+            return await body(url)
+
+    return asyncio.run(main())
+
+
+def episode(server: Server, *script: str, **settings: Any) -> tuple[Episode, Scripted]:
+    engine = Scripted(script)
+
+    async def body(url: str) -> Episode:
+        given = {"name": "openenv", "url": url, "action": "guess", "timeout_s": 300.0, **settings}
+        workflow = make_workflow(given)
+        assert workflow is not None
+        return await workflow.run(engine, DATA)
+
+    return with_server(server, body), engine
+
+
+def test_a_session_is_a_sample() -> None:
+    server = Server()
+    found, engine = episode(server, "2", "many", "3", turn_discount=1.0)
+    assert engine.prompts == [
+        "Play. A number from 0 to 9?",
+        "Play. A number from 0 to 9?2\nwrong\n",
+        "Play. A number from 0 to 9?2\nwrong\nmany\nerror: guess: must be an integer\n",
+    ]
+    assert found.outcome.reward == 0.5
+    assert [turn.reward for turn in found.turns] == [-0.5, None, 1.0]
+    assert found.rows[0].turn_returns == (0.5, 1.0, 1.0)
+    kinds = [message["type"] for message in server.received]
+    assert kinds == ["reset", "step", "step", "step", "close"], "nothing after done but the end"
+    assert server.received[0]["data"] == {"seed": 3}
+
+
+def test_a_session_that_is_not_finished_is_closed() -> None:
+    server = Server()
+    found, _ = episode(server, "1", "2", max_turns=2, reset={"largest": 4})
+    assert (found.outcome.reward, found.end) == (-1.0, "turns")
+    assert server.received[0]["data"] == {"seed": 3, "largest": 4}
+    assert server.received[-1]["type"] == "close"
+    assert server.open == 0
+
+
+def test_an_action_may_be_json() -> None:
+    found, engine = episode(Server(), "3", '{"guess": "x"}', '{"guess": 3}', action="")
+    assert found.outcome.reward == 1.0
+    assert "\nerror: an action is one JSON object\n" in engine.prompts[1]
+    assert "\nerror: guess: must be an integer\n" in engine.prompts[2]
+
+
+SAID = '{"type": "observation", "data": {"observation": {"message": "x"}, "done": %s}}'
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("close", "closed the session with code 1000"),
+        ("no JSON", "replied 'no JSON', which is no message"),
+        ("[]", "replied '\\[\\]', which is no message"),
+        ('{"type": "observation", "data": 3}', "which is no message"),
+        (json.dumps(error("EXECUTION_ERROR", "of the\ncode")), "EXECUTION_ERROR: of the code$"),
+        (json.dumps({"type": "state", "data": {}}), "replied state None"),
+        (json.dumps(observation("x", "much", True)), "reward 'much', not a finite number"),
+        (json.dumps(observation("x", float("nan"), True)), "reward nan, not a finite number"),
+        (json.dumps(observation("x", 1, "yes")), "done is 'yes', not true or false"),
+        (SAID.replace('{"message": "x"}', "7") % "true", "sent the observation 7"),
+    ],
+)
+def test_a_failure_of_the_server_is_no_reward(fault: str, message: str) -> None:
+    with pytest.raises(RuntimeError, match=message) as raised:
+        episode(Server(fault=fault), "3")
+    assert "\n" not in str(raised.value)
+
+
+def test_a_server_that_hangs_is_a_timeout() -> None:
+    server = Server(fault="hang")
+
+    async def body(url: str) -> Episode:
+        workflow = make_workflow({"name": "openenv", "url": url, "timeout_s": 0.2})
+        assert workflow is not None
+        found = await workflow.run(Scripted(['{"guess": 3}']), DATA)
+        while server.open:  # its session does not stay open
+            await asyncio.sleep(0.01)
+        return found
+
+    outcome = with_server(server, body).outcome
+    assert outcome.status == "timeout"
+    assert "of the environment took over 0.2 s" in outcome.detail
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("close", "began no session: closed the session with code 1000; .*max_concurrent_envs"),
+        (
+            json.dumps(error("CAPACITY_REACHED", "at capacity: 1/1")),
+            "began no session: at capacity: 1/1; .*max_concurrent_envs",
+        ),
+        (
+            json.dumps(error("VALIDATION_ERROR", "no such level")),
+            "refuses the reset: no such level",
+        ),
+        (json.dumps(error("FACTORY_ERROR", "no corpus")), "FACTORY_ERROR: no corpus"),
+    ],
+)
+def test_a_session_that_cannot_begin_is_no_reward(fault: str, message: str) -> None:
+    with pytest.raises(RuntimeError, match=message) as raised:
+        episode(Server(fault=fault, at="reset"), "3")
+    assert "\n" not in str(raised.value)
+
+
+def test_sessions_beyond_the_servers_limit_name_the_setting() -> None:
+    async def body(url: str) -> list[Any]:
+        first, second = OpenEnv(url=url), OpenEnv(url=url)
+        await first.reset(DATA)
+        with pytest.raises(RuntimeError, match=r"max_concurrent_envs.*max_concurrent_rollouts"):
+            await second.reset(DATA)
+        await second.close()
+        await first.close()
+        third = OpenEnv(url=url)  # a closed session has left room
+        text = await third.reset(DATA)
+        await third.close()
+        return [text]
+
+    assert with_server(Server(sessions=1), body) == ["A number from 0 to 9?"]
+
+
+def test_64_sessions_at_once() -> None:
+    server = Server()
+
+    async def one(url: str, seed: int) -> Step:
+        session = OpenEnv(url=url, action="guess")
+        await session.reset({"seed": seed})
+        while server.most < 64:
+            await asyncio.sleep(0.001)
+        step = await session.step(str(seed))
+        await session.close()
+        return step
+
+    async def body(url: str) -> list[Step]:
+        return await asyncio.gather(*(one(url, seed) for seed in range(64)))
+
+    assert with_server(server, body) == [Step(text="right", done=True, reward=1.0)] * 64
+
+
+def test_what_the_model_reads() -> None:
+    def text(fields: dict[str, Any], name: str = "") -> str:
+        session = OpenEnv(url="ws://h", observation=name)
+        return session._text({"observation": fields})
+
+    assert text({"a": "x", "n": 1, "metadata": {"b": "y"}}) == "x"
+    assert text({"a": "x", "b": "y"}) == '{"a": "x", "b": "y"}'
+    assert text({"a": "x", "b": "y"}, "b") == "y"
+    assert text({"a": "x", "b": [1]}, "b") == "[1]"
+    with pytest.raises(RuntimeError, match="the observation has no field 'c', only a, b"):
+        text({"a": "x", "b": "y"}, "c")
+
+
+def test_a_server_that_is_not_there_is_one_line() -> None:
+    async def body(url: str) -> str:
+        return url
+
+    url = with_server(Server(), body)  # which is closed now
+    with pytest.raises(RuntimeError, match="no OpenEnv server at ws://127") as raised:
+        asyncio.run(OpenEnv(url=url).reset(DATA))
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["", "127.0.0.1:8000", "ftp://h", "http://", "http://h:x", "ftp://h:21", 7]
+)
+def test_an_address_that_is_none_is_refused(url: Any) -> None:
+    with pytest.raises(ValueError, match="but must be the address of an OpenEnv server"):
+        make_workflow({"name": "openenv", "url": url})
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        ("http://h:8000", "ws://h:8000/ws"),
+        ("https://h/env/", "wss://h/env/ws"),
+        ("ws://h/ws", "ws://h/ws"),
+    ],
+)
+def test_addresses(url: str, address: str) -> None:
+    assert OpenEnv(url=url)._address == address

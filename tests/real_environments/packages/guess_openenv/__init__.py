@@ -1,0 +1,1 @@
+"""An OpenEnv environment: guess the number that a seed hides."""
