@@ -89,7 +89,7 @@ def test_the_tasks_of_an_environment_are_the_problems() -> None:
         ({"args": {"tasks": 0}}, "environment own has 0 different problems"),
         ({"name": ""}, "environment.name is empty"),
         ({"python": "/none"}, "environment.python is '/none'"),
-        ({"standard": "verifier"}, "must be one of verifiers, or a file"),
+        ({"standard": "verifier"}, "must be one of inspect, verifiers, or a file"),
     ],
 )
 def test_what_cannot_be_served_is_refused_in_one_line(

@@ -35,9 +35,6 @@ class Standard:
             raise ValueError(f"this Python has no {error.name}; install {_WANTED}") from None
         if not self.version.startswith("0.3.28"):
             raise ValueError(f"inspect-ai {self.version} is another version; install {_WANTED}")
-        # The library keeps logs, traces and cached replies in the folders of the user.
-        self._folder = tempfile.TemporaryDirectory(prefix="areal-inspect-")
-        os.environ |= dict.fromkeys(("XDG_DATA_HOME", "XDG_CACHE_HOME"), self._folder.name)
         from inspect_ai import SampleSource, task_with
         from inspect_ai._eval.loader import load_tasks
         from inspect_ai.scorer import value_to_float
@@ -68,15 +65,14 @@ class Standard:
         )
         self._to_float = value_to_float()
         self._number = 0
-        self._addresses: dict[int, str] = {}
-        self._ended: dict[int, asyncio.Future[Any]] = {}
+        self._running: dict[int, _Sample] = {}
         self._eval: asyncio.Task[Any] | None = None
 
     def tasks(self) -> list[dict[str, Any]]:
-        """All samples of the dataset."""
+        """All samples of the dataset, in the order of their ids: a task may shuffle them."""
         return [
             {"id": key, "prompt": one.input if isinstance(one.input, str) else one.input[-1].text}
-            for key, one in self._samples.items()
+            for key, one in sorted(self._samples.items())
         ]
 
     async def run(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -89,50 +85,51 @@ class Standard:
         if self._eval is None:
             self._context = asyncio.get_running_loop().create_future()
             self._more = asyncio.Event()
-            self._eval = asyncio.create_task(self._evaluate(request))
+            self._eval = asyncio.create_task(self._evaluate(request["model"]))
         self._number += 1
-        number, sample = self._number, self._samples[request["task"]]
-        self._addresses[number] = request["base_url"]
-        self._ended[number] = asyncio.get_running_loop().create_future()
+        number, running = self._number, _Sample(request["base_url"], request["max_turns"])
+        self._running[number] = running
         try:
             context = await asyncio.shield(self._context)
-            context.run(enqueue_sample, sample.model_copy(deep=True), epoch=number)
+            sample = self._samples[request["task"]].model_copy(deep=True)
+            context.run(enqueue_sample, sample, epoch=number)
             self._more.set()
-            return self._result(await self._ended[number])
+            return self._result(await running.ended)
         except asyncio.CancelledError:
             for active in active_samples():
                 if active.epoch == number:
                     active.interrupt("cancel")
             raise
         finally:
-            del self._addresses[number], self._ended[number]
+            del self._running[number]
 
     async def close(self) -> None:
         """End the evaluation."""
         if self._eval is not None:
             self._eval.cancel()
             await asyncio.gather(self._eval, return_exceptions=True)
-        self._folder.cleanup()
 
-    async def _evaluate(self, request: dict[str, Any]) -> None:
+    async def _evaluate(self, model: str) -> None:
         """One evaluation of all samples, which ends only with an error."""
         from inspect_ai import eval_async
 
         reason = "the evaluation of inspect-ai has ended"
         try:
-            logs = await eval_async(
-                self._task, model=_policy(request["model"], self._addresses),
-                log_dir=self._folder.name, log_samples=False, log_realtime=False,
-                score_display=False, ctl_server=False, max_samples=_ANY, max_connections=_ANY,
-                max_retries=0, fail_on_error=False, retry_on_error=0, score_on_error=False,
-                turn_limit=request["max_turns"] or None,
-            )  # fmt: skip
+            with tempfile.TemporaryDirectory(prefix="areal-inspect-") as folder:
+                os.environ["INSPECT_CACHE_DIR"] = folder
+                os.environ["INSPECT_TRACE_FILE"] = f"{folder}/trace.log"
+                logs = await eval_async(
+                    self._task, model=_policy(model, self._running),
+                    log_dir=folder, log_samples=False, log_realtime=False, score_display=False,
+                    ctl_server=False, max_samples=_ANY, max_connections=_ANY, max_retries=0,
+                    fail_on_error=False, retry_on_error=0, score_on_error=False,
+                )  # fmt: skip
             reason = next((str(log.error.message) for log in logs if log.error), reason)
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
         finally:
             self._eval = None
-            for future in [self._context, *self._ended.values()]:
+            for future in [self._context, *(one.ended for one in self._running.values())]:
                 if not future.done():
                     future.set_exception(ValueError(reason))
 
@@ -145,9 +142,9 @@ class Standard:
         return []
 
     async def _complete(self, sample: Any) -> None:
-        future = self._ended.get(sample.epoch)
-        if future is not None and not future.done():
-            future.set_result(sample)
+        running = self._running.get(sample.epoch)
+        if running is not None and not running.ended.done():
+            running.ended.set_result(sample)
 
     def _result(self, sample: Any) -> dict[str, Any]:
         if sample.error:
@@ -175,6 +172,14 @@ class Standard:
         }
 
 
+class _Sample:
+    """A sample that runs."""
+
+    def __init__(self, url: str, max_turns: int) -> None:
+        self.url, self.max_turns, self.turns = url, max_turns, 0
+        self.ended: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+
 def _marked(scorer: Any) -> Any:
     """A scorer, during which calls of the trained model are refused."""
 
@@ -189,30 +194,42 @@ def _marked(scorer: Any) -> Any:
     return scored
 
 
-def _policy(name: str, addresses: dict[int, str]) -> Any:
+def _policy(name: str, running: dict[int, _Sample]) -> Any:
     """The model, whose URL is that of the sample that calls it."""
     from inspect_ai.log._samples import sample_active
     from inspect_ai.model import get_model, modelapi
     from inspect_ai.model._providers.openai_compatible import OpenAICompatibleAPI
+    from inspect_ai.util import LimitExceededError
+
+    def current() -> _Sample | None:
+        active = sample_active()
+        return running.get(active.epoch) if active else None
 
     class Policy(OpenAICompatibleAPI):
         # Also part of the keys of cached replies: no reply is one of another sample.
         @property
         def base_url(self) -> str:
-            active = sample_active()
-            return addresses.get(active.epoch if active else 0, "http://none.invalid")
+            sample = current()
+            return sample.url if sample else "http://none.invalid"
 
         @base_url.setter
         def base_url(self, value: str | None) -> None:
             pass
 
-        async def _generate_completion(self, request: Any, config: Any) -> Any:
+        async def _generate_completion(self, request: Any, config: Any) -> Any:  # noqa: ARG002
             if _SCORING.get():
                 raise ValueError("a scorer calls the model that is trained; name another for it")
-            client = self.client.with_options(base_url=self.base_url)
+            sample = current()
+            if sample is None:
+                raise ValueError("the sample has ended")
+            if sample.turns == sample.max_turns > 0:
+                # The limit of the library ends a sample with the reply after the last one.
+                raise LimitExceededError("turn", value=sample.turns + 1, limit=sample.max_turns)
+            sample.turns += 1
+            client = self.client.with_options(base_url=sample.url)
             return await client.chat.completions.create(**request)
 
-        def should_retry(self, ex: BaseException) -> bool:
+        def should_retry(self, ex: BaseException) -> bool:  # noqa: ARG002
             return False
 
     modelapi("areal-lab")(Policy)

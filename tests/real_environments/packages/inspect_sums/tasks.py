@@ -1,13 +1,15 @@
 """Tasks of inspect-ai, as its users write them: products, with a tool."""
 
 import asyncio
+import math
+import random
 import re
 
 from inspect_ai import Task, task
-from inspect_ai.dataset import Sample
+from inspect_ai.dataset import MemoryDataset, Sample
 from inspect_ai.model import get_model
 from inspect_ai.scorer import Score, Target, accuracy, mean, scorer
-from inspect_ai.solver import TaskState, generate, use_tools
+from inspect_ai.solver import Generate, TaskState, generate, solver, use_tools
 from inspect_ai.tool import tool
 
 
@@ -26,12 +28,19 @@ def times():
 
 
 @scorer(metrics=[accuracy()])
-def right(judged: bool = False, failing: int = 0):
+def right(fault: str = ""):
     async def score(state: TaskState, target: Target) -> Score:
-        if judged:
-            await get_model().generate("Is it right?")
-        if failing:
-            raise RuntimeError("the judge does not answer")
+        match fault:
+            case "raises":
+                raise RuntimeError("the judge does not answer")
+            case "judges":
+                await get_model().generate("Is it right?")
+            case "fails":
+                return Score(value="I", reason="scoring_failed", explanation="no file")
+            case "unscored":
+                return Score(value=math.nan)
+            case "text":
+                return Score(value="about half")
         found = re.findall(r"\d+", state.output.completion)
         return Score(value="C" if target.text in found else "I")
 
@@ -39,26 +48,63 @@ def right(judged: bool = False, failing: int = 0):
 
 
 @scorer(metrics={"share": [mean()]})
-def called(value: str = ""):
-    async def score(state: TaskState, target: Target) -> Score:
+def called():
+    async def score(state: TaskState, target: Target) -> Score:  # noqa: ARG001
         calls = any(getattr(message, "tool_calls", None) for message in state.messages)
-        return Score(value={"share": value or 0.25 * calls})
+        return Score(value={"share": 0.25 * calls})
 
     return score
 
 
+@solver
+def waits(fifo: str):
+    """Waits in the sample of this name, and says so; the others end."""
+
+    async def solve(state: TaskState, generate: Generate) -> TaskState:  # noqa: ARG001
+        if state.input_text == "waits":
+            with open(fifo, "w", buffering=1) as file:
+                print("waits", file=file)
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    print("ended", file=file)
+        return state
+
+    return solve
+
+
 @task
-def sums(num_tasks: int = 12, value: str = "", judged: bool = False, failing: int = 0):
+def sums(num_tasks: int = 12, fault: str = "", cache: bool = False, shuffled: bool = False):
+    samples = [
+        Sample(input=f"How much is {n} * {n + 1}?", target=str(n * (n + 1)))
+        for n in range(num_tasks)
+    ]
+    if shuffled:
+        random.shuffle(samples)
     return Task(
-        dataset=[
-            Sample(input=f"How much is {n} * {n + 1}?", target=str(n * (n + 1)))
-            for n in range(num_tasks)
-        ],
-        solver=[use_tools(times()), generate()],
-        scorer=[right(judged, failing), called(value)],
+        dataset=MemoryDataset(samples),
+        solver=[use_tools(times()), generate(cache=cache)],
+        scorer=[right(fault), called()],
     )
 
 
 @task
+def waiting(fifo: str):
+    samples = [Sample(input="waits", id="waits"), Sample(input="ends", id="ends")]
+    return Task(dataset=samples, solver=waits(fifo), scorer=called())
+
+
+@task
 def boxed():
-    return Task(dataset=[Sample(input="?")], scorer=right(), sandbox="local")
+    return Task(dataset=[Sample(input="?", sandbox="local")], scorer=called())
+
+
+@task
+def unscored():
+    return Task(dataset=[Sample(input="?")])
+
+
+@task
+def costly():
+    """Its evaluation is refused by the library: no price of the model is known."""
+    return Task(dataset=[Sample(input="How much is 6 * 7?")], scorer=called(), cost_limit=1.0)
