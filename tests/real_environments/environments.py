@@ -13,7 +13,7 @@ LIBRARIES: Final = Environments(
     folder=ROOT / ".venv-environments",
     requirements=Path(__file__).with_name("requirements"),
     target="test-environments",
-    takes="two minutes; 0.8 GB",
+    takes="two minutes; 0.7 GB",
 )
 
 if __name__ == "__main__":

@@ -147,7 +147,8 @@ def check_training(folder: Path, tool: str, *settings: str) -> None:
     samples = [one for step in trained_samples(done.folder) for one in step]
     seen = [(one["group"], one["sample"]) for one in samples]
     assert len(seen) == len(set(seen)) == 2 * 2 * 4
-    assert {one["reward"] for one in samples} == {0.0, 0.25}
+    rewards = {one["reward"] for one in samples}
+    assert rewards == {0.0, 0.25}, rewards
     for one in samples:
         generated = [part for part in one["parts"] if "tokens" in part]
         assert all(len(part["tokens"]) == len(part["logprobs"]) for part in generated)

@@ -13,6 +13,7 @@ import pytest
 from areal_lab.agents.hosting.runner import Runners
 from areal_lab.config.sections import EnvironmentConfig
 from areal_lab.data.runners.tasks import described, environment_problems
+from tests.real_clients.lab import Script
 from tests.real_environments.environments import LIBRARIES
 from tests.real_environments.play import PACKAGES, cases, check_training, play
 
@@ -55,33 +56,36 @@ def test_64_samples_at_once_ask_the_model_with_their_own_keys() -> None:
     assert all(len(one.answers) == 1 + int(n) % 2 for n, one in models.items())
 
 
-@pytest.mark.parametrize(
-    ("task", "args", "detail"),
-    [
-        ("sums", {"fault": "raises"}, "the judge does not answer"),
-        ("sums", {"fault": "judges"}, "a scorer calls the model that is trained"),
-        ("sums", {"fault": "fails"}, "scoring_failed: no file"),
-        ("sums", {"fault": "unscored"}, "nan, but must be a finite number"),
-        ("sums", {"fault": "text"}, "gave 'about half', which is no number"),
-        ("costly", {}, "cost"),
-    ],
-)
-def test_what_cannot_be_scored_is_no_reward(task: str, args: dict[str, Any], detail: str) -> None:
-    settings = environment(task, args=args)
-    found, _, _ = asyncio.run(play({"one": _RIGHT, "two": _RIGHT}, settings))
-    for one in found.values():
-        assert one.outcome.status == "error"
-        assert math.isnan(one.outcome.reward)
-        assert detail in one.outcome.detail
+def test_what_cannot_be_scored_is_no_reward() -> None:
+    faults = {
+        "raise": "the judge does not answer",
+        "ask the model": "a scorer calls the model that is trained",
+        "fail": "scoring_failed: no file",
+        "no score": "nan, but must be a finite number",
+        "text": "gave 'about half', which is no number",
+    }
+    scripts: dict[str, Script] = {name: (lambda _, name=name: name) for name in faults}
+    found, models, _ = asyncio.run(play({**scripts, "right": _RIGHT}, environment()))
+    for name, detail in faults.items():
+        assert found[name].outcome.status == "error", name
+        assert math.isnan(found[name].outcome.reward)
+        assert detail in found[name].outcome.detail
+        assert len(models[name].answers) == 1, name
+    assert found["right"].outcome.reward == 1.25
 
 
-def test_cached_replies_are_those_of_the_sample() -> None:
-    """Another sample of the group, and the next evaluation, sample their own."""
-    for said in ("It is 42.", "It is 0."):
-        scripts = {name: (lambda _, text=said: text) for name in ("one", "two")}
-        found, models, _ = asyncio.run(play(scripts, environment(args={"cache": True})))
-        assert {one.outcome.reward for one in found.values()} == {float("42" in said)}
-        assert all(len(one.answers) == 1 for one in models.values())
+def test_an_evaluation_that_ends_is_no_reward() -> None:
+    """Every sample starts it again."""
+    settings = environment("costly")
+
+    async def main() -> None:
+        async with Runners(settings) as runners:
+            for _ in range(2):
+                outcome = (await runners.run("one", "none")).outcome
+                assert outcome.status == "error"
+                assert "cost" in outcome.detail
+
+    asyncio.run(main())
 
 
 def test_a_sample_that_is_canceled_ends_alone(tmp_path: Path) -> None:
@@ -130,4 +134,5 @@ def test_a_run_trains_each_sampled_token_once(tmp_path: Path) -> None:
         "environment.standard=inspect",
         f"environment={settings.name}",
         f"environment.python={settings.python}",
+        "environment.args={first: 90}",  # not guessed at random
     )

@@ -52,9 +52,7 @@ def test_a_script_gets_the_reward_of_verifiers() -> None:
 
 
 def test_a_judge_that_raises_is_no_reward() -> None:
-    found, _, _ = asyncio.run(
-        play({"right": _RIGHT}, environment(args={"failing": 12}))
-    )
+    found, _, _ = asyncio.run(play({"right": _RIGHT}, environment(args={"failing": 12})))
     outcome = found["right"].outcome
     assert outcome.status == "error"
     assert math.isnan(outcome.reward)

@@ -101,6 +101,28 @@ def test_what_cannot_be_served_is_refused_in_one_line(
     assert not marked()
 
 
+@pytest.mark.parametrize(
+    ("standard", "found", "wanted"),
+    [
+        ("inspect", "inspect_ai-0.3.28", "inspect-ai>=0.3.280,<0.3.290 and openai"),
+        ("verifiers", "verifiers-0.1.10", "verifiers>=0.4,<0.5"),
+    ],
+)
+def test_another_generation_of_a_library_is_refused(
+    standard: str, found: str, wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = environment(standard=standard)
+    with pytest.raises(ValueError, match=f"this Python has no .*; install {wanted}"):
+        environment_problems(settings)
+    name, version = found.split("-")
+    (tmp_path / f"{found}.dist-info").mkdir()
+    (tmp_path / f"{found}.dist-info" / "METADATA").write_text(f"Name: {name}\nVersion: {version}\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    tasks_module._asked.cache_clear()
+    with pytest.raises(ValueError, match=f"{version} is of another generation; install {wanted}"):
+        environment_problems(settings)
+
+
 @pytest.mark.parametrize("at", ["hello", "list"])
 def test_a_runner_that_hangs_before_its_tasks_are_known_is_refused(
     at: str, monkeypatch: pytest.MonkeyPatch

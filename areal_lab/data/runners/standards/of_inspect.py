@@ -12,6 +12,7 @@ import functools
 import hashlib
 import importlib.metadata
 import os
+import re
 import tempfile
 from typing import Any
 
@@ -30,11 +31,13 @@ class Standard:
     def __init__(self, name: str, args: dict[str, Any]) -> None:
         try:
             self.version = importlib.metadata.version("inspect-ai")
+            if not re.match(r"0\.3\.28\d", self.version):
+                raise ValueError(
+                    f"inspect-ai {self.version} is of another generation; install {_WANTED}"
+                )
             importlib.metadata.version("openai")
         except importlib.metadata.PackageNotFoundError as error:
             raise ValueError(f"this Python has no {error.name}; install {_WANTED}") from None
-        if not self.version.startswith("0.3.28"):
-            raise ValueError(f"inspect-ai {self.version} is another version; install {_WANTED}")
         from inspect_ai import SampleSource, task_with
         from inspect_ai._eval.loader import load_tasks
         from inspect_ai.scorer import value_to_float
@@ -48,11 +51,13 @@ class Standard:
             raise ValueError(f"{name} must have a scorer and a dataset, and no model of its own")
         if task.sandbox or any(sample.sandbox for sample in task.dataset):
             raise ValueError(f"{name} runs code in a sandbox, which is not served")
-        self._samples = {}
+        self._samples: dict[str, Any] = {}
+        counts: dict[str, int] = {}
         for sample in task.dataset:
             if sample.id is None:  # its position may change
-                content = sample.model_dump_json().encode()
-                sample.id = hashlib.sha256(content).hexdigest()[:16]
+                content = hashlib.sha256(sample.model_dump_json().encode()).hexdigest()[:16]
+                equal = counts[content] = counts.get(content, -1) + 1
+                sample.id = f"{content}-{equal}" if equal else content
             if str(sample.id) in self._samples:
                 raise ValueError(f"{name} has two samples with the id {sample.id!r}")
             self._samples[str(sample.id)] = sample
@@ -168,7 +173,7 @@ class Standard:
             "reward": sum(rewards.values()),
             "rewards": rewards,
             "truncated": sample.limit is not None,
-            "stop": sample.limit.type if sample.limit else sample.output.stop_reason,
+            "stop": sample.limit.type if sample.limit else "",
         }
 
 

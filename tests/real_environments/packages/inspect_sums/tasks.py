@@ -28,16 +28,16 @@ def times():
 
 
 @scorer(metrics=[accuracy()])
-def right(fault: str = ""):
+def right():
     async def score(state: TaskState, target: Target) -> Score:
-        match fault:
-            case "raises":
+        match state.output.completion:
+            case "raise":
                 raise RuntimeError("the judge does not answer")
-            case "judges":
+            case "ask the model":
                 await get_model().generate("Is it right?")
-            case "fails":
+            case "fail":
                 return Score(value="I", reason="scoring_failed", explanation="no file")
-            case "unscored":
+            case "no score":
                 return Score(value=math.nan)
             case "text":
                 return Score(value="about half")
@@ -74,17 +74,18 @@ def waits(fifo: str):
 
 
 @task
-def sums(num_tasks: int = 12, fault: str = "", cache: bool = False, shuffled: bool = False):
+def sums(first: int = 0, num_tasks: int = 12, shuffled: bool = False):
+    """Replies are cached, as many tasks do: each sample must have its own nevertheless."""
     samples = [
         Sample(input=f"How much is {n} * {n + 1}?", target=str(n * (n + 1)))
-        for n in range(num_tasks)
+        for n in range(first, first + num_tasks)
     ]
     if shuffled:
         random.shuffle(samples)
     return Task(
         dataset=MemoryDataset(samples),
-        solver=[use_tools(times()), generate(cache=cache)],
-        scorer=[right(fault), called()],
+        solver=[use_tools(times()), generate(cache=True)],
+        scorer=[right(), called()],
     )
 
 
@@ -107,4 +108,4 @@ def unscored():
 @task
 def costly():
     """Its evaluation is refused by the library: no price of the model is known."""
-    return Task(dataset=[Sample(input="How much is 6 * 7?")], scorer=called(), cost_limit=1.0)
+    return Task(dataset=[Sample(input="?", id="one")], scorer=called(), cost_limit=1.0)
