@@ -80,10 +80,19 @@ def _refused(task_id: str) -> NoReturn:
 
 
 async def play(
-    scripts: Mapping[str, Script], settings: EnvironmentConfig
+    scripts: Mapping[str, Script], settings: EnvironmentConfig, *, at_once: int = 64
 ) -> tuple[dict[str, Played], dict[str, ScriptedModel], dict[str, int]]:
-    """One sample of the question for each script, all at once; checks that each sampled token is
-    trained once."""
+    """One sample of the question for each script; checks that each sampled token is trained once.
+
+    Args:
+        at_once: samples that run at a time.
+    """
+    free = asyncio.Semaphore(at_once)
+
+    async def sample(runners: Runners, task: str, address: str) -> Played:
+        async with free:
+            return await runners.run(task, address)
+
     tasks = {task["prompt"]: task["id"] for task in described(settings)[1]}
     form = chat_format("SMOLLM2")
     service = Service(_refused, admin_key="the-admins-key", model="policy")
@@ -96,7 +105,8 @@ async def play(
         async with Runners(settings) as runners:
             url = base_url(listener)
             samples = [
-                runners.run(tasks[QUESTION], f"{url}/key/{key}/v1") for _, key in started.values()
+                sample(runners, tasks[QUESTION], f"{url}/key/{key}/v1")
+                for _, key in started.values()
             ]
             found = dict(zip(scripts, await asyncio.gather(*samples), strict=True))
         forks: dict[str, int] = {}

@@ -56,6 +56,13 @@ def test_64_samples_at_once_ask_the_model_with_their_own_keys() -> None:
     assert all(len(one.answers) == 1 + int(n) % 2 for n, one in models.items())
 
 
+def test_a_cached_reply_is_not_that_of_another_sample() -> None:
+    scripts: dict[str, Script] = {"42": lambda _: "It is 42.", "0": lambda _: "It is 0."}
+    found, models, _ = asyncio.run(play(scripts, environment(), at_once=1))
+    assert [one.outcome.reward for one in found.values()] == [1.0, 0.0]
+    assert all(len(one.answers) == 1 for one in models.values())
+
+
 def test_what_cannot_be_scored_is_no_reward() -> None:
     faults = {
         "raise": "the judge does not answer",
@@ -75,11 +82,9 @@ def test_what_cannot_be_scored_is_no_reward() -> None:
 
 
 def test_an_evaluation_that_ends_is_no_reward() -> None:
-    """Every sample starts it again."""
-    settings = environment("costly")
 
     async def main() -> None:
-        async with Runners(settings) as runners:
+        async with Runners(environment("costly")) as runners:
             for _ in range(2):
                 outcome = (await runners.run("one", "none")).outcome
                 assert outcome.status == "error"

@@ -7,7 +7,7 @@ import re
 
 from inspect_ai import Task, task
 from inspect_ai.dataset import MemoryDataset, Sample
-from inspect_ai.model import get_model
+from inspect_ai.model import CachePolicy, get_model
 from inspect_ai.scorer import Score, Target, accuracy, mean, scorer
 from inspect_ai.solver import Generate, TaskState, generate, solver, use_tools
 from inspect_ai.tool import tool
@@ -75,7 +75,7 @@ def waits(fifo: str):
 
 @task
 def sums(first: int = 0, num_tasks: int = 12, shuffled: bool = False):
-    """Replies are cached, as many tasks do: each sample must have its own nevertheless."""
+    """Replies are cached: each sample must have its own nevertheless."""
     samples = [
         Sample(input=f"How much is {n} * {n + 1}?", target=str(n * (n + 1)))
         for n in range(first, first + num_tasks)
@@ -84,7 +84,7 @@ def sums(first: int = 0, num_tasks: int = 12, shuffled: bool = False):
         random.shuffle(samples)
     return Task(
         dataset=MemoryDataset(samples),
-        solver=[use_tools(times()), generate(cache=True)],
+        solver=[use_tools(times()), generate(cache=CachePolicy(per_epoch=False))],
         scorer=[right(), called()],
     )
 
