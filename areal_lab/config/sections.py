@@ -268,9 +268,10 @@ class EnvironmentConfig(Record):
     """
 
     name: str = ""
-    """Name of the environment in its library; short form: `environment=NAME`."""
+    """Name of the environment in its library, such as `sums-v1` (verifiers) or
+    `tasks.py@sums` (inspect-ai); short form: `environment=NAME`."""
     standard: str = "verifiers"
-    """Library of the environment: `verifiers`, or a file with a class `Standard`."""
+    """Library of the environment: `verifiers`, `inspect`, or a file with a class `Standard`."""
     python: str = ""
     """Python of the environment, 3.11 or newer, such as `envs/NAME/bin/python`; it needs the
     library and the environment, and nothing of this package."""

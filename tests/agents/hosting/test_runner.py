@@ -89,7 +89,7 @@ def test_the_tasks_of_an_environment_are_the_problems() -> None:
         ({"args": {"tasks": 0}}, "environment own has 0 different problems"),
         ({"name": ""}, "environment.name is empty"),
         ({"python": "/none"}, "environment.python is '/none'"),
-        ({"standard": "verifier"}, "must be one of verifiers, or a file"),
+        ({"standard": "verifier"}, "must be one of inspect, verifiers, or a file"),
     ],
 )
 def test_what_cannot_be_served_is_refused_in_one_line(
@@ -99,6 +99,28 @@ def test_what_cannot_be_served_is_refused_in_one_line(
         environment_problems(environment(**settings))
     assert "\n" not in str(caught.value)
     assert not marked()
+
+
+@pytest.mark.parametrize(
+    ("standard", "found", "wanted"),
+    [
+        ("inspect", "inspect_ai-0.3.28", "inspect-ai>=0.3.280,<0.3.290 and openai"),
+        ("verifiers", "verifiers-0.1.10", "verifiers>=0.4,<0.5"),
+    ],
+)
+def test_another_generation_of_a_library_is_refused(
+    standard: str, found: str, wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = environment(standard=standard)
+    with pytest.raises(ValueError, match=f"this Python has no .*; install {wanted}"):
+        environment_problems(settings)
+    name, version = found.split("-")
+    (tmp_path / f"{found}.dist-info").mkdir()
+    (tmp_path / f"{found}.dist-info" / "METADATA").write_text(f"Name: {name}\nVersion: {version}\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    tasks_module._asked.cache_clear()
+    with pytest.raises(ValueError, match=f"{version} is of another generation; install {wanted}"):
+        environment_problems(settings)
 
 
 @pytest.mark.parametrize("at", ["hello", "list"])
