@@ -11,7 +11,7 @@ import secrets
 import socket
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -38,8 +38,14 @@ def environment_problems(
     Raises:
         ValueError: in one line, that names the setting.
     """
-    _, tasks = described(environment)
-    problems = [
+    problems = problems_of_tasks(described(environment)[1])
+    where = f"environment {environment.name}"
+    return split_problems(problems, [], names=(where, where), eval_size=eval_size, seed=seed)
+
+
+def problems_of_tasks(tasks: Sequence[Mapping[str, Any]]) -> list[Problem]:
+    """Problems of tasks, whose text is for logs: the runner has the tasks."""
+    return [
         Problem(
             prompt=str(task.get("prompt") or f"task {task['id']}"),
             answer="",
@@ -48,8 +54,6 @@ def environment_problems(
         )
         for task in tasks
     ]
-    where = f"environment {environment.name}"
-    return split_problems(problems, [], names=(where, where), eval_size=eval_size, seed=seed)
 
 
 def described(environment: EnvironmentConfig) -> tuple[str, list[dict[str, Any]]]:
