@@ -137,7 +137,7 @@ async def play_response(
         RewardError: the runner could not start.
     """
     with tempfile.TemporaryDirectory(prefix="areal-check-") as folder:
-        model = model or _of_bytes(Path(folder))
+        model = model or byte_model(Path(folder))
         workflow = workflow_of(config)
         assert workflow is not None, "environments are played by one"
         codec = TextCodec.load(model)
@@ -213,8 +213,8 @@ def episode_report(checked: CheckedEpisode) -> dict[str, Any]:
     }
 
 
-def _of_bytes(folder: Path) -> Path:
-    """A folder with a tokenizer of bytes, and ChatML."""
+def byte_model(folder: Path) -> Path:
+    """Write a tokenizer of bytes and the template of ChatML into a folder; returns it."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
