@@ -23,6 +23,7 @@ from areal_lab.agents.chat_format import ChatFormat
 from areal_lab.agents.control_text import control_text
 from areal_lab.agents.template import TEMPLATE_FILE, load_template
 from areal_lab.agents.workflow import Episode, opened
+from areal_lab.config.problem import refusal
 from areal_lab.config.schema import TrainConfig
 from areal_lab.data.problems import Problem
 from areal_lab.data.tokenize import TOKENIZER_FILE, TextCodec
@@ -57,7 +58,11 @@ class CheckedEpisode:
 
 
 class FixedResponse:
-    """Engine of one sample, whose turns are all the same text (`WorkflowEngine`)."""
+    """Engine of one sample, whose turns are all the same text (`WorkflowEngine`).
+
+    Raises:
+        ConfigError: the tokenizer cannot write the response.
+    """
 
     stream = "held-out"
     group = 0
@@ -66,7 +71,11 @@ class FixedResponse:
     def __init__(self, response: str, form: ChatFormat, codec: TextCodec) -> None:
         self._codec = codec
         text = control_text(codec)
-        self._response = (*text.encode(str(text.plain(response))), *form.end_tokens[:1])
+        tokens = text.encode(str(text.plain(response)))
+        if (written := codec.decode(tokens)).strip() != response.strip():
+            detail = f"{response[:40]!r}, but the model's tokens write {written[:40]!r}"
+            raise refusal("response", f"the response is {detail}; give another one, or no model")
+        self._response = (*tokens, *form.end_tokens[:1])
         self.sampling = SamplingParams(max_new_tokens=len(self._response))
         self._turns = 0
         self._over = False

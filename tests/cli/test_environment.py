@@ -130,6 +130,9 @@ def test_a_model_plays_an_episode_too(tmp_path: Path) -> None:
     assert fixed["tokens"] - 2 == played["tokens"] - played["trained_tokens"] == len("0 +")
     assert played["reward"] == 0.5
     assert 0 < played["model_s"] <= played["episode_s"]
+    unwritable = call("check", *settings, "--response", "ü", "--model", str(model))
+    assert unwritable.exit_code == 2
+    assert "error: the response is 'ü', but the model's tokens write" in unwritable.stderr
 
 
 def test_an_episode_that_fails_is_told_and_counts_as_a_failure() -> None:

@@ -27,7 +27,7 @@ from benchmarks.tiny_model import write_tiny_model
 from tests.agents.scripted_model import Said, ScriptedModel, writing
 from tests.agents.templates import chat_format
 from tests.pipeline.agent_runs import TEMPLATE, largest_gap
-from tests.pipeline.tiny_run import checkpoints, do_run, tiny_config, trained_samples
+from tests.pipeline.tiny_run import checkpoints, do_run, metrics, tiny_config, trained_samples
 from tests.real_clients.lab import Script
 from tests.real_environments.environments import LIBRARIES
 
@@ -199,6 +199,9 @@ def test_a_run_trains_each_sampled_token_once(tmp_path: Path) -> None:
     seen = [(one["group"], one["sample"]) for one in samples]
     assert len(seen) == len(set(seen)) == 2 * 2 * 4
     assert {one["reward"] for one in samples} == {0.0, 0.25}
+    for line in metrics(done.folder):
+        assert 0 <= line["environment/called"] <= 0.25
+        assert line["environment/right"] == 0
     for one in samples:
         generated = [part for part in one["parts"] if "tokens" in part]
         assert all(len(part["tokens"]) == len(part["logprobs"]) for part in generated)
@@ -210,6 +213,28 @@ def test_a_run_trains_each_sampled_token_once(tmp_path: Path) -> None:
     worst = max(largest_gap(models, one) for one in samples)
     print(f"{len(samples)} samples, log-probs differ by at most {worst:.1e}")
     assert worst < 1e-4
+
+
+def test_an_environment_is_checked_with_and_without_a_model(tmp_path: Path) -> None:
+    model = model_of_calls(tmp_path)
+    settings = [
+        *("environment=sums-v1", f"environment.python={LIBRARIES.python_of('verifiers')}"),
+        *("environment.max_turns=3", "rollout.threads=1", "gconfig.max_new_tokens=12"),
+    ]
+    command = ["environment", "check", "sums-v1", *settings, "--json"]
+    result = CliRunner().invoke(cli.app, [*command, "--response", CALLS[0]])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    (fixed,) = found["episodes"]
+    assert (found["tasks"], found["version"].startswith("0.4.")) == (12, True)
+    assert (fixed["turns"], fixed["end"], fixed["rows"], fixed["forks"]) == (3, "turns", 1, {})
+    assert fixed["rewards"] == {"called": 0.25, "right": 0.0}
+    assert sum(fixed["tool_calls"].values()) == 3
+    result = CliRunner().invoke(cli.app, [*command, "--response", "7", "--model", str(model)])
+    assert result.exit_code == 0, result.output
+    _, played = json.loads(result.stdout)["episodes"]
+    assert played["reward"] in (0.0, 0.25)
+    assert 0 < played["trained_share"] < 1
 
 
 def test_a_model_is_evaluated_on_an_environment(tmp_path: Path) -> None:
