@@ -171,6 +171,7 @@ class Agent:
         given = {**data, "base_url": f"{self._url}/v1", "api_key": key}
         rewards: Mapping[str, float] = {}
         outcome: RewardOutcome | None = None
+        metrics: dict[str, float] = {}
         cut_off = False
         try:
             if self._environment is None:
@@ -179,6 +180,7 @@ class Agent:
                 address = f"{self._url}/key/{key}/v1"
                 played = await self._runners.run(str(data.get("task")), address)
                 outcome, cut_off = played.outcome, played.truncated
+                metrics = {**played.metrics, **outcome.rewards}
             for reply, reward in rewards.items():
                 call, _, index = reply.partition("/")
                 number = int(index) if index.isdecimal() else None
@@ -203,6 +205,7 @@ class Agent:
             outcome = RewardOutcome("error", math.nan, detail=detail)
         of_turns = outcome.status == "ok" and (bool(rewards) or discount < 1)
         episode = episode_of(conversation, outcome, of_turns=of_turns)
+        episode = replace(episode, metrics=metrics)
         return replace(episode, end="turns") if cut_off and episode.end == "stop" else episode
 
     async def _reward(self, data: Mapping[str, Any]) -> tuple[RewardOutcome, Mapping[str, float]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -41,6 +41,8 @@ class Episode:
     end: SampleEnd
     turns: tuple[Turn, ...] = ()
     """Empty for a single turn."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Measurements of an environment of another library, and its named rewards, by their names."""
 
     @property
     def segments(self) -> tuple[Segment, ...]:

@@ -15,6 +15,7 @@ from typing import Annotated, Final
 import typer
 
 from areal_lab.cli import engine as engine_command
+from areal_lab.cli import environment as environment_command
 from areal_lab.cli import simulations
 from areal_lab.cli.command import command_class, schema
 from areal_lab.cli.outputs import (
@@ -38,6 +39,7 @@ app = typer.Typer(
 )
 
 app.add_typer(engine_command.app, name="engine")
+app.add_typer(environment_command.app, name="environment")
 
 _A_CONFIG = f"YAML file, or a shipped config: {', '.join(training_configs())}."
 

@@ -12,7 +12,7 @@ import platform
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, requires, version
@@ -24,6 +24,9 @@ from packaging.requirements import Requirement
 
 from areal_lab.config.problem import ConfigError
 from areal_lab.config.schema import TrainConfig
+from areal_lab.config.sections import EnvironmentConfig
+from areal_lab.data.runners.tasks import OLDEST_PYTHON as OLDEST_OF_ENVIRONMENTS
+from areal_lab.data.runners.tasks import REQUIREMENTS, installed, python_of
 from areal_lab.engines.launch.backends import BACKENDS, INSTALLABLE
 from areal_lab.engines.launch.environments import (
     Condition,
@@ -50,6 +53,13 @@ LEAST_MEMORY_BYTES = 4 * GIB
 DEMO_DISK_BYTES = 3 * GIB
 """The converted model (0.54 GB) and the run folder (2.1 GB: a checkpoint of 0.54 GB and the
 trainer's state, 1.6 GB), with a margin."""
+_LIBRARIES = {
+    "verifiers": REQUIREMENTS["verifiers"],
+    "openenv": "openenv>=0.10",
+    "openenv-core": "openenv>=0.10",
+}
+"""Libraries of environments whose old versions pip takes without a warning beside our packages, and
+the requirement of the version that is meant."""
 _NOT_CHECKED = "the dataset, functions and model are checked only when a run starts"
 _DEMO_WEIGHTS_BYTES = 538_000_000  # SmolLM2-135M in float32
 _DEMO_MODEL = "SmolLM2-135M-Instruct"
@@ -92,6 +102,8 @@ class Facts:
     """Engines with a separate environment."""
     sandbox: Mapping[str, str] = field(default_factory=lambda: {"namespaces": ""})
     """Why model code cannot be contained at each level; empty where it can."""
+    libraries: Mapping[str, str | None] = field(default_factory=dict)
+    """Versions of libraries of environments in this Python."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +145,7 @@ def gather() -> Facts:
         gpus=visible_gpus(),
         engines=tuple(verify(environment(name)) for name in INSTALLABLE),
         sandbox={level: refusal(level) for level in CONTAINED},
+        libraries={name: _version(name) for name in _LIBRARIES},
     )
 
 
@@ -148,8 +161,11 @@ def run_doctor(config: str | None, overrides: Sequence[str], *, in_json: bool) -
         from areal_lab.config.load import load_config, split_arguments
 
         recipes, changes = split_arguments(overrides)
-        plan, problems = explain_config(load_config([config, *recipes], changes))
+        loaded = load_config([config, *recipes], changes)
+        plan, problems = explain_config(loaded)
         findings += problems
+        if loaded.dataset.type == "environment":
+            findings.append(diagnose_environment(loaded.environment))
     typer.echo((as_json if in_json else as_table)(findings, plan))
     return exit_code(findings)
 
@@ -172,6 +188,7 @@ def diagnose(facts: Facts) -> list[Finding]:
         _disk(facts),
         _gpus(facts),
         _sandbox(facts),
+        *_libraries(facts),
         *(diagnose_engine(found, facts.gpus) for found in facts.engines),
     ]
 
@@ -191,6 +208,7 @@ def _diagnose_base(facts: Facts) -> list[Finding]:
         *_packages(replace(facts, requirements=base)),
         training,
         _cores(facts),
+        *_libraries(facts),
         *(diagnose_engine(found, facts.gpus) for found in facts.engines),
     ]
 
@@ -411,6 +429,56 @@ def _sandbox(facts: Facts) -> Finding:
         f"none, so rewards that run model code are refused ({reasons}); {FIX}",
         "apt-get install bubblewrap",
     )
+
+
+def _libraries(facts: Facts) -> Iterator[Finding]:
+    for name, wanted in _LIBRARIES.items():
+        found, requirement = facts.libraries.get(name), Requirement(wanted)
+        works = name == requirement.name and requirement.specifier.contains(found or "0")
+        if found is not None and not works:
+            detail = (
+                f"{found} in this Python is of another generation, which pip takes beside our "
+                f"packages; environments need {wanted}, in a Python of their own"
+            )
+            yield Finding(
+                f"library {name}", Status.NOTE, detail, _own_python(facts.executable, wanted)
+            )
+
+
+def _own_python(executable: str, requirement: str) -> str:
+    """Command that makes a Python for environments of a library; of none for an empty one."""
+    folder = f"envs/{Requirement(requirement).name if requirement else 'own'}"
+    make = f"{shlex.quote(executable)} -m venv {folder}"
+    return f"{make} && {folder}/bin/python {_install(requirement)}" if requirement else make
+
+
+def _install(requirement: str) -> str:
+    return f"-m pip install {shlex.quote(requirement)} uv"
+
+
+def diagnose_environment(environment: EnvironmentConfig) -> Finding:
+    """Finding about the Python of an environment, which is not loaded."""
+    wanted = REQUIREMENTS.get(environment.standard, "")
+    package = Requirement(wanted).name if wanted else ""
+    again = _own_python(sys.executable, wanted)
+    try:
+        python = python_of(environment)
+        version, found = installed(python, package or "pip")
+    except ValueError as error:
+        return Finding("environment", Status.FAIL, str(error), again)
+    what = f"Python {'.'.join(map(str, version))} at {python}"
+    if version < OLDEST_OF_ENVIRONMENTS:
+        return Finding("environment", Status.FAIL, f"{what}, but 3.11 or newer is needed", again)
+    if not wanted:
+        return Finding("environment", Status.OK, what)
+    if found is None or not Requirement(wanted).specifier.contains(found, prereleases=True):
+        has = "has no" if found is None else f"has {found} of"
+        detail = f"{what} {has} {package}, but {wanted} is needed"
+        if python.parent == Path(sys.executable).parent:  # where pip takes an old version
+            return Finding("environment", Status.FAIL, f"{detail}, in a Python of its own", again)
+        fix = f"{shlex.quote(str(python))} {_install(wanted)}"
+        return Finding("environment", Status.FAIL, detail, fix)
+    return Finding("environment", Status.OK, f"{package} {found}, {what}")
 
 
 def diagnose_engine(found: Environment, gpus: Sequence[str]) -> Finding:

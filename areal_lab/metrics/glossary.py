@@ -920,5 +920,7 @@ GLOSSARY: Final[tuple[Metric, ...]] = (
 )
 OF_A_COMPONENT: Final = "reward_COMPONENT_mean"
 """Mean of each named component that a reward function returns, before its weight."""
+ENVIRONMENT: Final = "environment/"
+"""Prefix of the mean of each measurement of an environment of another library, by its name."""
 OF_A_CUSTOM_LOSS: Final = "FIELD_mean"
 """Mean of each per-token field that a custom loss returns in addition to `loss`, by its name."""

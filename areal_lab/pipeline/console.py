@@ -27,6 +27,7 @@ from areal_lab.config.schema import TrainConfig
 from areal_lab.live.attach import OUTPUT, AttachedRun, attach_run
 from areal_lab.live.mailbox import open_mailbox
 from areal_lab.live.presence import new_presence, write_presence
+from areal_lab.metrics.glossary import ENVIRONMENT
 from areal_lab.pipeline.resume.recovery import Recovery, resolve_recovery
 from areal_lab.pipeline.run import run
 from areal_lab.pipeline.state import RunState
@@ -133,6 +134,9 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
         table.add_row("version mismatches", _mismatches(summary["version_mismatches"]))
     add_watching_rows(table, summary)
     table.add_row("groups", _groups(summary))
+    if found := summary.get("environment"):
+        values = (f"{name.removeprefix(ENVIRONMENT)} {one:.3g}" for name, one in found.items())
+        table.add_row("environment, last step", ", ".join(values))
     if speed := summary.get("trainer_speed"):
         table.add_row("trainer speed", speed_text(speed))
     for name, use in summary["processes"].items():

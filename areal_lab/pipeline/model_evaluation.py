@@ -63,7 +63,13 @@ class Evaluation:
 
 
 def prepare_evaluation(
-    config: TrainConfig, *, samples: int, ks: Sequence[int] = (), limit: int = 0, out: Path
+    config: TrainConfig,
+    *,
+    samples: int,
+    ks: Sequence[int] = (),
+    limit: int = 0,
+    out: Path,
+    given: Sequence[Problem] | None = None,
 ) -> Evaluation:
     """Check an evaluation before any process starts.
 
@@ -73,6 +79,7 @@ def prepare_evaluation(
         ks: values of k for pass@k; empty takes 1 and `samples`.
         limit: number of problems to evaluate, from the first; 0 takes all.
         out: new folder for the results.
+        given: problems, in place of those of the data set.
 
     Raises:
         ConfigError: one line per problem.
@@ -96,7 +103,10 @@ def prepare_evaluation(
     engines = None if placed is None else placed.engines
     found += check_functions(config)
     workflow = attempt(found, lambda: workflow_of(config), "rollout.workflow")
-    problems = attempt(found, lambda: evaluated_problems(config)[: limit or None], "dataset") or ()
+    problems = () if given is None else tuple(given)
+    if given is None:
+        chosen = attempt(found, lambda: evaluated_problems(config)[: limit or None], "dataset")
+        problems = chosen or ()
     model, facts = read_model(config, found)
     prompts = [problem.prompt for problem in problems]
     codec = attempt(
@@ -181,7 +191,7 @@ async def evaluate(
 
     async with Fleet() as fleet:
         try:
-            rollout, servers = await _start(evaluation, folder, fleet, display)
+            rollout, servers = await start_evaluation(evaluation, folder, fleet, display)
             display.phase(f"{total} problems, {evaluation.samples} samples each")
             with Lines(evaluation.out / "samples.jsonl", new=True) as file:
 
@@ -208,7 +218,7 @@ async def evaluate(
     return write_results(generating_s)
 
 
-async def _start(
+async def start_evaluation(
     evaluation: Evaluation, folder: RunFolder, fleet: Fleet, display: Display
 ) -> tuple[Rollout, ServerPool]:
     """Start servers and reward workers; `fleet` stops them."""

@@ -70,6 +70,7 @@ def summary_so_far(
             "alarms": inputs.alarms.summary() if inputs.alarms else None,
             "rewards": performer.rollout.rewards.counts if performer else None,
             "workflow": performer.rollout.counts if performer else None,
+            "environment": (performer.environment or None) if performer else None,
             "evaluations": _evaluations(performer, log) if performer else None,
             "best": _best(performer.folder) if performer else None,
             "held_out_unjudged": {

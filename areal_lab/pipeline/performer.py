@@ -37,6 +37,7 @@ from areal_lab.pipeline.resume.writer import CheckpointWriter
 from areal_lab.pipeline.rollout.groups import Rollout
 from areal_lab.pipeline.rollout.scored import (
     ScoredGroup,
+    environment_metrics,
     outcome_metrics,
     outcome_of,
     tool_metrics,
@@ -95,6 +96,8 @@ class RunPerformer:
     """Saved tokens of the checkpoint's open groups, which are not generated again."""
     counts_before: Mapping[str, int] = field(default_factory=dict)
     """`counts` at the checkpoint from which the run continues."""
+    environment: dict[str, float] = field(default_factory=dict)
+    """Metrics of an environment of another library in the last step."""
     _kept: dict[GroupId, tuple[ScoredGroup, tuple[Trajectory, ...]]] = field(default_factory=dict)
     _loaded: asyncio.Event = field(default_factory=asyncio.Event)
     """Set unless a version is being pushed to the engines."""
@@ -205,8 +208,10 @@ class RunPerformer:
             await asyncio.to_thread(self.folder.write_profile, result.version, result.profile)
         await self.collect_engine_spans()
         groups = [scored for scored, _ in kept]
-        outcomes = outcome_metrics(sample for group in groups for sample in group.samples)
-        self._report(result.version, {**result.metrics, **outcomes, **tool_metrics(groups)})
+        samples = [sample for group in groups for sample in group.samples]
+        self.environment = environment_metrics(samples)
+        found = {**outcome_metrics(samples), **tool_metrics(groups), **self.environment}
+        self._report(result.version, {**result.metrics, **found})
         self._step_done_s = time.time()
         bounded = self.checkpoints.config.rollout.schedule == "bounded_drift"
         return TrainStepDone(result.version, *(measured(result.metrics) if bounded else ()))

@@ -477,6 +477,17 @@ EVAL: Final = ReadSettings(
     ),
 )
 """Settings that are given to `areal-lab eval` beside its data set."""
+_OF_ONE_EPISODE: Final = (*_ENGINES, "seed", "dataset.type", "environment.")
+ENVIRONMENT: Final = ReadSettings(
+    TrainConfig,
+    always=_OF_ONE_EPISODE[:-1],
+    conditions=(
+        _never("on areal-lab environment; use --model", "actor.path"),
+        _OF_ENVIRONMENTS,
+        _only(_OF_ONE_EPISODE, "on areal-lab environment, which plays single episodes"),
+    ),
+)
+"""Settings that are given to `areal-lab environment`."""
 GATEWAY: Final = ReadSettings(
     TrainConfig,
     always=(*_ENGINES, "rollout.max_engine_restarts"),

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from areal_lab.metrics.glossary import GLOSSARY
+from areal_lab.metrics.glossary import ENVIRONMENT, GLOSSARY
 from areal_lab.runlog import held_out
 from areal_lab.runlog.appended import Appended, read_appended
 from areal_lab.runlog.read_run import METRICS
@@ -134,4 +134,6 @@ def _held_out(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 def named(metric: str) -> str:
     """Name of a metric in a sink, prefixed with its group: these tools sort by it."""
+    if metric.startswith(ENVIRONMENT):
+        return metric
     return f"{_GROUPS.get(metric, CUSTOM)}/{metric}"

@@ -13,7 +13,7 @@ import torch
 from areal_lab.agents.gateway.server import bind, serve
 from areal_lab.agents.gateway.service import Service
 from areal_lab.rewards.sandbox.run import Sandbox
-from benchmarks import advantages, paired, sandbox, training
+from benchmarks import advantages, paired, runner, sandbox, training
 from benchmarks.gateway import ADMIN, Round, Scripted, figures, measure, start_session
 from tests.rewards.sandbox.test_attacks import LEVELS
 
@@ -102,6 +102,16 @@ def test_figures_of_known_rounds() -> None:
     assert found["cpu_us_per_event"] == pytest.approx(100.0)
     assert [row["added_p99_ms"] for row in found["rows"]] == [99.0, 50.0]
     assert found["added_p99_ms"] == 99.0
+
+
+def test_an_agent_in_a_runner_takes_all_its_turns() -> None:
+    found = asyncio.run(runner.run(1, samples=8, turns=8))
+    assert [row["case"] for row in found["rows"]] == ["inline", "runner"]
+    assert all(row["turns"] == 64 and row["cpu_ms_per_turn"] > 0 for row in found["rows"])
+    known = runner.figures({"inline": [1.0, 4.0, 2.0], "runner": [2.0, 4.0, 3.0]}, 5)
+    assert known["ratio"] == 1.5
+    assert known["spread"]["ratio"] == {"median": 1.5, "min": 1.0, "max": 2.0}
+    assert known["rows"][1] == {"case": "runner", "turns": 5, "cpu_ms_per_turn": 3.0}
 
 
 def test_figures_of_two_trees_are_compared_pair_by_pair() -> None:

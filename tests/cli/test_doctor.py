@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
+import venv
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +15,21 @@ from typer.testing import CliRunner
 
 from areal_lab.cli import app as cli
 from areal_lab.cli import doctor
-from areal_lab.cli.doctor import GIB, Facts, Finding, Status, as_json, as_table, diagnose, exit_code
+from areal_lab.cli.doctor import (
+    GIB,
+    Facts,
+    Finding,
+    Status,
+    as_json,
+    as_table,
+    diagnose,
+    diagnose_environment,
+    exit_code,
+)
 from areal_lab.config.problem import ConfigError, Kind, Problem
 from areal_lab.config.schema import TrainConfig
+from areal_lab.config.sections import EnvironmentConfig
+from areal_lab.data.runners.tasks import REQUIREMENTS, STANDARDS
 
 HEALTHY = Facts(
     python=(3, 11, 7),
@@ -132,6 +147,111 @@ def test_what_only_slows_a_run_is_a_note(name: str, changes: dict[str, Any], det
     assert found.status is Status.NOTE
     assert detail in found.detail
     assert exit_code(diagnose(replace(HEALTHY, **changes))) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "wanted"),
+    [
+        ("verifiers", "0.1.10", "verifiers>=0.4,<0.5"),
+        ("verifiers", "0.5.0", "verifiers>=0.4,<0.5"),
+        ("openenv", "0.2.1", "openenv>=0.10"),
+        ("openenv-core", "0.3.0", "openenv>=0.10"),
+    ],
+)
+def test_another_generation_of_a_library_is_told_with_the_command_of_its_own_python(
+    name: str, version: str, wanted: str
+) -> None:
+    found = finding(f"library {name}", libraries={name: version})
+    assert found.status is Status.NOTE
+    assert found.detail.startswith(f"{version} in this Python is of another generation")
+    folder = f"envs/{wanted.partition('>')[0]}"
+    make, _, install = found.fix.partition(" && ")
+    assert make == f"/env/bin/python -m venv {folder}"
+    assert install == f"{folder}/bin/python -m pip install '{wanted}' uv"
+    base = {"httpx": "0.28.1", "torch": None}
+    without = replace(HEALTHY, versions=base, requirements=WITH_EXTRA, libraries={name: version})
+    assert found in diagnose(without), "also without the packages for training"
+
+
+def test_libraries_that_work_are_not_mentioned() -> None:
+    libraries = {"verifiers": "0.4.2", "openenv": "0.10.0", "openenv-core": None}
+    assert diagnose(replace(HEALTHY, libraries=libraries)) == diagnose(HEALTHY)
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> Path:
+    """Another Python, without packages."""
+    venv.create(tmp_path / "envs", symlinks=True, with_pip=False)
+    return tmp_path / "envs" / "bin" / "python"
+
+
+def with_verifiers(python: Path, version: str) -> None:
+    """What pip writes about a package."""
+    (site,) = (python.parents[1] / "lib").glob("*/site-packages")
+    for other in site.glob("verifiers-*"):
+        shutil.rmtree(other)
+    told = site / f"verifiers-{version}.dist-info"
+    told.mkdir()
+    (told / "METADATA").write_text(f"Metadata-Version: 2.1\nName: verifiers\nVersion: {version}\n")
+
+
+def environment_finding(python: str, **settings: str) -> Finding:
+    return diagnose_environment(EnvironmentConfig(name="own", python=python, **settings))
+
+
+def test_the_python_of_an_environment_has_its_library(python: Path) -> None:
+    missing = environment_finding(str(python))
+    assert missing.status is Status.FAIL
+    assert missing.detail.endswith(f"{python} has no verifiers, but verifiers>=0.4,<0.5 is needed")
+    assert missing.fix == f"{python} -m pip install 'verifiers>=0.4,<0.5' uv"
+    with_verifiers(python, "0.1.10")
+    old = environment_finding(str(python))
+    assert (old.status, old.fix) == (Status.FAIL, missing.fix)
+    assert "has 0.1.10 of verifiers, but verifiers>=0.4" in old.detail
+    with_verifiers(python, "0.4.3")
+    new = environment_finding(str(python))
+    assert (new.status, new.fix) == (Status.OK, "")
+    assert new.detail.startswith("verifiers 0.4.3, Python 3.")
+    own = environment_finding(str(python), standard="mine.py")
+    assert (own.status, own.detail.startswith("Python 3.")) == (Status.OK, True)
+
+
+def test_an_environment_without_a_python_of_its_own_fails_with_the_command(tmp_path: Path) -> None:
+    makes = "-m venv envs/verifiers && envs/verifiers/bin/python -m pip install 'verifiers>=0.4"
+    no_python = tmp_path / "program"
+    no_python.write_text("#!/bin/sh\necho 'this is no Python' >&2\n")
+    no_python.chmod(0o755)
+    broken = tmp_path / "broken"
+    broken.write_text("#!/no/such/interpreter\n")
+    broken.chmod(0o755)
+    for given, detail in (
+        ("", "environment.python is '', but must be"),
+        ("/none", "environment.python is '/none', but must be"),
+        (str(no_python), f"'{no_python}', which is no Python: this is no Python"),
+        (str(broken), f"'{broken}', which does not run: FileNotFoundError"),
+        (sys.executable, "is needed, in a Python of its own"),
+    ):
+        found = environment_finding(given)
+        assert found.status is Status.FAIL
+        assert detail in found.detail
+        assert "\n" not in found.detail
+        assert makes in found.fix
+
+
+def test_the_environment_of_a_config_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "gather", lambda: HEALTHY)
+    arguments = ["doctor", "--json", "--config"]
+    result = CliRunner().invoke(cli.app, [*arguments, "verifiers", "environment.python=/none"])
+    assert result.exit_code == 1
+    checks = {one["name"]: one for one in json.loads(result.stdout)["checks"]}
+    assert checks["environment"]["status"] == "FAIL"
+    result = CliRunner().invoke(cli.app, [*arguments, "tiny"])
+    assert "environment" not in {one["name"] for one in json.loads(result.stdout)["checks"]}
+
+
+def test_a_runner_and_doctor_want_the_same_library() -> None:
+    for name, requirement in REQUIREMENTS.items():
+        assert requirement in (STANDARDS / f"of_{name}.py").read_text()
 
 
 def test_a_prerelease_is_a_version_too() -> None:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 from areal_lab.agents.gateway.errors import ApiError
 from areal_lab.agents.gateway.server import base_url, bind, serve
@@ -21,7 +21,7 @@ from benchmarks.tiny_model import write_tiny_model
 from tests.agents.scripted_model import Said, ScriptedModel, writing
 from tests.agents.templates import chat_format
 from tests.pipeline.agent_runs import TEMPLATE, largest_gap
-from tests.pipeline.tiny_run import checkpoints, do_run, tiny_config, trained_samples
+from tests.pipeline.tiny_run import checkpoints, do_run, metrics, tiny_config, trained_samples
 from tests.real_clients.lab import Script
 
 PACKAGES: Final = Path(__file__).with_name("packages")
@@ -125,20 +125,28 @@ async def play(
         await asyncio.gather(serving, return_exceptions=True)
 
 
-def model_of_calls(folder: Path, tool: str) -> Path:
-    """A tiny model that calls the tool at random, where `tiny_config` has its model."""
-    calls = tuple(
+def calls_of(tool: str) -> tuple[str, ...]:
+    """Words of the tiny model: calls of the tool."""
+    return tuple(
         f'<tool_call>{{"name": "{tool}", "arguments": {{ "b": {n},"a":{n + 1}}}}}</tool_call>'
         for n in range(6)
     )
+
+
+def model_of_calls(folder: Path, tool: str) -> Path:
+    """A tiny model that calls the tool at random, where `tiny_config` has its model."""
     model = folder / "model"
-    write_tiny_model(model, initializer_range=0.2, head_size=32, words=calls, context_tokens=2048)
+    words = calls_of(tool)
+    write_tiny_model(model, initializer_range=0.2, head_size=32, words=words, context_tokens=2048)
     (model / "chat_template.jinja").write_text(TEMPLATE)
     return model
 
 
-def check_training(folder: Path, tool: str, *settings: str) -> None:
-    """Two steps in which each sampled token is trained once, and a call of the tool is rewarded."""
+def check_training(folder: Path, tool: str, *settings: str) -> Sequence[Mapping[str, Any]]:
+    """Two steps in which each sampled token is trained once, and a call of the tool is rewarded.
+
+    Returns the metrics of the steps.
+    """
     model_of_calls(folder, tool)
     config = tiny_config(
         folder,
@@ -170,3 +178,4 @@ def check_training(folder: Path, tool: str, *settings: str) -> None:
     worst = max(largest_gap(models, one) for one in samples)
     print(f"{len(samples)} samples, log-probs differ by at most {worst:.1e}")
     assert worst < 1e-4
+    return metrics(done.folder)

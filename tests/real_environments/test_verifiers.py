@@ -18,7 +18,14 @@ from areal_lab.cli import app as cli
 from areal_lab.config.sections import EnvironmentConfig
 from areal_lab.data.runners.tasks import described, environment_problems
 from tests.real_environments.environments import LIBRARIES
-from tests.real_environments.play import PACKAGES, cases, check_training, model_of_calls, play
+from tests.real_environments.play import (
+    PACKAGES,
+    calls_of,
+    cases,
+    check_training,
+    model_of_calls,
+    play,
+)
 
 pytestmark = pytest.mark.environments
 _TOOL: Final = "sums_times"
@@ -77,7 +84,32 @@ def test_tasks_are_the_same_in_another_process() -> None:
 
 def test_a_run_trains_each_sampled_token_once(tmp_path: Path) -> None:
     python = LIBRARIES.python_of("verifiers")
-    check_training(tmp_path, _TOOL, "environment=sums-v1", f"environment.python={python}")
+    lines = check_training(tmp_path, _TOOL, "environment=sums-v1", f"environment.python={python}")
+    for line in lines:
+        assert 0 <= line["environment/called"] <= 0.25
+        assert line["environment/right"] == 0
+
+
+def test_an_environment_is_checked_with_and_without_a_model(tmp_path: Path) -> None:
+    model = model_of_calls(tmp_path, _TOOL)
+    settings = [
+        *("environment=sums-v1", f"environment.python={LIBRARIES.python_of('verifiers')}"),
+        *("environment.max_turns=3", "rollout.threads=1", "gconfig.max_new_tokens=12"),
+    ]
+    command = ["environment", "check", "sums-v1", *settings, "--json"]
+    result = CliRunner().invoke(cli.app, [*command, "--response", calls_of(_TOOL)[0]])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    (fixed,) = found["episodes"]
+    assert (found["tasks"], found["version"].startswith("0.4.")) == (12, True)
+    assert (fixed["turns"], fixed["end"], fixed["rows"], fixed["forks"]) == (3, "turns", 1, {})
+    assert fixed["rewards"] == {"called": 0.25, "right": 0.0}
+    assert sum(fixed["tool_calls"].values()) == 3
+    result = CliRunner().invoke(cli.app, [*command, "--response", "7", "--model", str(model)])
+    assert result.exit_code == 0, result.output
+    _, played = json.loads(result.stdout)["episodes"]
+    assert played["reward"] in (0.0, 0.25)
+    assert 0 < played["trained_share"] < 1
 
 
 def test_a_model_is_evaluated_on_an_environment(tmp_path: Path) -> None:

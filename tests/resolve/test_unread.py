@@ -26,12 +26,13 @@ from areal_lab.resolve.check import check_settings
 from areal_lab.resolve.notes import notes
 from areal_lab.resolve.placement import place_run
 from areal_lab.resolve.resolved import check
-from areal_lab.resolve.unread import EVAL, GATEWAY, OFFLINE, SOURCES, TRAIN
+from areal_lab.resolve.unread import ENVIRONMENT, EVAL, GATEWAY, OFFLINE, SOURCES, TRAIN
 from cosim.load import READ as COSIM
 from cosim.load import load_cosim, resolve_cosim
 
-TABLES = {"train": TRAIN, "eval": EVAL, "gateway": GATEWAY, "cosim": COSIM} | {
-    name: OFFLINE[kind] for name, kind in KINDS.items()
+TABLES = {
+    **{"train": TRAIN, "eval": EVAL, "gateway": GATEWAY, "environment": ENVIRONMENT},
+    **{"cosim": COSIM, **{name: OFFLINE[kind] for name, kind in KINDS.items()}},
 }
 
 

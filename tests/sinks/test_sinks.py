@@ -57,6 +57,7 @@ def folder(tmp_path: Path) -> Path:
     with (tmp_path / "metrics.jsonl").open("w") as file:
         for step in range(1, LINES + 1):
             line = {"step": step, "version": step, "time_s": 2.0 * step, "loss": 0.5, "mine": 1}
+            line |= {"environment/steps": 4}
             file.write(json.dumps(line) + "\n")
     (tmp_path / "summary.json").write_text('{"status": "complete", "steps": 5}')
     return tmp_path
@@ -90,7 +91,14 @@ def test_points_are_read_once_with_their_groups(folder: Path) -> None:
     found = list(points.new())
     assert found[0] == Point(0, None, {"rewards/held_out_reward": 0.25})
     assert found[1] == Point(
-        1, 2.0, {"progress/time_s": 2.0, "optimizer/loss": 0.5, "custom/mine": 1.0}
+        1,
+        2.0,
+        {
+            "progress/time_s": 2.0,
+            "optimizer/loss": 0.5,
+            "custom/mine": 1.0,
+            "environment/steps": 4.0,
+        },
     )
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 6, "time_s": 9')

@@ -12,7 +12,13 @@ from areal_lab.config.record import find_setting
 from areal_lab.config.schema import TrainConfig
 from areal_lab.config.sections import AlarmsConfig
 from areal_lab.metrics.alarm import AlarmName
-from areal_lab.metrics.glossary import GLOSSARY, OF_A_COMPONENT, OF_A_CUSTOM_LOSS, Metric
+from areal_lab.metrics.glossary import (
+    ENVIRONMENT,
+    GLOSSARY,
+    OF_A_COMPONENT,
+    OF_A_CUSTOM_LOSS,
+    Metric,
+)
 from areal_lab.runlog.alarms import RULES
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -46,6 +52,10 @@ def page() -> str:
         "## Components of rewards",
         f"`{OF_A_COMPONENT}`: the mean of each named component that a reward function returns, "
         "over the batch and before `reward.weights`.",
+        "## Environments of other libraries",
+        f"`{ENVIRONMENT}NAME`: the mean of each metric and each named reward of an [environment]"
+        "(environments.md), by its name, over the samples of the batch that have it; the last ones "
+        "are in `summary.json`, too. Characters that trackers refuse become `_`.",
         "## Custom losses",
         f"`{OF_A_CUSTOM_LOSS}`: the mean of each per-token field that a [custom loss]"
         "(functional/per_sample_gradients.md#a-custom-loss) returns besides `loss`, by its name.",

@@ -11,7 +11,7 @@ import secrets
 import socket
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -27,7 +27,19 @@ STANDARDS: Final = Path(__file__).with_name("standards")
 START_TIMEOUT_S: Final = 900.0
 """Longest wait until a runner has loaded an environment: imports of some libraries take minutes on
 a busy machine."""
+REQUIREMENTS: Final[Mapping[str, str]] = {"verifiers": "verifiers>=0.4,<0.5"}
+"""Library of each shipped standard, for the Python of an environment."""
+OLDEST_PYTHON: Final = (3, 11)
 _LAST_LINES: Final = 3
+_PROBE_TIMEOUT_S: Final = 60.0
+_PROBE: Final = """
+import importlib.metadata, json, sys
+try:
+    version = importlib.metadata.version(sys.argv[1])
+except importlib.metadata.PackageNotFoundError:
+    version = None
+print(json.dumps([sys.version_info[:2], version]))
+"""
 
 
 def environment_problems(
@@ -38,8 +50,14 @@ def environment_problems(
     Raises:
         ValueError: in one line, that names the setting.
     """
-    _, tasks = described(environment)
-    problems = [
+    problems = problems_of_tasks(described(environment)[1])
+    where = f"environment {environment.name}"
+    return split_problems(problems, [], names=(where, where), eval_size=eval_size, seed=seed)
+
+
+def problems_of_tasks(tasks: Sequence[Mapping[str, Any]]) -> list[Problem]:
+    """Problems of tasks, whose text is for logs: the runner has the tasks."""
+    return [
         Problem(
             prompt=str(task.get("prompt") or f"task {task['id']}"),
             answer="",
@@ -48,8 +66,6 @@ def environment_problems(
         )
         for task in tasks
     ]
-    where = f"environment {environment.name}"
-    return split_problems(problems, [], names=(where, where), eval_size=eval_size, seed=seed)
 
 
 def described(environment: EnvironmentConfig) -> tuple[str, list[dict[str, Any]]]:
@@ -98,6 +114,29 @@ def python_of(environment: EnvironmentConfig) -> Path:
             "environment, such as envs/NAME/bin/python"
         )
     return python
+
+
+def installed(python: Path, package: str) -> tuple[tuple[int, int], str | None]:
+    """Version of a Python, and that of a package in it, which is not imported; None without it.
+
+    Raises:
+        ValueError: in one line; it does not run, or is older than 3.8.
+    """
+    given = f"environment.python is {str(python)!r}"
+    try:
+        ended = subprocess.run(
+            [str(python), "-c", _PROBE, package],
+            capture_output=True, check=False, timeout=_PROBE_TIMEOUT_S, stdin=subprocess.DEVNULL,
+            env={**inherited_environment(), "PYTHONSAFEPATH": "1"},
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ValueError(f"{given}, which does not run: {type(error).__name__}") from None
+    try:
+        (major, minor), version = json.loads(ended.stdout)
+        return (int(major), int(minor)), None if version is None else str(version)
+    except (ValueError, TypeError):
+        said = ended.stderr.decode("utf-8", "replace").strip().splitlines() or ["it said nothing"]
+        raise ValueError(f"{given}, which is no Python: {said[-1][:200]}") from None
 
 
 def command(python: Path, descriptor: int) -> list[str]:

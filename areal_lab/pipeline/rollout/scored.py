@@ -17,7 +17,8 @@ that is not 0 then; the reward stays what the function returned.
 from __future__ import annotations
 
 import math
-from collections import Counter
+import re
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, get_args
@@ -28,8 +29,11 @@ from areal_lab.control.sampling import DynamicSampling
 from areal_lab.data.images import PlacedImage
 from areal_lab.data.problems import Problem
 from areal_lab.data.trajectory import Trajectory
+from areal_lab.metrics.glossary import ENVIRONMENT
 from areal_lab.rewards.wire import TOLD
 from areal_lab.runlog.records import TurnTimes
+
+_NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +123,18 @@ def tool_metrics(groups: Iterable[ScoredGroup]) -> dict[str, float]:
         "tool_malformed_share": outcomes["malformed"] / max(1, calls),
         "tool_timeout_share": outcomes["timeout"] / max(1, calls),
     }
+
+
+def environment_metrics(samples: Iterable[Episode]) -> dict[str, float]:
+    """Return the mean of each measurement of an environment, over the samples that have it.
+
+    Names have only characters that trackers accept: others become `_`.
+    """
+    values: defaultdict[str, list[float]] = defaultdict(list)
+    for sample in samples:
+        for name, value in sample.metrics.items():
+            values[ENVIRONMENT + _NOT_IN_NAMES.sub("_", name)].append(value)
+    return {name: math.fsum(found) / len(found) for name, found in sorted(values.items())}
 
 
 Outcome: TypeAlias = Literal["right", "wrong", "no_answer", "timed_out", "crashed", "refused"]

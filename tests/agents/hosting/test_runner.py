@@ -24,7 +24,7 @@ from benchmarks.tiny_model import write_tiny_model
 from tests.agents.scripted import Scripted
 from tests.agents.test_agent import TEMPLATE
 from tests.data.byte_tokenizer import save_byte_tokenizer
-from tests.pipeline.tiny_run import do_run, tiny_config, trained_samples
+from tests.pipeline.tiny_run import do_run, metrics, tiny_config, trained_samples
 
 FAILING = ("fails", "invalid", "refuses")
 STANDARD = str(Path(__file__).with_name("arithmetic_standard.py"))
@@ -296,4 +296,7 @@ def test_a_run_whose_runners_end_trains_each_sample_once(tmp_path: Path) -> None
     seen = [(sample["group"], sample["sample"]) for step in steps for sample in step]
     assert len(seen) == len(set(seen)) == 3 * 3 * 4
     assert {sample["reward"] for step in steps for sample in step} == {0.5}
+    measured = {"environment/half": 0.5, "environment/lines_read": 2.0}
+    assert all(line.items() >= measured.items() for line in metrics(ended.folder))
+    assert ended.summary["environment"] == measured
     assert not marked()

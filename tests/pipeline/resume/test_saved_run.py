@@ -89,6 +89,7 @@ def test_finished_groups_keep_every_digit(logprobs: list[list[float]]) -> None:
             outcome=RewardOutcome("ok", 0.1 * index, {"format": 1.0}),
             end="turns",
             turns=(Turn(tokens=2, tool="calculator", outcome="ok"), Turn(tokens=1, reward=1.0)),
+            metrics={"steps": 0.1 * index},
         )
         for index, one in enumerate(generated)
     )

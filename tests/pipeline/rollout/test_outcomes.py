@@ -16,6 +16,7 @@ from areal_lab.pipeline.rollout.scored import (
     OUTCOMES,
     Outcome,
     counted,
+    environment_metrics,
     outcome_metrics,
     outcome_of,
 )
@@ -54,6 +55,17 @@ def sample(
 def test_outcomes(found: Episode, outcome: Outcome) -> None:
     assert outcome_of(found) == outcome
     assert counted([outcome]) == {**dict.fromkeys(OUTCOMES, 0), outcome: 1}
+
+
+def test_measurements_of_an_environment_are_averaged_over_the_samples_that_have_them() -> None:
+    samples = [
+        replace(sample(), metrics={"steps": 1.0, "words per line": 2.0}),
+        replace(sample(), metrics={"steps": 4.0}),
+        sample(),
+    ]
+    found = environment_metrics(samples)
+    assert found == {"environment/steps": 2.5, "environment/words_per_line": 2.0}
+    assert environment_metrics([sample()]) == {}
 
 
 def test_a_discounted_turn_may_be_right() -> None:
