@@ -153,7 +153,6 @@ def _(below):
 def test_a_cell_that_fails_is_a_problem_and_one_that_stops_is_none(
     browser: Any, tmp_path: Path
 ) -> None:
-    """Neither has an output, so the page shows nothing of them."""
     (tmp_path / "fails.py").write_text(FAILS)
     command = ["-m", "marimo", "run", "--headless", "--no-token", "--host", "127.0.0.1"]
     serving = served([*command, str(tmp_path / "fails.py")], ready="URL: ")

@@ -92,7 +92,7 @@ def _note(problems: list[str], kind: str, text: str) -> None:
 
 
 def _failures(text: str) -> list[str]:
-    """Cells that ended with an error, by a message of the server: an app shows nothing of them.
+    """Cells that ended with an error, by a message of the server, whether the page shows it or not.
 
     A cell after `mo.stop` is none. In an app the message has the id of an error, whose text the
     server prints.
