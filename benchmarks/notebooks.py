@@ -25,7 +25,7 @@ from playwright.sync_api import TimeoutError
 
 from benchmarks.harness import Arguments, Figures, parse, report, spread
 from tools.notebooks.files import FOLDER, existing
-from tools.notebooks.pages import chromium, open_page, served, wait_until_drawn
+from tools.notebooks.pages import chromium, gallery, open_page, served, wait_until_drawn
 
 STRIP_ROWS: Final = 500
 STRIP_CELLS: Final = 1000
@@ -137,6 +137,9 @@ def add_own(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--only", nargs="+", metavar="NAME", help="these notebooks, such as 03_staleness"
     )
+    parser.add_argument(
+        "--gallery", action="store_true", help="as `make notebooks` serves them, one per server"
+    )
 
 
 def measure(arguments: Arguments) -> Figures:
@@ -147,7 +150,11 @@ def measure(arguments: Arguments) -> Figures:
     with chromium() as browser:
         for name in names:
             print(f"measuring {name}", file=sys.stderr, flush=True)
-            rounds = [of_notebook(browser, FOLDER / f"{name}.py") for _ in range(arguments.repeats)]
+            notebook, served_by = FOLDER / f"{name}.py", arguments.own.gallery
+            rounds = [
+                of_notebook(browser, notebook, in_gallery=served_by)
+                for _ in range(arguments.repeats)
+            ]
             columns = {key: [one[key] for one in rounds] for key in rounds[0] if key != "control"}
             medians = {key: statistics.median(values) for key, values in columns.items()}
             rows.append({"notebook": name, **medians, "control": rounds[0]["control"]})
@@ -167,10 +174,11 @@ def measure(arguments: Arguments) -> Figures:
     }
 
 
-def of_notebook(browser: Any, notebook: Path) -> dict[str, Any]:
+def of_notebook(browser: Any, notebook: Path, *, in_gallery: bool) -> dict[str, Any]:
     """Seconds of one notebook: as a script, and as an app in a browser."""
     figures = as_script(notebook)
-    with own_server(notebook) as address, stopwatch() as spent:
+    server = own_gallery(notebook) if in_gallery else own_server(notebook)
+    with server as address, stopwatch() as spent:
         with open_page(browser, address) as watched:
             page = watched.page
             wait_for_a_picture(page)
@@ -260,6 +268,13 @@ def own_server(notebook: Path) -> Iterator[str]:
     """A server of one notebook that answers; yields its address."""
     with served([*SERVER, str(notebook)], ready="URL: ") as address:
         yield address
+
+
+@contextmanager
+def own_gallery(notebook: Path) -> Iterator[str]:
+    """A server of the gallery that answers; yields the address of a notebook in it."""
+    with gallery() as address:
+        yield f"{address}/?file={notebook.name}"
 
 
 @contextmanager

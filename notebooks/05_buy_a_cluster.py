@@ -240,15 +240,23 @@ def _(budget, candidates, deadline, eta, objective, overhead, prices, run, shipp
 
 
 @app.cell
-def _(cache, cheapest_gpu, question):
+def _():
+    latest = {}  # searches by name: their candidates serve another deadline, too
+    return (latest,)
+
+
+@app.cell
+def _(cache, cheapest_gpu, latest, question):
     _quick = question.with_settings({"search.sensitivity": 0})
     searches = {
-        "recommended": simulator.PlanSearch(question, cache),
-        "synchronous": simulator.PlanSearch(_quick.with_settings({"limits.eta": 0}), cache),
-        "cheapest": simulator.PlanSearch(
-            _quick.with_settings({"candidates.gpu": [cheapest_gpu]}), cache
-        ),
+        name: simulator.PlanSearch(plan_config, cache, reuse=latest.get(name))
+        for name, plan_config in {
+            "recommended": question,
+            "synchronous": _quick.with_settings({"limits.eta": 0}),
+            "cheapest": _quick.with_settings({"candidates.gpu": [cheapest_gpu]}),
+        }.items()
     }
+    latest.update(searches)
     return (searches,)
 
 

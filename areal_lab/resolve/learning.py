@@ -1,4 +1,4 @@
-"""Settings under which a run trains and learns nothing: refused, or told before the start.
+"""Settings under which a run trains and learns nothing: refused, or reported before the start.
 
 Only settings are looked at here; losses and advantages that vanish are found by calling them once
 (`areal_lab.training.objective.trial_call`).

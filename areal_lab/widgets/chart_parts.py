@@ -10,8 +10,9 @@ concatenated ones: charts that belong together are a sequence, which `columns` p
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterable, Mapping
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, Final, Protocol, TypeVar
 
 import altair as alt
@@ -73,8 +74,21 @@ def on_page(chart: Any, **properties: Any) -> alt.TopLevelMixin:
     standard = {"background": "transparent", "usermeta": _AS_SVG, "width": "container"}
     for name, value in (standard | properties).items():
         setattr(chart, name, value)
+    object.__setattr__(chart, "_repr_mimebundle_", partial(_bundle, chart))  # no part of the chart
     page: alt.TopLevelMixin = chart
     return page
+
+
+def _bundle(chart: alt.TopLevelMixin, *args: Any, **settings: Any) -> Any:
+    """Forms of a chart for displays; none for marimo, which converts charts by itself.
+
+    It asks for them nevertheless, and altair checks the whole chart against the schema for them:
+    four fifths of the time that a chart takes to come onto a page.
+    """
+    marimo = sys.modules.get("marimo")
+    if marimo is not None and marimo.running_in_notebook():
+        return {}
+    return type(chart)._repr_mimebundle_(chart, *args, **settings)
 
 
 def titled(text: str) -> alt.TitleParams:

@@ -5,16 +5,19 @@
 //
 // Cells are numbered from 0 in each row; `view` is [first, last) in cells, as floats. Where several
 // cells share a pixel, it shows the most frequent code (the lower one of two), or the highest.
+// An axis in seconds can be played: what is after `clock`, in seconds of the axis, is pale.
 
 const GAP_PX = 1, AXIS_PX = 24, BAR_PX = 6, ROW_PX = [5, 24], TALLEST_PX = 340;
 const HOVER_MS = 150, VIEW_MS = 250, WHEEL_MS = 300;
+const PLAY_MS = 15000, LONGEST_FRAME_MS = 100, CALM_MS = 1000, LATER_ALPHA = 0.15;
 const HELP = "Point at a cell to read it. Zoom: wheel, W, S. Move: drag, A, D, arrow keys. " +
   "Select: click, Enter. Whole view: 0.";
 const STYLE = `
 .strip { font-size: 13px; line-height: 1.4; color: inherit; transition: color 1ms; }
 .strip header { display: flex; flex-wrap: wrap; gap: 2px 12px; align-items: baseline; }
 .strip h4 { margin: 0; font-size: 14px; font-weight: 600; flex: 1 1 auto; }
-.strip button { font: inherit; min-width: 26px; padding: 0 6px; color: inherit; cursor: pointer;
+.strip header span { white-space: nowrap; }
+.strip button { font: inherit; margin-left: 6px; min-width: 26px; padding: 0 6px; color: inherit; cursor: pointer;
   background: transparent; border: 1px solid; border-radius: 4px; opacity: 0.75; }
 .strip ul { display: flex; flex-wrap: wrap; gap: 0 14px; margin: 2px 0 4px; padding: 0; list-style: none; }
 .strip li { display: flex; align-items: center; gap: 5px; margin: 0; }
@@ -54,9 +57,11 @@ function render({ model, el }) {
     role: "application", "aria-roledescription": "rows of cells", "aria-describedby": saysId });
   const says = element(root, "p", { id: saysId, className: "says" }, { "aria-live": "polite" });
   const note = element(root, "p", { className: "note" });
+  const buttons = element(header, "span");
+  const player = element(buttons, "button", { type: "button", onclick: () => playing ? pause() : play() });
   for (const [text, label, act] of [
     ["+", "zoom in", () => zoom(0.5)], ["−", "zoom out", () => zoom(2)], ["all", "whole view", whole]]) {
-    element(header, "button", { type: "button", textContent: text, title: label, onclick: act },
+    element(buttons, "button", { type: "button", textContent: text, title: label, onclick: act },
       { "aria-label": label });
   }
   const context = canvas.getContext("2d");
@@ -64,6 +69,7 @@ function render({ model, el }) {
     .getContext("2d", { willReadFrequently: true });  // reads colors in any notation
   let rows = [], longest = 1, texts = [], colors = [], looks = [], shape = {};
   let themed = "", first = 0, last = 1, top = 0, cursor = null, selected = null, byPointer = false;
+  let clock = null, playing = false, since = 0, frame = 0;
 
   // --- data and colors -------------------------------------------------------------------------
   function read() {
@@ -78,6 +84,8 @@ function render({ model, el }) {
     readSelected();
     cursor = cursor && exists(cursor) ? cursor : null;
     themed = "";
+    if (!timed() || !rows.length || clock < get("_start") || clock > timeOf(longest)) rewind();
+    showPlayer();
     say();
   }
   function readView() {
@@ -191,6 +199,19 @@ function render({ model, el }) {
     }
     context.putImageData(image, Math.round(gutter * scale), 0);
   }
+  function paintLater() {  // pale, on any background
+    const { gutter, plot, height } = shape, x = clamp(xOf(cellOf(clock)), gutter, gutter + plot);
+    context.save();
+    context.globalCompositeOperation = "destination-out";
+    context.globalAlpha = 1 - LATER_ALPHA;
+    context.fillRect(x, 0, gutter + plot - x, height);
+    context.restore();
+  }
+  function paintClock(color) {
+    const { gutter, plot, height } = shape, x = xOf(cellOf(clock));
+    context.fillStyle = color;
+    if (x >= gutter && x <= gutter + plot) context.fillRect(Math.round(x) - 1, 0, 2, height + 4);
+  }
   function tileOf(drawn, apart, thick) {
     return Uint8Array.from({ length: apart * apart }, (_, at) => drawn(at % apart, Math.floor(at / apart), apart, thick));
   }
@@ -281,7 +302,9 @@ function render({ model, el }) {
     context.font = fontOf();
     context.textBaseline = "middle";
     if (!rows.length) { context.fillStyle = color; context.fillText("nothing to show yet", 8, 9); return; }
+    if (clock !== null) paintLater();
     paintTexts(color);
+    if (clock !== null) paintClock(color);
     if (cursor) paintBox(cursor, color, 1.5);
     if (selected) paintBox(selected, color, 3);
     paintAxis(color);
@@ -311,9 +334,58 @@ function render({ model, el }) {
       (to - from > 1 ? ` (${stretch})` : "");
   }
   function say() {
-    const at = cursor ?? selected;
-    says.textContent = at ? (cursor ? "" : "Selected: ") + describe(at) : HELP;
+    const at = playing ? null : cursor ?? (clock === null ? selected : null);
+    says.setAttribute("aria-live", playing ? "off" : "polite");  // a frame is no news
+    if (at) says.textContent = (cursor ? "" : "Selected: ") + describe(at);
+    else if (clock !== null) says.textContent = describeClock();
+    else says.textContent = HELP + (timed() ? " Play, pause: P." : "");
   }
+
+  // --- playing time ----------------------------------------------------------------------------
+  const timed = () => get("_unit") === "s";
+  const timeOf = (cell) => get("_start") + cell * get("_cell");
+  const cellOf = (time) => (time - get("_start")) / get("_cell");
+  const still = matchMedia("(prefers-reduced-motion: reduce)");
+  function describeClock() {  // how many rows do what at this moment
+    const counts = new Map(), at = Math.max(0, Math.ceil(cellOf(clock) - 1e-6) - 1);
+    for (const row of rows) {
+      const label = at < row.length ? get("_labels")[row[at]] : "";
+      if (label) counts.set(label, (counts.get(label) ?? 0) + 1);
+    }
+    const parts = Array.from(counts, ([label, rows]) => `${label} (${rows})`);
+    return `${place(cellOf(clock))} s: ${parts.join(", ") || "nothing"}`;
+  }
+  function showPlayer() {
+    const verb = playing ? "pause" : "play";
+    player.hidden = !timed() || !rows.length;
+    player.textContent = verb;
+    player.title = `${verb} the visible time (P)`;
+  }
+  function play() {  // the visible time, from its start unless paused within it
+    if (!timed() || !rows.length) return;
+    if (clock === null || clock < timeOf(first) || clock >= timeOf(last)) clock = timeOf(first);
+    playing = true;
+    since = performance.now();
+    cancelAnimationFrame(frame);
+    frame = requestAnimationFrame(advance);
+    shown();
+  }
+  function advance(now) {
+    if (!playing) return;
+    const calm = still.matches, passed = Math.max(0, now - since);
+    if (!calm || passed >= CALM_MS) {  // without motion: a picture a second
+      const ms = Math.min(passed, calm ? CALM_MS : LONGEST_FRAME_MS);
+      const end = timeOf(last);
+      clock = Math.min(end, clock + ms / PLAY_MS * (end - timeOf(first)));
+      since = now;
+      if (clock >= end) playing = false;
+      shown();
+    }
+    if (playing) frame = requestAnimationFrame(advance);
+  }
+  function pause() { playing = false; shown(); }
+  function rewind() { clock = null; playing = false; }
+  function shown() { showPlayer(); say(); redraw(); }
 
   // --- acting ----------------------------------------------------------------------------------
   const timers = {};
@@ -430,7 +502,8 @@ function render({ model, el }) {
       w: () => zoom(0.7), "+": () => zoom(0.7), "=": () => zoom(0.7), s: () => zoom(1 / 0.7), "-": () => zoom(1 / 0.7),
       a: () => pan(-0.2 * (last - first)), d: () => pan(0.2 * (last - first)), 0: whole,
       Enter: () => { if (cursor) select(cursor); }, " ": () => { if (cursor) select(cursor); },
-      Escape: () => { select(null); point(null, false); },
+      p: () => playing ? pause() : play(),
+      Escape: () => { rewind(); showPlayer(); select(null); point(null, false); },
     };
     const act = keys[event.key] ?? keys[event.key.toLowerCase()];
     if (!act) return;
@@ -457,6 +530,7 @@ function render({ model, el }) {
     window.removeEventListener("wheel", elsewhere, { capture: true });
     Object.values(timers).forEach(clearTimeout);
     cancelAnimationFrame(pending);
+    cancelAnimationFrame(frame);
   };
 }
 

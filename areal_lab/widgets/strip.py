@@ -10,6 +10,9 @@ frames a second; `Strip.figure` and `Strip.table` show the same without a browse
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 import math
 import re
 from collections.abc import Sequence
@@ -37,6 +40,19 @@ _COLOR: Final = re.compile(r"(#[0-9a-fA-F]{6}([0-9a-fA-F]{2})?|transparent|curre
 _MOST_CODES: Final = 256
 _BETWEEN_TEXTS: Final = "\x1f"
 _LEAST_HEIGHT_PX: Final = 18
+_SCRIPT: Final = Path(__file__).with_name("strip.js")
+_ALONE: Final = """<div id="{at}"></div>
+<script type="module">
+{script}
+const state = {state};
+for (const name of ["_cells", "_ends"]) {
+  state[name] = Uint8Array.from(atob(state[name]), (one) => one.charCodeAt(0));
+}
+const set = (name, value) => { state[name] = value; };
+const model = { get: (name) => state[name], set, save_changes() {}, on() {}, off() {} };
+render({ model, el: document.getElementById("{at}") });
+</script>
+"""
 
 
 class Strip(anywidget.AnyWidget):
@@ -45,7 +61,8 @@ class Strip(anywidget.AnyWidget):
     In marimo: `mo.ui.anywidget(Strip(...))`; cells that read the element run again when the pointer
     rests, a cell is selected, or the view has moved. Wheel and W/S zoom, dragging and A/D move,
     arrow keys go from cell to cell (with Shift to the next color), a click or Enter selects, Escape
-    clears.
+    clears. An axis in seconds can be played: a button or P moves a clock over the visible time in
+    15 s, and what comes later is pale; with `prefers-reduced-motion` it moves once per second.
 
     Attributes:
         hovered: None, or `{"row": ..., "cell": ...}` where the pointer rests.
@@ -53,7 +70,7 @@ class Strip(anywidget.AnyWidget):
         view: `[first, last]` visible cells, of any row; can be set. Empty shows all.
     """
 
-    _esm = Path(__file__).with_name("strip.js")
+    _esm = _SCRIPT
 
     _cells = traitlets.Bytes(b"").tag(sync=True)
     _ends = traitlets.Bytes(b"").tag(sync=True)
@@ -252,6 +269,19 @@ class Strip(anywidget.AnyWidget):
             labels = [self._labels[code] for code in listed]
             figure.legend(handles, labels, loc="outside lower center", ncols=columns)
         return entitle(figure, self._title, alt=self._alt)
+
+    def html(self) -> str:
+        """The strip as a piece of HTML that needs no other file, no Python and no network.
+
+        Pointer, keys and the play button work. Its text has the color of the page around it.
+        """
+        state = {name: getattr(self, name) for name in sorted(Strip.class_own_traits(sync=True))}
+        for name in ("_cells", "_ends"):
+            state[name] = base64.b64encode(state[name]).decode()
+        given = json.dumps(state).replace("</", "<\\/")
+        at = f"strip-{hashlib.sha256(given.encode()).hexdigest()[:12]}"
+        script = _SCRIPT.read_text(encoding="utf-8").replace("export default { render };", "")
+        return _ALONE.replace("{at}", at).replace("{script}", script).replace("{state}", given)
 
     # --- checks ----------------------------------------------------------------------------------
 

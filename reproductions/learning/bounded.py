@@ -341,10 +341,10 @@ def controls(found: Evidence) -> Iterator[str]:
     if own is None:
         yield "(c) No control was run."
         return
-    groups: dict[str, list[str]] = {"above": [], "below": [], "cannot be told": []}
+    groups: dict[str, list[str]] = {"above": [], "below": [], "undecided": []}
     for name in own.etas:
         change = _gained(found, own, name)
-        kind = "above" if change.low > 0 else "below" if change.high < 0 else "cannot be told"
+        kind = "above" if change.low > 0 else "below" if change.high < 0 else "undecided"
         shown = {ORACLE: "eta 0", STALE: "no control"}.get(name, name)
         groups[kind].append(f"{shown} {written(change, sign='+')}")
     told = "; ".join(f"{kind}: {', '.join(names) or 'none'}" for kind, names in groups.items())
@@ -552,7 +552,7 @@ def _seeds(own: BySeed, others: BySeed) -> str:
 def _verdict(found: Estimate) -> str:
     if found.low > 0:
         return "above"
-    return "below" if found.high < 0 else "cannot be told apart"
+    return "below" if found.high < 0 else "undecided"
 
 
 def _between(found: Estimate) -> str:

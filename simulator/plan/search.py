@@ -146,6 +146,7 @@ class PlanSearch:
         *,
         bound: Bound = _least_s,
         errors: MeasuredErrors | None = None,
+        reuse: PlanSearch | None = None,
     ) -> None:
         """List and check the candidates, a millisecond each; nothing is simulated yet.
 
@@ -153,6 +154,9 @@ class PlanSearch:
             run: performs simulations.
             bound: least seconds of a candidate's training step.
             errors: of measured runs; None takes the packaged ones.
+            reuse: a search with the same `bound` and `errors`. Its candidates and their bounds are
+                used again if the plans have the same `base`, `candidates`, `steps`, `limits.gpus`
+                and `limits.eta`, as they have after another deadline, budget, objective or price.
 
         Raises:
             ValueError: as `find_plan`.
@@ -161,11 +165,15 @@ class PlanSearch:
         self._run = run
         self._bound = bound
         self._errors = errors or measured_errors()
-        self._known: dict[int, KnownErrors] = {}
         self._hourly: dict[int, Cost] = {}
+        self._known: dict[int, KnownErrors] = {}
         self._least_h: dict[int, float] = {}
-        self._space = expand(config)
-        check_measured(config, self._space.possible)
+        self._space: Space
+        if reuse is not None and reuse._serves(self):
+            self._space, self._known, self._least_h = reuse._space, reuse._known, reuse._least_h
+        else:
+            self._space = expand(config)
+            check_measured(config, self._space.possible)
         _check_prices(config, [self._cost(one) for one in self._space.possible], self._space)
         self._waiting = {one.number for one in self._space.possible}
         """Candidates that are neither screened nor skipped."""
@@ -245,6 +253,16 @@ class PlanSearch:
             some = nearest_to(best, self._evaluated.values(), finalists)
             yield from self._vary(best, some)
         self._complete = True
+
+    def _serves(self, other: PlanSearch) -> bool:
+        """Return whether another search has the same candidates, bounds and known errors."""
+        one, two = self._config, other._config
+        return (
+            (one.limits.gpus, one.limits.eta) == (two.limits.gpus, two.limits.eta)
+            and (one.steps, one.candidates, one.base) == (two.steps, two.candidates, two.base)
+            and self._bound is other._bound
+            and self._errors is other._errors
+        )
 
     def _cost(self, candidate: Candidate) -> Cost:
         if candidate.number not in self._hourly:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,14 @@ def test_an_exported_page_shows_its_pictures_without_the_network(
     with open_page(browser, f"{exported}/{name}.html") as watched:
         watched.page.get_by_role("heading", name="The code").wait_for()
         watched.page.locator(PICTURES).first.wait_for()
+        if name == "03_staleness":
+            assert_a_timeline_plays(watched.page)
     assert watched.problems == []
+
+
+def assert_a_timeline_plays(page: Any) -> None:
+    page.get_by_role("button", name="play").first.click()
+    page.get_by_text(re.compile(r"^[\d.]+ s: .*\(\d\)")).first.wait_for()
 
 
 def test_the_index_shows_every_question_and_picture_without_another_file(
@@ -50,4 +58,5 @@ def test_the_index_shows_every_question_and_picture_without_another_file(
             title, question = card(FOLDER / f"{name}.py")
             assert page.get_by_role("heading", name=title, exact=True).is_visible()
             assert question in page.content()
+        assert_a_timeline_plays(page)
     assert watched.problems == []

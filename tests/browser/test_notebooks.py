@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from tools.notebooks.files import app_title, existing, source
-from tools.notebooks.pages import HEIGHT_PX, Watched, open_page, wait_until_drawn
+from tools.notebooks.pages import HEIGHT_PX, Watched, open_page, served, wait_until_drawn
 
 pytestmark = pytest.mark.browser
 
@@ -124,6 +124,48 @@ def test_a_control_changes_a_picture(app: App) -> None:
         control.click()
     wait_for(page, lambda: pictures(page) != before, "no picture has changed")
     assert app.watched.problems == []
+
+
+FAILS = """
+import marimo
+app = marimo.App()
+
+@app.cell
+def _():
+    import marimo as mo
+    slider = mo.ui.slider(0, 4, label="last")
+    mo.vstack([slider, mo.md("# The code")])
+    return mo, slider
+
+@app.cell
+def _(mo, slider):
+    mo.stop(slider.value > 1)
+    below = 1 / (1 - slider.value)
+    return (below,)
+
+@app.cell
+def _(below):
+    after = below
+    return
+"""
+
+
+def test_a_cell_that_fails_is_a_problem_and_one_that_stops_is_none(
+    browser: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "fails.py").write_text(FAILS)
+    command = ["-m", "marimo", "run", "--headless", "--no-token", "--host", "127.0.0.1"]
+    serving = served([*command, str(tmp_path / "fails.py")], ready="URL: ")
+    with serving as address, open_page(browser, address) as watched:
+        wait_until_drawn(watched)
+        assert watched.problems == []
+        watched.page.locator("[role=slider]").press("End")
+        wait_for(watched.page, lambda: watched.runs > 1, "the cells did not run again")
+        assert watched.problems == []
+        for _ in range(3):
+            watched.page.locator("[role=slider]").press("ArrowLeft")
+        wait_for(watched.page, lambda: bool(watched.problems), "no failure was noticed")
+    assert "internal" in watched.problems[0]
 
 
 @pytest.mark.parametrize("name", existing())

@@ -320,3 +320,104 @@ def test_a_strip_without_rows_says_so(page: Any) -> None:
     canvas.focus()
     page.keyboard.press("ArrowRight")
     assert canvas.is_visible()
+
+
+@pytest.mark.usefixtures("timeline")
+class TestPlaying:
+    """Time of these pages moves by `run_for` only."""
+
+    @pytest.fixture
+    def timeline(self, page: Any) -> Any:
+        page.clock.install(time=0)
+        rows = [[0] * 50 + [1] * 50, [1] * 100, [4] * 100]
+        canvas = shown(page, rows, names=["", "", ""], unit="s", start=100.0, cell=0.3)
+        page.clock.pause_at(1_000_000)
+        return canvas
+
+    def pale(self, page: Any, row: int) -> list[bool]:
+        """For each pixel along a row, whether it is drawn in a pale color."""
+        y = int((row + 0.5) * ROW_PX)
+        alphas = page.evaluate(
+            f"""() => {{ const c = document.querySelector("canvas");
+              const data = c.getContext("2d").getImageData(0, {y}, c.width, 1).data;
+              return Array.from(data).filter((_, at) => at % 4 === 3); }}"""
+        )
+        return [0 < alpha < 255 for alpha in alphas]
+
+    def test_the_clock_moves_over_the_visible_time_and_later_cells_are_pale(
+        self, page: Any
+    ) -> None:
+        left, width = plot(page)
+        page.get_by_role("button", name="play").click()
+        for seconds in (3, 6):
+            page.clock.run_for(3000)
+            pale = self.pale(page, 1)[left : left + width]
+            assert pale.index(True) / width == pytest.approx(seconds / 15, abs=0.02)
+            assert all(pale[pale.index(True) :])
+        assert page.locator(".says").get_attribute("aria-live") == "off"
+        assert says(page).endswith(" s: zero (1), one (1)")
+        assert float(says(page).split(" s")[0]) == pytest.approx(100 + 6 / 15 * 30, abs=0.3)
+        page.get_by_role("button", name="pause").click()
+        at = says(page)
+        page.clock.run_for(3000)
+        assert says(page) == at
+        assert page.locator(".says").get_attribute("aria-live") == "polite"
+        page.get_by_role("button", name="play").click()
+        page.clock.run_for(3000)
+        assert says(page).endswith(" s: one (2)"), "it did not continue where it was paused"
+        page.clock.run_for(60_000)
+        assert says(page) == "130.0 s: one (2)"
+        assert not any(self.pale(page, 1))
+        assert page.get_by_role("button", name="play").is_visible()
+
+    def test_keys_play_pause_and_rewind(self, page: Any, timeline: Any) -> None:
+        timeline.focus()
+        page.keyboard.press("p")
+        page.clock.run_for(3000)
+        page.keyboard.press("p")
+        at = says(page)
+        assert at.startswith("106.0") or at.startswith("105.9")
+        page.clock.run_for(3000)
+        assert says(page) == at
+        page.keyboard.press("Escape")
+        page.clock.run_for(100)
+        assert "Play, pause: P." in says(page)
+        assert not any(self.pale(page, 1))
+
+    def test_a_zoomed_view_is_played_slower_and_nothing_beyond_it(self, page: Any) -> None:
+        page.evaluate("() => window.model.set('view', [40, 60])")
+        page.get_by_role("button", name="play").click()
+        page.clock.run_for(3000)
+        assert float(says(page).split(" s")[0]) == pytest.approx(112 + 3 / 15 * 6, abs=0.1)
+        page.clock.run_for(60_000)
+        assert says(page).startswith("118.0 s")
+        assert page.evaluate("() => window.state.view") == [40, 60]
+
+    def test_reduced_motion_gets_a_picture_a_second(self, page: Any) -> None:
+        page.emulate_media(reduced_motion="reduce")
+        page.get_by_role("button", name="play").click()
+        seen = []
+        for _ in range(30):
+            page.clock.run_for(100)
+            seen.append(says(page))
+        assert len(set(seen)) == 3
+        assert float(seen[-1].split(" s")[0]) == pytest.approx(100 + 2 / 15 * 30, abs=0.3)
+
+    def test_other_rows_keep_the_clock_while_they_have_its_time(self, page: Any) -> None:
+        page.get_by_role("button", name="play").click()
+        page.clock.run_for(3000)
+        page.evaluate("() => { model.set('_labels', ['a', 'b', 'c', 'd', '']); }")
+        page.clock.run_for(100)
+        assert says(page).endswith("a (1), b (1)")
+        page.evaluate("() => { model.set('_start', 500.0); }")
+        page.clock.run_for(100)
+        assert "Point at a cell" in says(page)
+        assert not any(self.pale(page, 1))
+
+
+def test_tokens_have_no_time_to_play(page: Any) -> None:
+    canvas = shown(page, [[0] * 10])
+    assert not page.get_by_role("button", name="play").is_visible()
+    canvas.focus()
+    page.keyboard.press("p")
+    assert "Play" not in says(page)

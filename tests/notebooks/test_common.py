@@ -77,6 +77,43 @@ def test_no_cell_defines_an_algorithm(name: str) -> None:
     assert problems(files.source(name)) == []
 
 
+def test_the_gallery_imports_what_setups_import(tmp_path: Path) -> None:
+    """Names of packages that import on demand, too, and past what is not installed."""
+    (tmp_path / "first.py").write_text(
+        "with app.setup:\n    import nowhere_at_all\n    import rare_module\n"
+    )
+    (tmp_path / "rare_module.py").write_text("")
+    (tmp_path / "lazy_package").mkdir()
+    (tmp_path / "lazy_package" / "__init__.py").write_text(
+        "def __getattr__(name):\n    import importlib\n"
+        "    return importlib.import_module('lazy_package.' + name)\n"
+    )
+    (tmp_path / "lazy_package" / "part.py").write_text("")
+    (tmp_path / "second.py").write_text("with app.setup:\n    from lazy_package import part as p\n")
+    script = (
+        "import sys; from pathlib import Path; from queue import SimpleQueue\n"
+        "from tools.notebooks.gallery import load_setups\n"
+        "asked = SimpleQueue()\n"
+        "for one in ('first.py', 'second.py'): asked.put(Path(one))\n"
+        "asked.put(None); load_setups(asked)\n"
+        "print({'rare_module', 'lazy_package.part'} <= set(sys.modules))\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ended.stdout == "True\n"
+
+
+@notebooks
+def test_the_setup_of_a_notebook_is_read(name: str) -> None:
+    assert ("marimo", []) in files.setup_imports(files.source(name))
+
+
 AS_SCRIPT = """\
 import runpy, sys
 sys.path[:0] = {paths!r}

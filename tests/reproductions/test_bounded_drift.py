@@ -141,7 +141,7 @@ def test_controls_are_above_or_below_their_start_by_the_interval() -> None:
     above, below, unknown = told.partition("by the interval): ")[2].split("; ")
     assert f"above: eta 0 +0.114 ± 0.030, {CONTROLS[0]}" in above
     assert f"below: no control -0.088 ± 0.050, {CONTROLS[1]}" in below
-    assert unknown.startswith("cannot be told: none")
+    assert unknown.startswith("undecided: none")
     assert f"Not run: {', '.join(CONTROLS[2:])}" in told
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import io
+import json
 from typing import Any
 
 import numpy as np
@@ -34,6 +36,15 @@ def test_a_cell_is_one_byte_on_its_way_to_the_page() -> None:
     assert state["_cells"] == bytes([0, 1, 1, 0])
     assert np.frombuffer(state["_ends"], dtype="<i4").tolist() == [3, 4]
     assert (state["hovered"], state["selected"], state["view"]) == (None, None, [])
+
+
+def test_the_html_has_the_cells_and_ends_no_script_early() -> None:
+    page = strip(title="</script><b>", texts=[["a", "\u2028", "</script>"], None]).html()
+    assert page.count("</script>") == 1
+    state = json.loads(page.split("const state = ")[1].split(";\n")[0])
+    assert base64.b64decode(state["_cells"]) == bytes([0, 1, 1, 0])
+    assert (state["_title"], state["_unit"], state["view"]) == ("</script><b>", "token", [])
+    assert "export default" not in page
 
 
 def test_the_rows_come_back_as_they_were_given() -> None:

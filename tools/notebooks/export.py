@@ -14,10 +14,13 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import marimo
 
+from areal_lab.runlog.records import log_of
+from areal_lab.widgets.timeline import timeline_strip
+from simulator import load_simulation, replicate
 from tools.notebooks.files import FOLDER, ROOT, THUMBNAIL_PX, existing, thumbnail
 from tools.notebooks.gallery import card
 
@@ -31,9 +34,13 @@ body {{ max-width: 70rem; margin: 2rem auto; padding: 0 1rem }}
 main {{ display: grid; gap: 2rem;
   grid-template-columns: repeat(auto-fill, minmax(min(100%, 19rem), 1fr)) }}
 img {{ width: 100%; height: auto; border-radius: 6px }} h2 {{ font-size: 1.1rem; margin: 0.4rem 0 }}
-p {{ margin: 0 }} h1 + p {{ margin-bottom: 2rem }}</style>
+p {{ margin: 0 }} h1 + p {{ margin-bottom: 2rem }} section {{ margin: 2rem 0 }}</style>
 <h1>areal_lab notebooks</h1><p>As they were when they were exported: controls need Python.</p>
-<main>{items}</main></html>
+<main>{items}</main>{timeline}</html>
+"""
+_TIMELINE: Final = """<section><h2>A simulated run, played</h2>
+<p>Two engines and a trainer at η = 2, as in notebook 3. Press play, or zoom in with the wheel.</p>
+{strip}</section>
 """
 
 
@@ -58,8 +65,19 @@ def export(target: Path, names: Iterable[str] | None = None) -> list[Path]:
         page.write_text(offline(page.read_text(encoding="utf-8")), encoding="utf-8")
         pages.append(page)
         items.append(_item(name))
-    (target / "index.html").write_text(_INDEX.format(items="\n".join(items)), encoding="utf-8")
+    (target / "index.html").write_text(
+        _INDEX.format(items="\n".join(items), timeline=_timeline()), encoding="utf-8"
+    )
     return pages
+
+
+def _timeline() -> str:
+    """A timeline that plays, of the simulation with which notebook 3 begins."""
+    records: list[Any] = []
+    config = load_simulation("small").with_settings({"schedule.eta": 2, "workload.steps": 12})
+    replicate(config, processes=1, log=records.append)
+    strip = timeline_strip(log_of(records), cells=1200)
+    return _TIMELINE.format(strip=strip.html())
 
 
 def _item(name: str) -> str:

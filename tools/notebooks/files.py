@@ -97,6 +97,18 @@ def headings(text: str) -> list[str]:
     return [line for line in lines if re.match(r"#{1,6} ", line)]
 
 
+def setup_imports(text: str) -> list[tuple[str, list[str]]]:
+    """Modules that a notebook's setup imports, in its order, each with the names taken from it."""
+    found: list[tuple[str, list[str]]] = []
+    setups = (part for part in ast.parse(text).body if isinstance(part, ast.With))
+    for node in (node for setup in setups for node in setup.body):
+        if isinstance(node, ast.Import):
+            found += [(alias.name, []) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.append((node.module, [alias.name for alias in node.names]))
+    return found
+
+
 def _literal(node: ast.expr) -> str:
     if isinstance(node, ast.Constant):
         return str(node.value)

@@ -7,14 +7,18 @@ notebook runs as a script. So titles are read from the notebooks, and questions 
 
 from __future__ import annotations
 
+import importlib
 import re
+from contextlib import suppress
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any
 
 from marimo._cli.cli import main
 from marimo._metadata import opengraph
 
-from tools.notebooks.files import FOLDER, ROOT, app_title
+from tools.notebooks.files import FOLDER, ROOT, app_title, setup_imports
 
 
 def serve(arguments: list[str]) -> None:
@@ -24,15 +28,32 @@ def serve(arguments: list[str]) -> None:
         arguments: further options of `marimo run`, such as `--port 2718 --headless`.
     """
     named_by_file = opengraph.resolve_opengraph_metadata
+    asked: SimpleQueue[Path | None] = SimpleQueue()
+    Thread(target=load_setups, args=(asked,), daemon=True).start()
 
     def named(filepath: str, **others: Any) -> Any:
         found = named_by_file(filepath, **others)
         found.title, found.description = card(Path(filepath))
+        asked.put(Path(filepath))
         return found
 
-    # The server looks the function up when it lists the folder.
+    # The server looks the function up when it lists the folder, and for the page of a notebook.
     opengraph.resolve_opengraph_metadata = named
     main(["run", str(FOLDER), *with_token(arguments)])
+
+
+def load_setups(asked: SimpleQueue[Path | None]) -> None:
+    """Import what notebooks import first, while a browser fetches their page's scripts, until None.
+
+    The server is idle for a second then. A kernel is a thread of the server, so it finds the
+    modules, or waits for the one that is being imported.
+    """
+    for notebook in iter(asked.get, None):
+        for module, names in setup_imports(notebook.read_text(encoding="utf-8")):
+            with suppress(ImportError):  # the notebook's own cell shows it
+                loaded = importlib.import_module(module)
+                for name in names:
+                    getattr(loaded, name, None)  # of a package that imports names on demand
 
 
 def with_token(arguments: list[str]) -> list[str]:

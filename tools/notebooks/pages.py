@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import threading
@@ -19,6 +20,7 @@ CHROMIUM: Final = Path("/usr/bin/chromium")
 HEIGHT_PX: Final = 2600
 """An app scrolls in an inner element, so a screenshot has what the window has."""
 _HARMLESS = ("was preloaded using link preload but not used",)
+_ERROR: Final = "application/vnd.marimo+error"
 _WAIT_MS, _LOOK_MS = 90_000, 50
 
 
@@ -28,7 +30,7 @@ class Watched:
 
     page: Page
     problems: list[str] = field(default_factory=list)
-    """Console errors, uncaught exceptions, and requests to other machines."""
+    """Console errors, uncaught exceptions, cells that failed, and requests to other machines."""
     runs: int = 0
     """How often marimo said that no cell is left to run."""
 
@@ -73,6 +75,7 @@ def open_page(
     def received(frame: str | bytes) -> None:
         text = frame.decode(errors="replace") if isinstance(frame, bytes) else frame
         watched.runs += "completed-run" in text
+        problems.extend(f"cell {failed}" for failed in _failures(text))
 
     page.on("console", lambda said: _note(problems, said.type, said.text))
     page.on("pageerror", lambda error: problems.append(f"uncaught: {error}"))
@@ -86,6 +89,23 @@ def open_page(
 def _note(problems: list[str], kind: str, text: str) -> None:
     if kind == "error" and not any(harmless in text for harmless in _HARMLESS):
         problems.append(f"console: {text}")
+
+
+def _failures(text: str) -> list[str]:
+    """Cells that ended with an error, by a message of the server, whether the page shows it or not.
+
+    A cell after `mo.stop` is none. In an app the message has the id of an error, whose text the
+    server prints.
+    """
+    if _ERROR not in text:
+        return []
+    said = json.loads(text)
+    cell = said.get("data", said)
+    output = cell.get("output") or {}
+    if output.get("mimetype") != _ERROR:
+        return []
+    errors = [one for one in output["data"] if one["type"] != "ancestor-stopped"]
+    return [f"{cell.get('cell_id')}: {one['type']}: {one.get('msg', '')}" for one in errors]
 
 
 def _note_outside(problems: list[str], url: str) -> None:

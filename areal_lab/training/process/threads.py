@@ -146,4 +146,4 @@ class BackgroundSaves:
             try:
                 self.pipe.send(reply)
             except OSError:
-                print("the pipeline is gone; the end of a save is not told", file=sys.stderr)
+                print("the pipeline is gone; the end of a save is not reported", file=sys.stderr)

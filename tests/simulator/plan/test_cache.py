@@ -15,6 +15,7 @@ from simulator.plan.schema import PlanConfig, PriceEntry, load_plan
 from simulator.plan.search import PlanSearch, evaluation_jobs, find_plan, screening_job
 from simulator.plan.space import expand
 from simulator.plan.trial import Job, Trial, TrialCache, key, run_job, shipped_trials
+from simulator.report.measured_errors import measured_errors
 from tools.trials import FILE, PLAN, questions
 
 
@@ -54,6 +55,39 @@ def test_a_plan_with_other_prices_and_limits_simulates_nothing_and_finds_the_sam
     ):
         assert plan_report(find_plan(changed, cache)) == plan_report(find_plan(changed))
     assert len(counted.jobs) == done
+
+
+@pytest.mark.parametrize(
+    ("changed", "same"),
+    [
+        (["deadline_h=0.05"], True),
+        (["prices=[{gpu: H100, typical: 9.0}]", "objective=hours"], True),
+        (["rank_by=pessimistic", "search.seeds=3", "limits.budget_dollars=1"], True),
+        (["limits.eta=0"], False),
+        (["limits.gpus=2"], False),
+        (["steps=200"], False),
+        (["candidates.gpus=[2, 4, 8]"], False),
+        (["base.cluster.overhead=0.5"], False),
+        (["base.workload.answers.mean_tokens=150"], False),
+    ],
+)
+def test_a_search_with_the_candidates_of_another_finds_the_same(
+    changed: list[str], same: bool
+) -> None:
+    cache = TrialCache()
+    first = PlanSearch(question(), cache)
+    first.advance()
+    again = PlanSearch(question(*changed), cache, reuse=first)
+    assert (again.plan.space is first.plan.space) == same
+    assert again.advance()
+    assert plan_report(again.plan) == plan_report(find_plan(question(*changed), cache))
+
+
+def test_other_bounds_or_errors_are_not_taken_from_another_search() -> None:
+    first = PlanSearch(question())
+    for given in ({"bound": lambda _: 0.0}, {"errors": measured_errors.__wrapped__()}):
+        again = PlanSearch(question(), reuse=first, **given)
+        assert again.plan.space is not first.plan.space
 
 
 def test_a_job_that_comes_twice_at_once_is_simulated_once() -> None:
