@@ -344,7 +344,7 @@ def test_errors_are_exported_without_the_fitted_rest() -> None:
     gain = synchronous["step"] - asynchronous["step"]
     assert asynchronous["gain"] == pytest.approx(gain, abs=0.01)
     assert (asynchronous["fitted"], other["fitted"]) == ([], ["trainer.mfu"])
-    plain = {"mixture": False, "colocated": False, "agent": False, "parts": ()}
+    plain = {"mixture": False, "colocated": False, "parts": ()}
     assert asynchronous["kind"] == plain
     assert (asynchronous["gpu"], synchronous["kind"]["colocated"]) == ("H100", True)
 
