@@ -64,8 +64,8 @@ states       kernels that were not summed for the fits (`DecodeCost.error`)
 drafts       between a chain and a tree (`speculation.CHAIN_ERROR`, `TREE_ERROR`)
 eager        launches of a layer (`measured_engine.EAGER_ERROR`)
 weights      broadcasts of mixtures, each row left out (`SyncSpeed.error`)
-agents       between equal and geometric numbers of calls, 0.48, and between contexts kept in the cache
-             or not, 0.14: root mean squares of twelve simulated pairs
+agents       between equal and geometric numbers of calls, 0.48, and between contexts kept in the
+             cache or not, 0.14: root mean squares of twelve simulated pairs
              (docs/log.md, 2026-11-29)
 """
 _LARGEST_BYTES: Final = 300e9
