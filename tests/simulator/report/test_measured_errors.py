@@ -228,6 +228,7 @@ def test_a_change_within_a_family_has_the_difference_of_its_errors() -> None:
         ([], ["cluster.rollout_gpu=H20"], "both"),
         ([], ["model=Qwen2.5-1.5B"], "both"),
         ([], ["workload.turns=2"], "both"),
+        (["schedule.name=synchronous"], ["workload.turns=2"], "both"),
         (
             ["schedule.name=synchronous"],
             ["schedule.name=synchronous", "cluster.placement=colocated"],
