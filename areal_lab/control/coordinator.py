@@ -888,7 +888,7 @@ class Coordinator:
         if self._pushing is not None:
             return ()
         # After the save: in its frontier these groups are open, so that a run can continue.
-        actions = self._drop_everything(reason if reason == NO_ENGINE_LEFT else "run ended")
+        actions = self._drop_everything(reason if reason == NO_ENGINE_LEFT else ev.RUN_ENDED)
         if self._interrupted:
             actions.append(ev.Resume())
         actions.append(self._finish(reason))

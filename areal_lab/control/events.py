@@ -23,6 +23,8 @@ PROMPT_VERSION: Final[Version] = -1
 """Version of tokens that no policy of this run generated: prompts and observations."""
 STARTS_OVER: Final[Version] = -1
 """Entry of `RunStarted.open_versions` for a group without tokens."""
+RUN_ENDED: Final = "run ended"
+"""`Drop.reason` of what is left when the last step is complete."""
 RECYCLED: Final = "recycled"
 """`Drop.reason` of a late group whose prompt starts again, under the same number
 (`rollout.on_late`)."""

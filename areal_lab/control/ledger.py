@@ -111,6 +111,16 @@ def mean_lag(lags: Mapping[int, int]) -> float:
     return sum(lag * times for lag, times in lags.items()) / count if count else 0.0
 
 
+def lag_percentile(lags: Mapping[int, int], share: float = 0.95) -> int:
+    """The smallest lag of a histogram that at least `share` of it does not exceed; 0 if empty."""
+    wanted, count = share * sum(lags.values()), 0
+    for lag, times in sorted(lags.items()):
+        count += times
+        if times and count >= wanted:
+            return lag
+    return 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenCounts:
     """What became of the generated tokens of a run, at one moment."""
@@ -132,6 +142,15 @@ class TokenCounts:
     def dropped_tokens(self) -> int:
         """Tokens dropped for any reason."""
         return sum(self.dropped.values())
+
+    @property
+    def thrown_away(self) -> float:
+        """Share that was dropped or generated twice, of these tokens and the trained ones.
+
+        What the end of the run cuts off is in neither; 0 without tokens.
+        """
+        lost = self.dropped_tokens - self.dropped.get(ev.RUN_ENDED, 0) + self.generated_twice
+        return lost / max(1, self.trained + lost)
 
     @property
     def unexplained(self) -> int:

@@ -29,6 +29,8 @@ PARTS: Final = {
 `generation` of a synchronous row is the time in which the engines generate; `wait` of another is
 the time in which the trainer waits. `update` are the optimizer steps, without scoring passes.
 """
+LAG: Final = "mean_lag"
+"""Name of a printed mean lag, in versions."""
 MOST_FITS: Final = 2
 
 

@@ -27,7 +27,7 @@ from simulator.report.measured_errors import (
     known_error,
 )
 from simulator.run.result import SimulationResult
-from simulator.stats.statistics import SHARE, Prediction, with_model_error
+from simulator.stats.statistics import Prediction, prediction
 
 CLEAR_GAIN = 0.1
 """A measured gain that differs less from 1 has no sign to be right about."""
@@ -219,7 +219,7 @@ def _interval(
     if not others:
         raise ValueError(f"no row of another group than {group} tells the model's error")
     error = known_error(_kind(of), others, ratio=ratio).error
-    return with_model_error(values, error, share=SHARE)
+    return prediction(values, error)
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from reproductions.measured_runs.families import Family
+from reproductions.measured_runs.families import LAG, Family
 from reproductions.measured_runs.predict import Predicted, measured_parts
 from reproductions.measured_runs.score import Number, Scored
 from simulator.report.step_parts import PARTS_OF_A_STEP, seconds_of
@@ -21,6 +21,11 @@ def numbers(scored: Sequence[Scored]) -> list[dict[str, Any]]:
 def parts(predicted: Sequence[Predicted]) -> list[dict[str, Any]]:
     """Simulated seconds of every row by part, beside the printed ones."""
     return [_parts(one) for one in predicted]
+
+
+def lags(predicted: Sequence[Predicted]) -> list[dict[str, Any]]:
+    """Simulated lags of the rows that print a mean, in versions."""
+    return [_lags(one) for one in predicted if LAG in one.row.measured]
 
 
 def reasons(predicted: Sequence[Predicted]) -> list[dict[str, Any]]:
@@ -76,6 +81,23 @@ def _parts(one: Predicted) -> dict[str, Any]:
             + (f" (printed {_short(printed[name])})" if name in printed else "")
             for name in PARTS_OF_A_STEP
         },
+    }
+
+
+def _lags(one: Predicted) -> dict[str, Any]:
+    told = [result.staleness() for result in one.run.results]
+    simulated = {name: sum(own[name] for own in told) / len(told) for name in told[0]}
+    measured = one.row.measured[LAG]
+    return {
+        "row": one.row.id,
+        "measured mean": _short(measured),
+        "predicted mean": _short(simulated["head_mean"]),
+        "error": f"{simulated['head_mean'] - measured:+.2f}",
+        "before the queue": _short(simulated["before_queue_mean"]),
+        "in the queue": _short(simulated["in_queue_mean"]),
+        "mean of tokens": _short(simulated["token_mean"]),
+        "95th percentile": _short(simulated["head_p95"]),
+        "thrown away": f"{simulated['thrown_away']:.0%}",
     }
 
 

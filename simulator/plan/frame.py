@@ -41,6 +41,11 @@ _ORDER: Final = {
     "hours": ("duration_h", "least_duration_h"),
 }
 """Columns by which rows are sorted, by objective."""
+_STALENESS: Final = (
+    *("head_mean", "head_p95", "before_queue_mean", "before_queue_p95"),
+    *("in_queue_mean", "in_queue_p95", "thrown_away"),
+)
+"""Numbers of `SimulationResult.staleness` that are columns: the lag is that of first tokens."""
 _HIGH_ENDS: Final = {"duration_h": "duration_high_h", "cost_dollars": "cost_high_dollars"}
 """Columns in place of others if the pessimistic end ranks."""
 
@@ -127,7 +132,9 @@ def _results(known: Outcome | None) -> Row:
         *("cost_seeds_low_dollars", "cost_seeds_high_dollars"),
         *("cost_at_low_price_dollars", "cost_at_high_price_dollars", "gpu_hours"),
         *("energy_kwh", "step_s", "tokens_per_s", "engines_busy_share", "trainer_busy_share"),
-        "bottleneck",
+        *("lag_mean_versions", "lag_p95_versions", "lag_before_queue_mean_versions"),
+        *("lag_before_queue_p95_versions", "lag_in_queue_mean_versions"),
+        *("lag_in_queue_p95_versions", "thrown_away_share", "bottleneck"),
     )
     if known is None:
         return {name: 0 if name == "seeds" else None for name in columns}
@@ -147,6 +154,7 @@ def _results(known: Outcome | None) -> Row:
         estimate([trial.tokens_per_s for trial in trials]).mean,
         known.engine_share,
         known.trainer_share,
+        *(known.staleness.get(name) for name in _STALENESS),
         known.limit,
     )
     return dict(zip(columns, values, strict=True))

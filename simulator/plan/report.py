@@ -295,6 +295,7 @@ def _outcome(one: Outcome, plan: Plan) -> dict[str, Any]:
         "limit": one.limit,
         "engine_share": one.engine_share,
         "trainer_share": one.trainer_share,
+        "staleness": one.staleness,
         "within_limits": one.meets(plan.config.limits),
         "model_error": step_record(one.known.step.kind, gpus_of(one.candidate.config), plan.errors),
     }

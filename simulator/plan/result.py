@@ -175,6 +175,15 @@ class Outcome:
         """Share of the generating GPUs' time in which they generate."""
         return engine_share(self.trials)
 
+    @property
+    def staleness(self) -> dict[str, float]:
+        """Lags in versions and the share of tokens thrown away, as `SimulationResult.staleness`
+        has them; means over the seeds."""
+        return {
+            name: sum(trial.staleness[name] for trial in self.trials) / len(self.trials)
+            for name in self.trials[0].staleness
+        }
+
     def meets(self, limits: LimitsConfig) -> bool:
         """Return whether it is within deadline and budget; unknown money exceeds any budget."""
         dollars = self.rank("dollars")

@@ -195,6 +195,8 @@ def recommendation_lines(plan: Plan) -> Iterator[str]:
             )
         if partial := partial_nodes(candidate):
             yield f"{candidate.hardware}: {partial}; the cost is that of these GPUs alone"
+        if best.candidate.stale:
+            yield staleness_line(best)
         yield from _other_price_lines(plan, best)
         yield from _memory_lines(candidate)
         gentler = plan.gentler
@@ -233,6 +235,19 @@ def best_so_far(plan: Plan) -> str:
         return ""
     dollars = "" if best.dollars is None else f", ${number(best.dollars.mean)}"
     return f", best {best.candidate.hardware}, {number(best.hours.mean)} h{dollars}"
+
+
+def staleness_line(one: Outcome) -> str:
+    """Lags of an outcome in words, and what it throws away."""
+    told = one.staleness
+    line = (
+        f"lag of first tokens: {told['head_mean']:.2f} versions in the mean "
+        f"({told['before_queue_mean']:.2f} before the queue, {told['in_queue_mean']:.2f} in it), "
+        f"{number(told['head_p95'])} at the 95th percentile ({number(told['before_queue_p95'])}, "
+        f"{number(told['in_queue_p95'])})"
+    )
+    thrown = told["thrown_away"]
+    return f"{line}; {thrown:.0%} of the generated tokens are thrown away" if thrown else line
 
 
 def _memory_lines(candidate: Candidate) -> Iterator[str]:

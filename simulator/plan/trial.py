@@ -63,6 +63,8 @@ class Trial:
     """Shares by activity, by pool."""
     idle: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Shares by cause, by pool."""
+    staleness: Mapping[str, float] = field(default_factory=dict)
+    """Lags and tokens thrown away (`simulator.run.result.SimulationResult.staleness`)."""
 
 
 Run: TypeAlias = Callable[[Sequence[Job]], Iterator[Trial | None]]
@@ -100,6 +102,7 @@ def run_job(job: Job) -> Trial:
         kwh=result.energy.kwh,
         busy={name: dict(pool.busy) for name, pool in result.pools.items()},
         idle={name: dict(pool.idle) for name, pool in result.pools.items()},
+        staleness=result.staleness(),
     )
 
 
@@ -177,6 +180,7 @@ class SlowedTiming:
 _SHIPPED: Final = Path(__file__).parent / "data"
 _NOT_DECIDING: Final = {"name": "", "seed": 1, "seeds": 1}
 """Settings that change nothing in one trial."""
+_KEPT: Final = ("step_s", "tokens_per_s", "kwh", "busy", "idle", "staleness")
 _MONEY: Final = ("price", "purchase", "sources")
 
 
@@ -235,7 +239,7 @@ class TrialCache:
     def save(self, path: Path, *, made_by: str) -> None:
         """Write all trials as JSON, and what made them."""
         trials = {
-            name: [trial.step_s, trial.tokens_per_s, trial.kwh, dict(trial.busy), dict(trial.idle)]
+            name: [getattr(trial, one) for one in _KEPT]
             for name, trial in sorted(self._trials.items())
         }
         head = {"made_by": made_by, "areal_lab": _version()}
@@ -304,8 +308,7 @@ def _deciding(record: type[Any]) -> list[str]:
 
 
 def _trial(row: Sequence[Any]) -> Trial:
-    step_s, tokens_per_s, kwh, busy, idle = row
-    return Trial(step_s=step_s, tokens_per_s=tokens_per_s, kwh=kwh, busy=busy, idle=idle)
+    return Trial(**dict(zip(_KEPT, row, strict=True)))
 
 
 def _version() -> str:

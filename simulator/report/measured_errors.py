@@ -52,8 +52,9 @@ STATES: Final = "layers with windows or states"
 DRAFTS: Final = "drafted tokens"
 EAGER: Final = "decoding without CUDA graphs"
 LARGEST: Final = "weights of more than 300 GB"
+AGENTS: Final = "agents of several turns"
 PARTS: Final[Mapping[str, float]] = MappingProxyType(
-    {OTHER_GPUS: 0.3, STATES: 0.3, DRAFTS: 0.4, EAGER: 0.4, LARGEST: 0.4}
+    {OTHER_GPUS: 0.3, STATES: 0.3, DRAFTS: 0.4, EAGER: 0.4, LARGEST: 0.4, AGENTS: 0.5}
 )
 """Parts of a run whose error the other runs do not know, each with the error that its terms of the
 cost model state: ln(seconds), until `LEAST_GROUPS` groups with it were measured.
@@ -63,13 +64,15 @@ states       kernels that were not summed for the fits (`DecodeCost.error`)
 drafts       between a chain and a tree (`speculation.CHAIN_ERROR`, `TREE_ERROR`)
 eager        launches of a layer (`measured_engine.EAGER_ERROR`)
 weights      broadcasts of mixtures, each row left out (`SyncSpeed.error`)
+agents       between equal and geometric numbers of calls, 0.48, and between contexts kept in the
+             cache or not, 0.14: root mean squares of twelve simulated pairs
+             (docs/log.md, 2026-11-29)
 """
 _LARGEST_BYTES: Final = 300e9
 _OF_A_RATIO: Final = 0.5
 """Share of such an error in a ratio of two runs that both have the part: half of it cancels. An
 assumption, until enough groups were measured."""
 _WIDER: Final[tuple[tuple[str, ...], ...]] = (
-    ("mixture", "colocated", "agent"),
     ("mixture", "colocated"),
     ("colocated",),
     (),
@@ -84,8 +87,6 @@ class Kind(NamedTuple):
     """A mixture of experts; else a dense model."""
     colocated: bool
     """All GPUs generate and train in turn; else some generate and the others train."""
-    agent: bool
-    """Several model calls per response, with tools."""
     parts: tuple[str, ...] = ()
     """Names of `PARTS` that the run has."""
 
@@ -94,7 +95,7 @@ class Kind(NamedTuple):
             "mixture of experts" if self.mixture else "dense",
             "colocated" if self.colocated else "disaggregated",
         ]
-        return ", ".join([*words, *(["agent"] if self.agent else []), *self.parts])
+        return ", ".join([*words, *self.parts])
 
     @property
     def plain(self) -> Kind:
@@ -244,11 +245,9 @@ class MeasuredErrors:
     def never_compared(self) -> list[str]:
         """Kinds of runs without a row, in words."""
         kinds = {row.kind.plain for row in self.rows}
-        found = []
-        if not any(kind.agent for kind in kinds):
-            found.append("agents (several model calls per response, tools)")
+        found = [] if AGENTS in self.parts() else [AGENTS]
         for mixture, colocated in itertools.product((False, True), repeat=2):
-            kind = Kind(mixture=mixture, colocated=colocated, agent=False)
+            kind = Kind(mixture=mixture, colocated=colocated)
             if kind not in kinds:
                 found.append(str(kind))
         return found
@@ -271,11 +270,11 @@ def kind_of(config: SimulationConfig) -> Kind:
         DRAFTS: rollout.speculative_tokens > 0,
         EAGER: not rollout.cuda_graphs,
         LARGEST: model.weight_bytes() > _LARGEST_BYTES,
+        AGENTS: workload.turns > 1 or workload.turns_most > 1,
     }
     return Kind(
         mixture=bool(model.experts),
         colocated=config.cluster.colocated,
-        agent=workload.turns > 1 or workload.turns_most > 1,
         parts=tuple(name for name, there in has.items() if there),
     )
 
@@ -298,7 +297,7 @@ def change_of(
     kind, other = kind_of(second), kind_of(first)
     stale = [one.schedule.versions_ahead > 0 for one in (first, second)]
     alike = first.model == second.model and gpus_of(first) == gpus_of(second)
-    if alike and stale[0] != stale[1] and kind.agent == other.agent:
+    if alike and stale[0] != stale[1] and (AGENTS in kind.parts) == (AGENTS in other.parts):
         return "gain", errors.gain(other if stale[0] else kind)
     if alike and kind == other:
         return "change", errors.change(kind)
@@ -419,7 +418,7 @@ def step_record(kind: Kind, gpus: Sequence[str], errors: MeasuredErrors) -> dict
     """The error of seconds per step of a kind of run, as JSON."""
     known, never = errors.step(kind), never_compared(gpus, errors)
     measured = errors.parts()
-    never += [name for name in kind.parts if name not in measured and name != OTHER_GPUS]
+    never += [name for name in kind.parts if name not in {*measured, *never, OTHER_GPUS}]
     return {
         "share": SHARE,
         **_record("step", known),

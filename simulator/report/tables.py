@@ -175,14 +175,18 @@ def _lag_table(told: Mapping[str, Any]) -> Table:
     table = empty_table(
         "lag of trained data", "tokens", "samples, first token", "samples, last token"
     )
-    table.add_row("mean (versions)", *(quantity(kind["mean"]) for kind in lags))
-    table.add_row("max (versions)", *(quantity(kind["max"]) for kind in lags))
-    parts = [told["lag"][part]["mean"] for part in ("before_queue", "in_queue")]
-    for title, mean in zip(("  before the queue", "  in the queue"), parts, strict=True):
-        table.add_row(title, "", quantity(mean), "")
-    if form := told["closed_form"]:
-        both = " + ".join(f"{mean_of(form[part]):.2f}" for part in ("before_queue", "in_queue"))
-        table.add_row("  closed form", "", both, "", style="dim")
+    for title, which in (
+        ("mean (versions)", "mean"),
+        ("95th percentile (versions)", "p95"),
+        ("max (versions)", "max"),
+    ):
+        table.add_row(title, *(quantity(kind[which]) for kind in lags))
+        if which != "max":
+            for name, part in (("before the queue", "before_queue"), ("in the queue", "in_queue")):
+                table.add_row(f"  {name}", "", quantity(told["lag"][part][which]), "")
+        if which == "mean" and (form := told["closed_form"]):
+            both = " + ".join(f"{mean_of(form[part]):.2f}" for part in ("before_queue", "in_queue"))
+            table.add_row("  closed form", "", both, "", style="dim")
     for lag in range(min(highest, _MOST_LAGS - 1) + 1):
         shares = [kind["histogram"].get(str(lag)) for kind in lags]
         cells = [_share_cell(share, bar=0).strip() for share in shares]
@@ -209,6 +213,10 @@ def _count_table(told: Mapping[str, Any]) -> Table:
     if recomputed:
         share = f"{100 * recomputed / generated:.1f} % of the generated tokens" if generated else ""
         table.add_row("tokens prefilled again", _million(recomputed), f"{after}; {share}")
+    if thrown := mean_of(told["ledger"]["thrown_away"]):
+        tokens = _million(thrown * mean_of(told["ledger"]["generated"]))
+        share = f"{100 * thrown:.1f} % of the generated tokens; dropped or generated twice"
+        table.add_row("tokens thrown away", tokens, share)
     for name, title, note in (
         ("interruptions", "interruptions", f"{after}; each pauses all engines"),
         (
@@ -401,10 +409,14 @@ def _comparison_table(
             table.add_row(title, *map(quantity, values), quantity(ratio[name]), around)
     for title, kind, which in (
         ("mean lag, versions", "token", "mean"),
+        ("95th percentile of lag, versions", "token", "p95"),
         ("largest lag, versions", "head", "max"),
     ):
         lags = [told["lag"][kind][which] for told in (first, second)]
         table.add_row(title, *map(quantity, lags), "", "")
+    thrown = [told["ledger"]["thrown_away"] for told in (first, second)]
+    if any(map(mean_of, thrown)):
+        table.add_row("thrown away, share of tokens", *map(quantity, thrown), "", "")
     return table
 
 

@@ -58,8 +58,6 @@ from simulator.run.system import (
 )
 from simulator.run.trainer import Trainer
 
-RUN_ENDED = "run ended"
-"""The coordinator's reason to drop what is left at the end."""
 _CLOCK_ROUNDING = 1e-12
 """A timer is a difference of times added to a time: rounding may let it fire a little early."""
 
@@ -366,7 +364,7 @@ class EventLoop:
         group = drop.group
         self.ledger.action(drop)
         self.responses.give_up(group)
-        self.unfinished += drop.reason == RUN_ENDED
+        self.unfinished += drop.reason == ev.RUN_ENDED
         if self.kept.pop(group, None) is not None:
             return
         flight = self.flights.get(group)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from areal_lab.capacity import MeanStaleness
-from areal_lab.control.ledger import LagCounts, TokenCounts, mean_lag
+from areal_lab.control.ledger import LagCounts, TokenCounts, lag_percentile, mean_lag
 from areal_lab.extras import require
 from areal_lab.runlog.records import finite_json
 from simulator.costs.economics import Cost, Energy
@@ -145,6 +145,16 @@ class SimulationResult:
             "offered": parts.offered,
         }[name]
 
+    def staleness(self) -> dict[str, float]:
+        """Mean and 95th percentile of `LAGS` in versions, and the share of the generated tokens
+        that is thrown away."""
+        lags = {name: self.lags(name) for name in LAGS}
+        return {
+            **{f"{name}_mean": mean_lag(one) for name, one in lags.items()},
+            **{f"{name}_p95": float(lag_percentile(one)) for name, one in lags.items()},
+            "thrown_away": self.ledger.thrown_away,
+        }
+
     def mean(self, column: str) -> float:
         """Mean of a column over the steps after warm-up."""
         return float(self.columns[column][self.warmup_steps :].mean())
@@ -255,7 +265,7 @@ class Replicated:
     def _ledger(self, show: Show) -> dict[str, Any]:
         ledgers = [result.ledger for result in self.results]
         reasons = sorted({reason for ledger in ledgers for reason in ledger.dropped})
-        names = ("generated", "trained", "waiting", "generated_twice")
+        names = ("generated", "trained", "waiting", "generated_twice", "thrown_away")
         return {
             **{n: show(estimate([float(getattr(one, n)) for one in ledgers])) for n in names},
             "dropped": {
@@ -297,6 +307,7 @@ class Replicated:
         shares = self.lag_shares(name)
         return {
             "mean": show(estimate([mean_lag(histogram) for histogram in histograms])),
+            "p95": show(estimate([float(lag_percentile(histogram)) for histogram in histograms])),
             "max": show(estimate([float(max(histogram, default=0)) for histogram in histograms])),
             "histogram": {str(lag): show(share) for lag, share in shares.items()},
         }

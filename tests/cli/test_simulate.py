@@ -18,7 +18,7 @@ from areal_lab.cli.plan import Lines
 from areal_lab.config.load import settings
 from areal_lab.runlog.records import Log
 from simulator.config.schema import SimulationConfig
-from simulator.report.measured_errors import Kind, measured_errors
+from simulator.report.measured_errors import AGENTS, Kind, measured_errors
 from tools.pages.simulator import PAGE, own_file, page
 
 
@@ -88,9 +88,10 @@ def test_two_are_compared_side_by_side() -> None:
 def test_a_kind_that_was_never_compared_is_said_to_be() -> None:
     text = " ".join(call("--preset", "small", "workload.turns=3", "seeds=2").stdout.split())
     errors = measured_errors()
-    agents = errors.step(Kind(mixture=False, colocated=False, agent=True)).of_kind
-    never = "No measured run of this kind (dense, disaggregated, agent) was ever compared"
-    assert (never in text) is (len(agents) == 0)
+    known = errors.step(Kind(mixture=False, colocated=False, parts=(AGENTS,)))
+    never = f"No measured run of this kind (dense, disaggregated, {AGENTS}) was ever compared"
+    assert (never in text) is (len(known.of_kind) == 0)
+    assert f"by the error of what these rows do not have: {AGENTS} (" in text
     assert all(one in text for one in errors.never_compared())
 
 

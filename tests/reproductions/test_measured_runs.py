@@ -13,14 +13,14 @@ import pytest
 
 from areal_lab.plots.style import save_picture
 from areal_lab.runlog.intervals import student_t
-from reproductions.measured_runs.__main__ import data, findings, rows
+from reproductions.measured_runs.__main__ import data, findings, rows, unscored
 from reproductions.measured_runs.ablation import REST, TERMS, ablation, without, without_rest
 from reproductions.measured_runs.chart import draw
 from reproductions.measured_runs.families import Bars, Family, Fit, Measured, MeasuredRuns, load
 from reproductions.measured_runs.predict import Context, Sizes, configured, predict
 from reproductions.measured_runs.residuals import records, saved_records, to_text
 from reproductions.measured_runs.score import Number, score, summary
-from reproductions.measured_runs.tables import families, numbers, parts, reasons
+from reproductions.measured_runs.tables import families, lags, numbers, parts, reasons
 from reproductions.report.harness import expected
 from simulator.assembly.build import problems
 from simulator.assembly.simulate import replicate
@@ -296,6 +296,22 @@ def test_tables_and_picture_show_every_row(tmp_path: Path) -> None:
     assert picture.stat().st_size > 1000
 
 
+def test_a_printed_lag_and_wait_stand_beside_the_simulated_ones() -> None:
+    planted = family("a")
+    row = planted.rows[1]
+    measured = dict(row.measured) | {"wait_s": 1e6, "mean_lag": 7.0}
+    other = replace(planted, rows=[planted.rows[0], replace(row, measured=measured)])
+    predicted = predict(other, runs_of(other), SIZES)
+    (told,) = lags(predicted)
+    own = [result.staleness() for result in predicted[1].run.results]
+    mean = sum(one["head_mean"] for one in own) / len(own)
+    assert (told["row"], told["error"]) == (row.id, f"{mean - 7:+.2f}")
+    wait, lag = unscored(predicted)
+    assert "1 rows of 1 group: 100% off in the median, 1 too short" in wait
+    assert f"{7 - mean:.2f} versions off in the median, 1 too low" in lag
+    assert unscored([predicted[0]]) == lags([predicted[0]]) == []
+
+
 def test_a_term_is_switched_off_where_there_is_one() -> None:
     """For every term, some family changes, and can still be simulated."""
     for term in TERMS:
@@ -344,7 +360,7 @@ def test_errors_are_exported_without_the_fitted_rest() -> None:
     gain = synchronous["step"] - asynchronous["step"]
     assert asynchronous["gain"] == pytest.approx(gain, abs=0.01)
     assert (asynchronous["fitted"], other["fitted"]) == ([], ["trainer.mfu"])
-    plain = {"mixture": False, "colocated": False, "agent": False, "parts": ()}
+    plain = {"mixture": False, "colocated": False, "parts": ()}
     assert asynchronous["kind"] == plain
     assert (asynchronous["gpu"], synchronous["kind"]["colocated"]) == ("H100", True)
 

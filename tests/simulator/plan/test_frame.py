@@ -30,6 +30,7 @@ from simulator.plan.plots import draw_front, draw_plan, draw_tornado
 from simulator.plan.result import Plan
 from simulator.plan.schema import load_plan
 from simulator.plan.search import PlanSearch, find_plan
+from simulator.plan.trial import Job, run_job
 
 
 def solved(*overrides: str) -> Plan:
@@ -87,6 +88,20 @@ def test_the_first_row_is_the_recommendation_with_the_numbers_of_its_outcome(pla
     assert first["generating_gpus"] + first["training_gpus"] == first["gpus"]
     assert first["bottleneck"] == best.limit
     assert first["seeds"] == 2
+
+
+def test_rows_have_the_lag_of_their_simulations_and_synchronous_ones_none(plan: Plan) -> None:
+    rows = {row["candidate"]: row for row in plan_rows(plan) if row["seeds"]}
+    for one in (*plan.screened, *plan.outcomes):
+        row = rows[one.candidate.number]
+        parts = [row[f"lag_{part}_queue_mean_versions"] for part in ("before", "in")]
+        assert row["lag_mean_versions"] == pytest.approx(sum(parts))
+        assert (row["lag_p95_versions"] > 0) is one.candidate.stale
+        assert row["thrown_away_share"] == 0  # nothing is dropped: late groups are waited for
+    best = plan.best
+    assert best is not None
+    system = run_job(Job(config=best.candidate.config, seed=1)).staleness
+    assert set(best.staleness) == set(system)
 
 
 def test_rows_are_sorted_by_the_objective(plan: Plan) -> None:

@@ -1002,6 +1002,28 @@ def test_the_report_is_plain_json() -> None:
     assert told["candidates"]["combinations"] == 12
     assert told["sensitivity"]["of"] == "hours"
     assert {row["input"] for row in told["sensitivity"]["inputs"]} >= {"mean length"}
+    for one in (*told["front"], *(option["outcome"] for option in told["etas"])):
+        lag = one["staleness"]
+        parts = lag["before_queue_mean"] + lag["in_queue_mean"]
+        assert lag["head_mean"] == pytest.approx(parts)
+        assert lag["head_p95"] >= max(lag["before_queue_p95"], lag["in_queue_p95"])
+
+
+def test_the_lag_of_the_recommendation_is_in_words() -> None:
+    """Late groups are thrown away where the bound says so."""
+    late = ("base.schedule.batch_order=bounded_lag", "base.schedule.max_lag=1")
+    for policy in ("wait", "drop"):
+        found = solved("candidates.eta=[1]", *late, f"base.schedule.on_late={policy}")
+        best = found.best
+        assert best is not None
+        lines = " ".join(recommendation_lines(found))
+        assert f"lag of first tokens: {best.staleness['head_mean']:.2f} versions" in lines
+        assert best.staleness["head_p95"] <= 1
+        thrown = best.staleness["thrown_away"] > 0
+        assert thrown is (policy == "drop")
+        assert ("are thrown away" in lines) is thrown
+    (synchronous,) = solved("candidates.eta=[0]", "candidates.gpus=[4]").front[:1]
+    assert synchronous.staleness["head_mean"] == synchronous.staleness["head_p95"] == 0
 
 
 # --- computed by hand ---------------------------------------------------------------------------

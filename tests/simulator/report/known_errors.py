@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from simulator.report.measured_errors import Kind, MeasuredErrors, MeasuredRow
 
-DENSE = Kind(mixture=False, colocated=False, agent=False)
+DENSE = Kind(mixture=False, colocated=False)
 
 
 def row(

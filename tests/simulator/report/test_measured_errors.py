@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from simulator.config.load import load_simulation
 from simulator.report.measured_errors import (
+    AGENTS,
     DRAFTS,
     EAGER,
     LARGEST,
@@ -34,15 +35,14 @@ from tests.simulator.report.known_errors import DENSE, errors_of, row
 
 COLOCATED = DENSE._replace(colocated=True)
 MIXTURE = DENSE._replace(mixture=True)
-AGENT = DENSE._replace(agent=True)
+AGENT = DENSE._replace(parts=(AGENTS,))
 FITTED = ("trainer.mfu",)
 
 KINDS = st.builds(
     Kind,
     st.booleans(),
     st.booleans(),
-    st.booleans(),
-    st.sampled_from([(), (EAGER,), (STATES, DRAFTS)]),
+    st.sampled_from([(), (EAGER,), (AGENTS,), (STATES, DRAFTS)]),
 )
 ROWS = st.lists(
     st.builds(
@@ -66,7 +66,7 @@ ROWS = st.lists(
         (["model=Qwen3-30B-A3B"], MIXTURE, ["H100"]),
         (
             ["workload.turns=2", "cluster.rollout_gpu=h20"],
-            AGENT._replace(parts=(OTHER_GPUS,)),
+            DENSE._replace(parts=(OTHER_GPUS, AGENTS)),
             ["H100", "H20"],
         ),
         (["rollout.cuda_graphs=false"], DENSE._replace(parts=(EAGER,)), ["H100"]),
@@ -129,10 +129,15 @@ def test_an_agent_takes_the_errors_of_runs_with_the_same_model_and_placement() -
     others = [row(0.9, group=group, kind=COLOCATED) for group in "abc"]
     known = MeasuredErrors([*own, *others]).step(AGENT)
     assert len(known.of_kind) == 0
-    assert known.error.spread == pytest.approx(0.2)
+    assert known.error.spread == pytest.approx(math.hypot(0.2, PARTS[AGENTS]))
     assert known.error.groups == 3
     line = known_lines("step", known)[0]
-    assert line.startswith("No measured run of this kind (dense, disaggregated, agent) was ever")
+    assert line.startswith(f"No measured run of this kind (dense, disaggregated, {AGENTS}) was")
+
+
+def test_what_was_never_compared_is_named_once() -> None:
+    never = step_record(AGENT, ["H100"], MeasuredErrors([row(0.1)]))["never_compared"]
+    assert never.count(AGENTS) == 1
 
 
 @pytest.mark.parametrize("name", PARTS)
@@ -223,6 +228,7 @@ def test_a_change_within_a_family_has_the_difference_of_its_errors() -> None:
         ([], ["cluster.rollout_gpu=H20"], "both"),
         ([], ["model=Qwen2.5-1.5B"], "both"),
         ([], ["workload.turns=2"], "both"),
+        (["schedule.name=synchronous"], ["workload.turns=2"], "both"),
         (
             ["schedule.name=synchronous"],
             ["schedule.name=synchronous", "cluster.placement=colocated"],
@@ -247,16 +253,16 @@ def test_the_ratio_of_two_runs_is_what_they_differ_in(
 def test_what_was_never_compared_is_named() -> None:
     errors = MeasuredErrors([row(0.1), row(0.1, kind=COLOCATED)])
     assert never_compared(["H100", "A100-80"], errors) == [
-        "agents (several model calls per response, tools)",
+        AGENTS,
         "mixture of experts, disaggregated",
         "mixture of experts, colocated",
         "A100-80 GPUs",
     ]
     everything = [
-        row(0.1, kind=Kind(mixture=mixture, colocated=colocated, agent=agent))
+        row(0.1, kind=Kind(mixture=mixture, colocated=colocated, parts=parts))
         for mixture in (False, True)
         for colocated in (False, True)
-        for agent in (False, True)
+        for parts in ((), (AGENTS,))
     ]
     assert never_compared(["H100"], MeasuredErrors(everything)) == []
 
@@ -277,8 +283,8 @@ def test_the_packaged_errors_give_intervals_of_every_kind() -> None:
     errors = measured_errors()
     for mixture in (False, True):
         for colocated in (False, True):
-            for agent in (False, True):
-                kind = Kind(mixture=mixture, colocated=colocated, agent=agent)
+            for parts in ((), (AGENTS,)):
+                kind = Kind(mixture=mixture, colocated=colocated, parts=parts)
                 for known in (errors.step(kind), errors.gain(kind), errors.change(kind)):
                     assert 0 < known.error.spread < 3
                     assert known.error.groups >= 2

@@ -184,7 +184,12 @@ def test_the_json_has_the_documented_names_each_with_its_interval() -> None:
     for one in (
         *(told["step_s"], told["tokens_per_s"], told["utilisation"]["rollout"]),
         *(told["idle"]["training"]["waiting for weights"], told["lag"]["token"]["mean"]),
-        *(told["lag"]["head"]["max"], told["cost"]["dollars_per_step"]["typical"]),
+        *(
+            told["lag"]["head"]["max"],
+            told["lag"]["in_queue"]["p95"],
+            told["ledger"]["thrown_away"],
+        ),
+        *(told["lag"]["head"]["p95"], told["cost"]["dollars_per_step"]["typical"]),
         *(told["cost"]["gpu_hours_per_step"], told["energy"]["kwh_per_step"]),
     ):
         assert set(one) == interval
