@@ -27,6 +27,8 @@ _BY_TEXT: Final[Mapping[Extra, str]] = {
     "math": "areal_lab.rewards.math_answer",
     "json": "areal_lab.rewards.text:JsonSchema",
     "search": "search",
+    "mcp": "mcp",
+    "openenv": "openenv",
     "reasoning-gym": "reasoning_gym",
     "textarena": "textarena",
     "openai": "areal_lab.agents.examples",

@@ -112,6 +112,8 @@ def test_a_secret_among_settings_is_refused_and_not_repeated(change: str, files:
         (("reward.fn=areal_lab.rewards.text:JsonSchema",), ["train", "json"]),
         (("sinks=[wandb, tensorboard]",), ["train", "wandb", "tensorboard"]),
         (("dataset.type=reasoning_gym",), ["train", "reasoning-gym"]),
+        (("rollout.workflow={name: tool_use, tool: {name: mcp, command: [x]}}",), ["train", "mcp"]),
+        (("rollout.workflow={name: openenv, url: 'http://h'}",), ["train", "openenv"]),
     ],
 )
 def test_extras_are_those_that_the_run_imports(
