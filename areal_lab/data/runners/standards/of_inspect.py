@@ -210,7 +210,7 @@ def _policy(name: str, running: dict[int, _Sample]) -> Any:
         active = sample_active()
         return running.get(active.epoch) if active else None
 
-    class Policy(OpenAICompatibleAPI):
+    class Policy(OpenAICompatibleAPI):  # type: ignore[misc]
         # Also part of the keys of cached replies: no reply is one of another sample.
         @property
         def base_url(self) -> str:
