@@ -120,6 +120,7 @@ def test_tasks_are_the_same_in_another_process() -> None:
 @pytest.mark.parametrize(
     ("task", "message"),
     [
+        ("sums", "has no argument num_task, only first, num_tasks, shuffled"),
         ("boxed", "runs code in a sandbox, which is not served"),
         ("unscored", "must have a scorer and a dataset"),
         ("other", "Task named 'other' not found"),
@@ -127,7 +128,7 @@ def test_tasks_are_the_same_in_another_process() -> None:
 )
 def test_what_cannot_be_served_is_refused_in_one_line(task: str, message: str) -> None:
     with pytest.raises(ValueError, match=message) as caught:
-        described(environment(task))
+        described(environment(task, args={"num_task": 3} if task == "sums" else {}))
     assert "\n" not in str(caught.value)
 
 

@@ -40,6 +40,7 @@ class Standard:
             raise ValueError(f"this Python has no {error.name}; install {_WANTED}") from None
         from inspect_ai import SampleSource, task_with
         from inspect_ai._eval.loader import load_tasks
+        from inspect_ai._eval.task.constants import TASK_ALL_PARAMS_ATTR
         from inspect_ai.scorer import value_to_float
 
         found = load_tasks([name], args)
@@ -47,6 +48,11 @@ class Standard:
             names = ", ".join(one.name for one in found) or "none"
             raise ValueError(f"{name} must be one task, such as FILE.py@NAME, but has {names}")
         (task,) = found
+        taken = getattr(task, TASK_ALL_PARAMS_ATTR)
+        if unknown := args.keys() - taken.keys():  # of which the library only warns
+            raise ValueError(
+                f"{name} has no argument {', '.join(sorted(unknown))}, only {', '.join(taken)}"
+            )
         if task.model is not None or not task.scorer or task.sample_source is not None:
             raise ValueError(f"{name} must have a scorer and a dataset, and no model of its own")
         if task.sandbox or any(sample.sandbox for sample in task.dataset):
@@ -153,7 +159,7 @@ class Standard:
 
     def _result(self, sample: Any) -> dict[str, Any]:
         if sample.error:
-            return {"ok": False, "error": sample.error.message}
+            return {"ok": False, "error": " ".join(sample.error.message.split())}
         rewards: dict[str, float] = {}
         for scorer, score in (sample.scores or {}).items():
             if score.reason in ("grader_failed", "scoring_failed"):
@@ -210,7 +216,7 @@ def _policy(name: str, running: dict[int, _Sample]) -> Any:
         active = sample_active()
         return running.get(active.epoch) if active else None
 
-    class Policy(OpenAICompatibleAPI):
+    class Policy(OpenAICompatibleAPI):  # type: ignore[misc]
         # Also part of the keys of cached replies: no reply is one of another sample.
         @property
         def base_url(self) -> str:
