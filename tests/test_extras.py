@@ -92,7 +92,7 @@ def test_every_import_is_declared() -> None:
     declared |= {"pydantic-core"}  # whose version pydantic states
     declared |= {"triton"}  # torch's CUDA builds bring it, and the product asks whether it is there
     declared |= {"areal-lab", "sglang", "vllm"}  # an engine's Python has the last two
-    declared |= {"verifiers"}  # an environment's
+    declared |= {"inspect-ai", "verifiers"}  # an environment's
     owners = packages_distributions()
     for file in (path for room in ROOMS for path in (ROOT / room).rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
