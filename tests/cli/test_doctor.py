@@ -156,6 +156,7 @@ def test_what_only_slows_a_run_is_a_note(name: str, changes: dict[str, Any], det
         ("verifiers", "0.5.0", "verifiers>=0.4,<0.5"),
         ("openenv", "0.2.1", "openenv>=0.10"),
         ("openenv-core", "0.3.0", "openenv>=0.10"),
+        ("openenv-core", "0.10.0", "openenv>=0.10"),
     ],
 )
 def test_another_generation_of_a_library_is_told_with_the_command_of_its_own_python(
