@@ -27,7 +27,10 @@ STANDARDS: Final = Path(__file__).with_name("standards")
 START_TIMEOUT_S: Final = 900.0
 """Longest wait until a runner has loaded an environment: imports of some libraries take minutes on
 a busy machine."""
-REQUIREMENTS: Final[Mapping[str, str]] = {"verifiers": "verifiers>=0.4,<0.5"}
+REQUIREMENTS: Final[Mapping[str, str]] = {
+    "inspect": "inspect-ai>=0.3.280,<0.3.290",
+    "verifiers": "verifiers>=0.4,<0.5",
+}
 """Library of each shipped standard, for the Python of an environment."""
 OLDEST_PYTHON: Final = (3, 11)
 _LAST_LINES: Final = 3
