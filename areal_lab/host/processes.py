@@ -238,6 +238,17 @@ async def start_command(
     return Child(name=name, process=process, log_path=log_path, _lifeline=os.fdopen(write_fd, "wb"))
 
 
+@contextmanager
+def lifeline() -> Iterator[tuple[int, dict[str, str]]]:
+    """A descriptor to pass on, and variables, with which `watch_parent` ends a child after this."""
+    read_fd, write_fd = os.pipe()
+    try:
+        yield read_fd, {_LIFELINE: f"{read_fd},{os.getpid()}"}
+    finally:
+        os.close(read_fd)
+        os.close(write_fd)
+
+
 def inherited_environment() -> dict[str, str]:
     """The environment of this process without `KEPT_BACK`."""
     return {name: value for name, value in os.environ.items() if name not in KEPT_BACK}

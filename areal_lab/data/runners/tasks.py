@@ -20,7 +20,7 @@ from areal_lab.config.sections import EnvironmentConfig
 from areal_lab.data.jsonl import split_problems
 from areal_lab.data.problems import Problem, ProblemSet
 from areal_lab.data.runners.loop import MARK, end_marked
-from areal_lab.host.processes import inherited_environment, last_lines
+from areal_lab.host.processes import inherited_environment, last_lines, lifeline
 
 LOOP: Final = Path(__file__).with_name("loop.py")
 STANDARDS: Final = Path(__file__).with_name("standards")
@@ -167,11 +167,11 @@ def _asked(greeting: str, python: str) -> str:
     """Version and tasks; a run loads its problems more than once, and a process takes seconds."""
     ours, theirs = socket.socketpair()
     mark = secrets.token_hex(8)
-    with ours, theirs, tempfile.NamedTemporaryFile() as log:
+    with ours, theirs, lifeline() as (fd, watched), tempfile.NamedTemporaryFile() as log:
         process = subprocess.Popen(
             command(Path(python), theirs.fileno()),
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[theirs.fileno()],
-            env={**inherited_environment(), **variables(Path(python), mark)},
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[theirs.fileno(), fd],
+            env={**inherited_environment(), **variables(Path(python), mark), **watched},
             start_new_session=True,
         )  # fmt: skip
         theirs.close()

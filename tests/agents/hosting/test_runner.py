@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import select
 import signal
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -121,6 +123,27 @@ def test_another_generation_of_a_library_is_refused(
     tasks_module._asked.cache_clear()
     with pytest.raises(ValueError, match=f"{version} is of another generation; install {wanted}"):
         environment_problems(settings)
+
+
+def test_a_runner_that_is_asked_for_tasks_ends_with_the_process_that_asks(tmp_path: Path) -> None:
+    told, standard = tmp_path / "told", tmp_path / "hangs.py"
+    os.mkfifo(told)
+    standard.write_text(
+        "import os, threading\n\n\nclass Standard:\n    def __init__(self, name, args):\n"
+        "        with open(name, 'w') as file:\n            file.write(str(os.getpid()))\n"
+        "        threading.Event().wait()\n"
+    )
+    program = (
+        "from areal_lab.config.sections import EnvironmentConfig\n"
+        "from areal_lab.data.runners.tasks import described\n"
+        f"settings = {{'standard': {str(standard)!r}, 'python': {sys.executable!r}}}\n"
+        f"described(EnvironmentConfig(name={str(told)!r}, **settings))\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program]) as asking:
+        runner = os.pidfd_open(int(told.read_text()))
+        asking.kill()
+    assert select.select([runner], [], [], 60)[0], "the runner has not ended"
+    os.close(runner)
 
 
 @pytest.mark.parametrize("at", ["hello", "list"])
