@@ -37,6 +37,8 @@ IMPORTS: Final = {
     "math": ("areal_lab", "math_verify"),
     "json": ("areal_lab", "jsonschema"),
     "search": ("areal_lab", "bm25s"),
+    "mcp": ("areal_lab", "mcp"),
+    "openenv": ("areal_lab", "websockets"),
     "reasoning-gym": ("areal_lab", "reasoning_gym"),
     "textarena": ("areal_lab", "textarena"),
     "openai": ("areal_lab", "openai"),
