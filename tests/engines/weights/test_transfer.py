@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
 import inspect
 import json
 import os
@@ -252,6 +253,8 @@ def test_handles_are_closed_after_the_copy_and_sent_by_value_never(
     monkeypatch.delattr(TensorSender, "send")
     pusher = Pusher(HandleSender(), timeout_s=TIMEOUT_S, reuses_memory=False)
     engine = lab.engine("a").child.pid
+    gc.collect()  # of other tests, whose errors may still refer to their tensors
+    others = mapped(os.getpid())
     held = []
     for _ in range(4):
         assert lab.push(pusher, "a", "b").failures == ()
@@ -262,7 +265,7 @@ def test_handles_are_closed_after_the_copy_and_sent_by_value_never(
     assert memory == memory_before, "each version frees the memory of the one before"
     assert files <= files_before
     pusher.close()
-    assert mapped(os.getpid()) == 0
+    assert mapped(os.getpid()) <= others
 
 
 @pytest.mark.usefixtures("named_memory")
