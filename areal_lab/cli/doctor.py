@@ -60,6 +60,8 @@ _LIBRARIES = {
 }
 """Libraries of environments whose old versions pip takes without a warning beside our packages, and
 the requirement of the version that is meant."""
+_BESIDE = {"verifiers": "uv", "inspect-ai": "openai"}
+"""What a library of environments needs here, and does not install itself."""
 _NOT_CHECKED = "the dataset, functions and model are checked only when a run starts"
 _DEMO_WEIGHTS_BYTES = 538_000_000  # SmolLM2-135M in float32
 _DEMO_MODEL = "SmolLM2-135M-Instruct"
@@ -453,7 +455,8 @@ def _own_python(executable: str, requirement: str) -> str:
 
 
 def _install(requirement: str) -> str:
-    return f"-m pip install {shlex.quote(requirement)} uv"
+    beside = _BESIDE.get(Requirement(requirement).name, "")
+    return f"-m pip install {shlex.quote(requirement)} {beside}".rstrip()
 
 
 def diagnose_environment(environment: EnvironmentConfig) -> Finding:

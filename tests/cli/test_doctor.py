@@ -168,7 +168,8 @@ def test_another_generation_of_a_library_is_told_with_the_command_of_its_own_pyt
     folder = f"envs/{wanted.partition('>')[0]}"
     make, _, install = found.fix.partition(" && ")
     assert make == f"/env/bin/python -m venv {folder}"
-    assert install == f"{folder}/bin/python -m pip install '{wanted}' uv"
+    beside = " uv" if name == "verifiers" else ""
+    assert install == f"{folder}/bin/python -m pip install '{wanted}'{beside}"
     base = {"httpx": "0.28.1", "torch": None}
     without = replace(HEALTHY, versions=base, requirements=WITH_EXTRA, libraries={name: version})
     assert found in diagnose(without), "also without the packages for training"
@@ -213,6 +214,8 @@ def test_the_python_of_an_environment_has_its_library(python: Path) -> None:
     new = environment_finding(str(python))
     assert (new.status, new.fix) == (Status.OK, "")
     assert new.detail.startswith("verifiers 0.4.3, Python 3.")
+    inspect = environment_finding(str(python), standard="inspect")
+    assert inspect.fix == f"{python} -m pip install 'inspect-ai>=0.3.280,<0.3.290' openai"
     own = environment_finding(str(python), standard="mine.py")
     assert (own.status, own.detail.startswith("Python 3.")) == (Status.OK, True)
 
