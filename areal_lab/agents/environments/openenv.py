@@ -22,7 +22,7 @@ from areal_lab.extras import require
 require("areal_lab.agents.environments.openenv", "openenv")
 
 from websockets.asyncio.client import ClientConnection, connect  # noqa: E402 - if it is there
-from websockets.exceptions import ConnectionClosed, WebSocketException  # noqa: E402
+from websockets.exceptions import ConnectionClosed, WebSocketException  # noqa: E402 - as above
 
 _MESSAGE_BYTES: Final = 2**24
 _SCHEMES: Final = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}

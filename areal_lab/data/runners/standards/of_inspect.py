@@ -216,6 +216,8 @@ def _policy(name: str, running: dict[int, _Sample]) -> Any:
         active = sample_active()
         return running.get(active.epoch) if active else None
 
+    # Here the library is not installed, so its class has no type. Arguments that are not used are
+    # part of the signatures of its methods.
     class Policy(OpenAICompatibleAPI):  # type: ignore[misc]
         # Also part of the keys of cached replies: no reply is one of another sample.
         @property

@@ -49,7 +49,7 @@ def right():
 
 @scorer(metrics={"share": [mean()]})
 def called():
-    async def score(state: TaskState, target: Target) -> Score:  # noqa: ARG001
+    async def score(state: TaskState, target: Target) -> Score:  # noqa: ARG001 - inspect's
         calls = any(getattr(message, "tool_calls", None) for message in state.messages)
         return Score(value={"share": 0.25 * calls})
 
@@ -60,7 +60,7 @@ def called():
 def waits(fifo: str):
     """Waits in the sample of this name, and says so; the others end."""
 
-    async def solve(state: TaskState, generate: Generate) -> TaskState:  # noqa: ARG001
+    async def solve(state: TaskState, generate: Generate) -> TaskState:  # noqa: ARG001 - inspect's
         if state.input_text == "waits":
             with open(fifo, "w", buffering=1) as file:
                 print("waits", file=file)
