@@ -15,7 +15,12 @@ The gain is bounded: asynchrony saves the time in which a phase cannot use both 
 generation, where few responses are left) and costs interruptions; it can never be faster than a
 trainer that is always busy.
 
-python -m benchmarks.async_vs_sync --json [--lengths all] [--steps 16]
+--slots compares two asynchronous runs instead: places that a group frees when it ends, and places
+that each response frees (`rollout.slots`), with responses of a third of these lengths. The
+simulator, fitted to each run with groups, predicts the gain with the lengths of the runs; its
+interval has one simulated run for each of 20 seeds and each fit, with lengths that are drawn.
+
+python -m benchmarks.async_vs_sync --json [--lengths all] [--steps 16] [--slots]
 """
 
 from __future__ import annotations
@@ -42,12 +47,43 @@ from areal_lab.shell.display import Silent
 from areal_lab.shell.stop import StopSignal
 from benchmarks import harness
 from benchmarks.tiny_model import write_tiny_model
+from simulator.assembly.simulate import replicate
+from simulator.calibrate.fit_run import calibrate_from
+from simulator.calibrate.length_source import LEAST_STEPS
+from simulator.calibrate.replay import replay
+from simulator.calibrate.report import configuration as configuration_of
 
 MEAN_TOKENS: Final = 93
 LENGTHS: Final[Mapping[str, tuple[float, int]]] = {"math": (0.684, 276), "all": (0.970, 2000)}
 """Standard deviation of ln(response length) before the cut, and the tokens of the cut."""
 CORES: Final = 2
 ETA: Final = 4
+_SEEDS: Final = 20
+Variant = Mapping[str, Any]
+"""Settings in which two runs differ."""
+SCHEDULES: Final[Mapping[str, Variant]] = {
+    "synchronous": {
+        "rollout.schedule": "synchronous",
+        "eta": 0,
+        "rollout.threads": CORES,
+        "actor.threads": CORES,
+    },
+    "asynchronous": {
+        "rollout.schedule": "asynchronous",
+        "eta": ETA,
+        "rollout.threads": 1,
+        "actor.threads": 1,
+    },
+}
+SLOTS: Final[Mapping[str, Variant]] = {
+    # Two groups at once, and far more within the bound on age: places are what is scarce.
+    name: {
+        **SCHEDULES["asynchronous"],
+        "rollout.max_concurrent_rollouts": 2,
+        "rollout.slots": name,
+    }
+    for name in ("groups", "samples")
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,9 +120,8 @@ def digits_share(completion: str, example: Mapping[str, Any]) -> float:
     return sum(map(str.isdigit, completion)) / max(1, len(completion))
 
 
-def configuration(workload: Workload, folder: Path, *, asynchronous: bool) -> TrainConfig:
-    """One variant; they differ only in schedule and threads."""
-    threads = 1 if asynchronous else CORES
+def configuration(workload: Workload, folder: Path, variant: Variant) -> TrainConfig:
+    """One variant; they differ only in its settings."""
     return load_config(
         None,
         [
@@ -96,10 +131,7 @@ def configuration(workload: Workload, folder: Path, *, asynchronous: bool) -> Tr
             f"dataset.batch_size={workload.groups}",
             f"gconfig.n_samples={workload.samples}",
             f"gconfig.max_new_tokens={workload.cap_tokens}",
-            f"rollout.schedule={'asynchronous' if asynchronous else 'synchronous'}",
-            f"eta={ETA if asynchronous else 0}",
-            f"rollout.threads={threads}",
-            f"actor.threads={threads}",
+            *(f"{name}={value}" for name, value in variant.items()),
             "actor.optimizer.lr=1e-6",
             "evaluation.max_problems=0",
             "plots=false",
@@ -107,15 +139,13 @@ def configuration(workload: Workload, folder: Path, *, asynchronous: bool) -> Tr
     )
 
 
-def measure(workload: Workload, folder: Path, *, asynchronous: bool) -> dict[str, Any]:
-    """Run one variant once and measure it from the first group's start to the last step's end."""
-    config = configuration(workload, folder, asynchronous=asynchronous)
-    result = asyncio.run(
+def perform(workload: Workload, folder: Path, name: str, variant: Variant) -> RunResult:
+    """Run one variant once."""
+    return asyncio.run(
         run(
-            resolve(config, reward_fn=digits_share),
+            resolve(configuration(workload, folder, variant), reward_fn=digits_share),
             on_step=lambda report: print(
-                f"  {'async' if asynchronous else 'sync'} step {report.step}/{report.total_steps} "
-                f"{report.step_s:.1f} s",
+                f"  {name} step {report.step}/{report.total_steps} {report.step_s:.1f} s",
                 file=sys.stderr,
                 flush=True,
             ),
@@ -124,15 +154,17 @@ def measure(workload: Workload, folder: Path, *, asynchronous: bool) -> dict[str
             response_tokens=workload.answer_tokens,
         )
     )
-    return figures(result, asynchronous=asynchronous)
 
 
-def figures(result: RunResult, *, asynchronous: bool) -> dict[str, Any]:
-    """The figures of one run, from its summary and log."""
+def figures(result: RunResult, name: str) -> dict[str, Any]:
+    """The figures of one run, from its summary and log.
+
+    Seconds are those from the first group's start to the last step's end.
+    """
     summary = result.summary
     batches = list(trained_batches(read_log_file(result.folder / "events.jsonl")))
     return {
-        "variant": "asynchronous" if asynchronous else "synchronous",
+        "variant": name,
         "training_s": summary["training_s"],
         "tokens_per_s": summary["tokens_per_s"],
         "trained_samples": summary["trained_samples"],
@@ -145,9 +177,32 @@ def figures(result: RunResult, *, asynchronous: bool) -> dict[str, Any]:
     }
 
 
+def predict(folder: Path) -> dict[str, Any]:
+    """What slots by sample gain, simulated with the costs and lengths of a run with groups.
+
+    Args:
+        folder: of the run.
+    """
+    fit = calibrate_from(folder)
+    config = configuration_of(fit)
+    assert fit.run is not None, "calibrated from a run"
+    total_s, seeds = {}, {}
+    for name in SLOTS:
+        own = config.with_settings({"schedule.slots": name, "seeds": _SEEDS})
+        replayed = replay(own, fit.run, own=["schedule.slots"], name=name)
+        total_s[name] = sum(replayed.predicted_steps_s)
+        seeds[name] = replicate(own, processes=1)
+    return {
+        "ratio": total_s["groups"] / total_s["samples"],
+        "seeds": seeds["groups"].ratios(seeds["samples"], lambda result: result.makespan_s),
+    }
+
+
 def main() -> None:
     """Run both variants in turn and compare their medians."""
     arguments = harness.parse(__doc__, repeats=2, quick_repeats=1, add_own=_own_arguments)
+    slots = arguments.own.slots
+    variants = SLOTS if slots else SCHEDULES
     with tempfile.TemporaryDirectory(prefix="async-vs-sync-") as name:
         folder = Path(name)
         workload = Workload(
@@ -156,15 +211,29 @@ def main() -> None:
             groups=4,
             samples=4,
             lengths=arguments.own.lengths,
+            shrink=3 if slots else 1,
         )
         if arguments.quick:
             write_tiny_model(folder / "model")
-            workload = Workload(model=str(folder / "model"), steps=3, groups=2, samples=2, shrink=8)
+            workload = Workload(
+                model=str(folder / "model"),
+                steps=LEAST_STEPS if slots else 3,
+                groups=2,
+                samples=2,
+                shrink=8,
+            )
         runs: list[dict[str, Any]] = []
+        predictions: list[dict[str, Any]] = []
         for _ in range(arguments.repeats):
-            for asynchronous in (False, True):
-                runs.append(measure(workload, folder / "runs", asynchronous=asynchronous))
-    harness.report(compare(runs), arguments)
+            for variant, settings in variants.items():
+                result = perform(workload, folder / "runs", variant, settings)
+                runs.append(figures(result, variant))
+                if variant == "groups":
+                    predictions.append(predict(result.folder))
+    found = compare(runs, list(variants))
+    if predictions:
+        found |= predicted(predictions)
+    harness.report(found, arguments)
 
 
 def _own_arguments(parser: argparse.ArgumentParser) -> None:
@@ -174,23 +243,36 @@ def _own_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--steps", type=int, default=8, metavar="N", help="training steps of a run (default 8)"
     )
-
-
-def compare(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Medians over repeats, the ratio of each pair, and the time by state."""
-    by_variant = {
-        variant: [one for one in runs if one["variant"] == variant]
-        for variant in ("synchronous", "asynchronous")
-    }
-    sync_s, async_s = (
-        [one["training_s"] for one in by_variant[variant]]
-        for variant in ("synchronous", "asynchronous")
+    parser.add_argument(
+        "--slots", action="store_true", help="compare rollout.slots of two asynchronous runs"
     )
-    ratios = [before / after for before, after in zip(sync_s, async_s, strict=True)]
+
+
+def predicted(predictions: list[dict[str, Any]]) -> dict[str, Any]:
+    """The gain with the lengths of the runs, and 90 % of the gains with drawn lengths."""
+    ratios = sorted(ratio for one in predictions for ratio in one["seeds"])
+    cut = len(ratios) // 20
+    return {
+        "predicted_ratio": statistics.median(one["ratio"] for one in predictions),
+        "predicted_low": ratios[cut],
+        "predicted_high": ratios[-1 - cut],
+    }
+
+
+def compare(runs: list[dict[str, Any]], names: list[str]) -> dict[str, Any]:
+    """Medians over repeats, the ratio of each pair, and the time by state.
+
+    Args:
+        runs: of both variants, in turns.
+        names: of the variants; the ratio is the time of the first over that of the second.
+    """
+    by_variant = {name: [one for one in runs if one["variant"] == name] for name in names}
+    seconds = {name: [one["training_s"] for one in own] for name, own in by_variant.items()}
+    ratios = [before / after for before, after in zip(*seconds.values(), strict=True)]
     rows = [
         {
             "variant": variant,
-            "training_s": statistics.median(one["training_s"] for one in chosen),
+            "training_s": statistics.median(seconds[variant]),
             "tokens_per_s": statistics.median(one["tokens_per_s"] for one in chosen),
             **{
                 f"{process} idle": statistics.median(
@@ -209,8 +291,7 @@ def compare(runs: list[dict[str, Any]]) -> dict[str, Any]:
         "trained_tokens": runs[0]["trained_tokens"],
         "spread": {
             "ratio": harness.spread(ratios),
-            "synchronous_s": harness.spread(sync_s),
-            "asynchronous_s": harness.spread(async_s),
+            **{f"{name}_s": harness.spread(own) for name, own in seconds.items()},
         },
         "runs": runs,
     }

@@ -5,7 +5,7 @@ Axes are those of all cells, so that they stay while a control moves.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import fmean
 from typing import Any, Final
 
@@ -155,12 +155,7 @@ def drift_by_step(
 
 
 def _means(found: Evidence, cell: Cell, arm: str) -> list[float]:
-    choice: Mapping[str, str] = {"arm": arm, "rate": cell.rate}
-    own = [
-        steps["drift"]
-        for task, run, steps in found.steps
-        if task == cell.task and choice.items() <= run.choice.items()
-    ]
+    own = [one.drift for one in found.of(cell, arm)]
     return [fmean(values) for values in zip(*own, strict=True)]
 
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final
 
 from areal_lab.control.drift import advise_on_lag
 from areal_lab.control.schedule import MAX_DRIFT, SAFE_DRIFT
 from areal_lab.plots.style import BLUE, GREY, VERMILION, finished, new_figure
-from reproductions.learning.compare import BySeed, chosen, minus, written
+from reproductions.learning.compare import BySeed, chosen, over, written
 from reproductions.learning.equal_hours import (
     BOUNDS_OF_DRIFT,
+    ETAS,
     AtHours,
     at_equal_hours,
     by_bound,
@@ -25,7 +28,7 @@ from reproductions.learning.equal_hours import (
     shared_etas,
 )
 from reproductions.learning.runs import Data, Run
-from reproductions.learning.setting import BOUNDS, OBJECTIVES, ORACLE, PRESET, settings_of
+from reproductions.learning.setting import OBJECTIVES, ORACLE, PRESET, settings_of
 from reproductions.learning.staleness.cells import PREDICTORS, Cells, cells_of, counted
 from reproductions.learning.staleness.cells import Cell as MapCell
 from reproductions.learning.staleness.rule import Verdicts, best_threshold, verdicts
@@ -38,36 +41,56 @@ if TYPE_CHECKING:
     from areal_lab.plots.picture import Picture
 
 BOUNDED: Final = "bounded drift"
+UNTRUNCATED: Final = "no loss on truncated"
 CONTROLS: Final = (
     "rate by sample size (VCPO)",
     "shrinking clip (SAT)",
     "projected gradients (GAC)",
-    "weight by age",
     "binary-KL mask (KPop)",
     "largest-KL mask (TRM)",
     "veto suffix (mu-GRPO)",
     "variance penalty (R2VPO)",
+    "weight by age",
+    UNTRUNCATED,
 )
-UNTRUNCATED: Final = "no loss on truncated"
 STALE: Final = "16"
 """Eta of the controls."""
 _LIMIT: Final = 0.02
 """Loss of reward that counts, as for the rule of `where_staleness_hurts`."""
 _SHOWN: Final = (ORACLE, "1", "4", STALE)
 """Values of eta with a row; the tables have all."""
-_RECORDED: Final = "sorting"
-"""The task whose fixed eta are those of Table 2."""
 
 
 @dataclass(frozen=True, slots=True)
+class Measured:
+    """A run with what its log has of every step."""
+
+    task: str
+    run: Run
+    drift: Sequence[float]
+    """Of every step; 0 where a batch without a gradient has none."""
+    truncated: float
+    """Share of the responses over the last half of the steps."""
+
+    @property
+    def arm(self) -> str:
+        """`eta 4`, the schedule or a control."""
+        return self.run.choice["arm"]
+
+    @property
+    def cell(self) -> str:
+        """`sorting, 3e-4`."""
+        return f"{self.task}, {self.run.choice['rate']}"
+
+
+@dataclass(frozen=True)
 class Cell:
-    """One task and learning rate."""
+    """One task and learning rate: the runs of every arm, with eta 0 and the schedule."""
 
     task: str
     rate: str
-    bounded: BySeed
-    fixed: Mapping[str, BySeed]
-    """Runs by eta; of Table 2 for sorting."""
+    arms: Mapping[str, BySeed]
+    """By eta (`4`), the schedule, and the controls."""
 
     @property
     def name(self) -> str:
@@ -75,37 +98,40 @@ class Cell:
         return f"{self.task}, {self.rate}"
 
     @property
+    def fixed(self) -> list[str]:
+        """The values of eta that were run."""
+        return [eta for eta in ETAS if eta in self.arms]
+
+    @cached_property
     def at_hours(self) -> AtHours:
-        """The fixed eta and the schedule, after the hours of the shortest run."""
-        return at_equal_hours(self.name, {**self.fixed, BOUNDED: self.bounded})
+        """All arms after the hours of the shortest run."""
+        return at_equal_hours(self.name, self.arms)
 
-    def minus(self, eta: str) -> Estimate:
-        """Reward of the schedule minus that of an eta at equal hours, seed by seed."""
-        return minus_at_hours(self.bounded, self.fixed[eta], self.at_hours.hours)
+    def minus(self, arm: str, other: str) -> Estimate:
+        """Reward of an arm minus that of another one at equal hours, seed by seed."""
+        return minus_at_hours(self.arms[arm], self.arms[other], self.at_hours.hours)
 
-    @property
+    def minus_before(self, arm: str) -> Estimate:
+        """Reward of an arm at equal hours minus that before training, seed by seed."""
+        before, reward = self.arms[arm], self.at_hours.reward[arm]
+        return estimate([reward[seed] - run.before for seed, run in before.items()])
+
+    @cached_property
     def best(self) -> str:
         """The best fixed eta at equal hours, in hindsight."""
         return max(self.fixed, key=self.at_hours.mean)
 
-    def regret(self, schedule: str) -> float:
-        """Reward of the best fixed eta minus that of a schedule, at equal hours."""
-        return self.at_hours.mean(self.best) - self.at_hours.mean(schedule)
+    def regret(self, arm: str) -> float:
+        """Reward of the best fixed eta minus that of an arm, at equal hours."""
+        return self.at_hours.mean(self.best) - self.at_hours.mean(arm)
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """The runs of the study, and what was recorded before."""
 
-    runs: Mapping[str, Sequence[Run]]
-    """By task."""
-    steps: Sequence[tuple[str, Run, Mapping[str, Sequence[float]]]]
-    """Task, run and metrics of every step."""
+    runs: Sequence[Measured]
     cells: Sequence[Cell]
-    controls: AtHours | None
-    """Controls at eta 16 on sorting at rate 3e-4, beside eta 0 and 16 of Table 2."""
-    before: Mapping[int, float]
-    """Held-out reward before training on sorting, by seed."""
     table_2: Mapping[str, Sequence[AtHours]]
     """Settings of Table 2 by objective."""
     mapped: Cells
@@ -115,9 +141,9 @@ class Evidence:
     tested: Cells
     """Cells on sorting, other settings and Table 2."""
 
-    def of(self, task: str, arm: str, rate: str) -> BySeed:
-        """The runs of a cell by seed."""
-        return chosen(self.runs.get(task, ()), arm=arm, rate=rate)
+    def of(self, cell: Cell, arm: str) -> list[Measured]:
+        """The runs of an arm of a cell."""
+        return [one for one in self.runs if (one.cell, one.arm) == (cell.name, arm)]
 
 
 def evidence_of(data: Data, table_2: Data, mapped: Data) -> Evidence:
@@ -128,33 +154,16 @@ def evidence_of(data: Data, table_2: Data, mapped: Data) -> Evidence:
         table_2: data of the recorded Table 2.
         mapped: data of the recorded `where_staleness_hurts`.
     """
-    steps = [
-        (task, Run.from_json(one["run"]), one["steps"])
+    runs = [
+        Measured(task, Run.from_json(one["run"]), one["drift"], one["truncated"])
         for task, records in data["tasks"].items()
         for one in records
     ]
-    runs = {task: [run for own, run, _ in steps if own == task] for task in data["tasks"]}
     small = [one for one in settings_of(table_2) if one.task in ("addition", "sorting")]
     old = [Run.from_json(record) for record in table_2["tasks"].get("sorting", ())]
-    cells = []
-    for task, own in runs.items():
-        for rate in dict.fromkeys(run.choice["rate"] for run in own):
-            bounded = chosen(own, arm=BOUNDED, rate=rate)
-            fixed = {
-                eta: chosen(old, staleness=eta, objective="decoupled", rate=rate)
-                if task == _RECORDED
-                else chosen(own, arm=f"eta {eta}", rate=rate)
-                for eta in (ORACLE, *BOUNDS)
-            }
-            known = {eta: found for eta, found in fixed.items() if found}
-            if bounded and ORACLE in known:
-                cells.append(Cell(task, rate, bounded, known))
     return Evidence(
         runs=runs,
-        steps=steps,
-        cells=cells,
-        controls=_controls(runs.get(_RECORDED, ()), old),
-        before={run.seed: run.before for run in old},
+        cells=list(_cells(runs)),
         table_2={one: of_settings(small, one) for one in OBJECTIVES},
         mapped=cells_of(_read(mapped.get("map", ()))),
         other_seeds=cells_of(list(map(Run.from_json, table_2["tasks"].get("addition", ())))),
@@ -162,22 +171,15 @@ def evidence_of(data: Data, table_2: Data, mapped: Data) -> Evidence:
     )
 
 
-def _controls(own: Sequence[Run], old: Sequence[Run]) -> AtHours | None:
-    rate = "3e-4"
-    fixed = {
-        eta: chosen(old, staleness=eta, objective="decoupled", rate=rate) for eta in (ORACLE, STALE)
-    }
-    found = {name: chosen(own, arm=name, rate=rate) for name in CONTROLS}
-    known = {name: runs for name, runs in found.items() if runs}
-    if not known or not all(fixed.values()):
-        return None
-    return at_equal_hours(f"{_RECORDED}, {rate}", {**fixed, **known})
-
-
-def _minus(own: AtHours, arm: str, other: str) -> Estimate:
-    """Difference of the rewards of two arms, over the seeds that both have."""
-    ours, theirs = own.reward[arm], own.reward[other]
-    return estimate([ours[seed] - theirs[seed] for seed in ours if seed in theirs])
+def _cells(runs: Sequence[Measured]) -> Iterator[Cell]:
+    for task, rate in dict.fromkeys((one.task, one.run.choice["rate"]) for one in runs):
+        own = [one.run for one in runs if one.task == task]
+        names = {**{eta: f"eta {eta}" for eta in ETAS}, BOUNDED: BOUNDED}
+        names |= {control: control for control in CONTROLS}
+        found = {name: chosen(own, arm=arm, rate=rate) for name, arm in names.items()}
+        arms = {name: by_seed for name, by_seed in found.items() if by_seed}
+        if ORACLE in arms and BOUNDED in arms:
+            yield Cell(task, rate, arms)
 
 
 def _read(records: Sequence[Mapping[str, Any]]) -> list[Run]:
@@ -200,7 +202,7 @@ def claim(found: Evidence) -> str:
 def _schedule_claim(found: Evidence) -> str:
     if not found.cells:
         return ""
-    losses = [cell.minus(cell.best) for cell in found.cells]
+    losses = [cell.minus(BOUNDED, cell.best) for cell in found.cells]
     below = sum(one.high < 0 for one in losses)
     above = sum(one.low > 0 for one in losses)
     return (
@@ -212,31 +214,41 @@ def _schedule_claim(found: Evidence) -> str:
 
 
 def rows(found: Evidence) -> list[Row]:
-    """The schedule minus each fixed eta, and each control minus no control."""
+    """The schedule minus each fixed eta by cell, and each control minus none over all cells."""
     own = [
         Row(
             name=f"{cell.name}: bounded drift minus eta {eta}",
             paper=None,
-            ours=cell.minus(eta),
+            ours=cell.minus(BOUNDED, eta),
             unit="reward at equal hours",
         )
         for cell in found.cells
         for eta in cell.fixed
         if eta in _SHOWN
     ]
-    stale = found.controls
-    if stale is None:
-        return own
     return own + [
         Row(
-            name=f"sorting, 3e-4, eta {STALE}: {name} minus none",
+            name=f"eta {STALE}, {counted(len(cells), 'cell')}: {name} minus none",
             paper=None,
-            ours=_minus(stale, name, STALE),
+            ours=over_cells(cells, name),
             unit="reward at equal hours",
         )
-        for name in stale.etas
-        if name in CONTROLS
+        for name, cells in controlled(found).items()
     ]
+
+
+def controlled(found: Evidence) -> dict[str, list[Cell]]:
+    """The cells by control that was run in them, beside the same eta without it."""
+    cells = {
+        name: [cell for cell in found.cells if {name, STALE} <= cell.arms.keys()]
+        for name in CONTROLS
+    }
+    return {name: own for name, own in cells.items() if own}
+
+
+def over_cells(cells: Sequence[Cell], control: str) -> Estimate:
+    """A control minus none at equal hours: mean over cells, with the interval over cells."""
+    return estimate([cell.minus(control, STALE).mean for cell in cells])
 
 
 def findings(found: Evidence) -> list[str]:
@@ -277,88 +289,91 @@ def one_bound(found: Evidence) -> Iterator[str]:
 def schedule(found: Evidence) -> Iterator[str]:
     """(a) The schedule against the best fixed eta of every cell."""
     told = [
-        f"{cell.name}: {written(cell.minus(cell.best), sign='+')} against eta {cell.best} "
-        f"({_verdict(cell.minus(cell.best))}; {_seeds(cell.bounded, cell.fixed[cell.best])})"
+        f"{cell.name}: {written(change, sign='+')} against eta {cell.best} "
+        f"({_verdict(change)}; {_seeds(cell.arms[BOUNDED], cell.arms[cell.best])})"
         for cell in found.cells
+        for change in (cell.minus(BOUNDED, cell.best),)
     ]
     if told:
         yield (
             "(a) Reward of the schedule at equal hours, minus that of the best fixed eta of the "
             f"cell in hindsight, seed by seed: {'; '.join(told)}."
         )
-    shared = [eta for eta in (ORACLE, *BOUNDS) if all(eta in cell.fixed for cell in found.cells)]
+    shared = [eta for eta in ETAS if all(eta in cell.arms for cell in found.cells)]
     if len(found.cells) > 1 and shared:
-        losses = {
-            eta: fmean(
-                cell.at_hours.mean(cell.best) - cell.at_hours.mean(eta) for cell in found.cells
-            )
-            for eta in shared
-        }
+        losses = {eta: fmean(cell.regret(eta) for cell in found.cells) for eta in shared}
         ours = fmean(cell.regret(BOUNDED) for cell in found.cells)
         others = ", ".join(f"eta {eta} {loss:.3f}" for eta, loss in losses.items())
+        worst = max(found.cells, key=lambda cell: cell.regret(BOUNDED))
         yield (
             f"Over these {len(found.cells)} cells the schedule is {ours:.3f} below the best eta of "
-            f"each; the same eta for all cells: {others}."
+            f"each (worst: {worst.regret(BOUNDED):.3f}, {worst.name}); the same eta for all cells: "
+            f"{others}."
         )
 
 
 def hours(found: Evidence) -> Iterator[str]:
     """(b) Hours to the reward of the synchronous run, against synchronous and eta 4."""
     told = []
-    for cell in found.cells:
-        target = cell.at_hours.mean(ORACLE)
-        known = [one for one in (ORACLE, "4") if one in cell.fixed]
-        parts = [_hours_over(cell, one, target) for one in known]
-        reached = sum(math.isfinite(run.hours_to(target)) for run in cell.bounded.values())
-        told.append(
-            f"{cell.name}, reward {target:.3f}: {' and '.join(parts)}; {reached} of "
-            f"{len(cell.bounded)} runs of the schedule reach it"
-        )
+    for eta in (ORACLE, "4"):
+        ratios = [_hours_over(cell, eta) for cell in found.cells if eta in cell.arms]
+        if ratios:
+            faster = sum(one.low > 1 for one in ratios)
+            slower = sum(one.high < 1 for one in ratios)
+            told.append(
+                f"{'synchronous' if eta == ORACLE else f'eta {eta}'}: "
+                f"{fmean(one.mean for one in ratios):.2f} on average, above 1 in {faster}, below "
+                f"1 in {slower} of {counted(len(ratios), 'cell')}"
+            )
     if told:
         yield (
             "(b) Hours of a fixed eta over those of the schedule, to the reward of the synchronous "
-            "runs at equal hours; a run that does not get there counts with all of these hours, "
-            "and an interval with 1 in it tells no difference: "
-            f"{'. '.join(told)}."
+            "runs at equal hours; a run that does not get there counts with all of these hours. "
+            f"Against {'; against '.join(told)}."
         )
 
 
-def _hours_over(cell: Cell, eta: str, target: float) -> str:
-    others = cell.fixed[eta]
-    limit = cell.at_hours.hours
+def _hours_over(cell: Cell, eta: str) -> Estimate:
+    """Hours of a fixed eta over those of the schedule, seed by seed."""
+    limit, target = cell.at_hours.hours, cell.at_hours.mean(ORACLE)
 
     def until(run: Run) -> float:
         return max(min(limit, run.hours_to(target)), 1e-9)
 
-    shared = [seed for seed in cell.bounded if seed in others]
-    ratio = estimate([until(others[one]) / until(cell.bounded[one]) for one in shared])
-    return f"{written(ratio)} against {'synchronous' if eta == ORACLE else f'eta {eta}'}"
+    return over(cell.arms[eta], cell.arms[BOUNDED], lambda one, ours: until(one) / until(ours))
 
 
 def controls(found: Evidence) -> Iterator[str]:
     """(c) What survives eta 16."""
-    own = found.controls
-    if own is None:
+    known = controlled(found)
+    if not known:
         yield "(c) No control was run."
         return
-    groups: dict[str, list[str]] = {"above": [], "below": [], "undecided": []}
-    for name in own.etas:
-        change = _gained(found, own, name)
-        kind = "above" if change.low > 0 else "below" if change.high < 0 else "undecided"
-        shown = {ORACLE: "eta 0", STALE: "no control"}.get(name, name)
-        groups[kind].append(f"{shown} {written(change, sign='+')}")
-    told = "; ".join(f"{kind}: {', '.join(names) or 'none'}" for kind, names in groups.items())
-    least = min(len(own.reward[name]) for name in own.etas)
-    missing = [name for name in CONTROLS if name not in own.etas]
+    cells = max(known.values(), key=len)
+    lossy = [cell for cell in cells if cell.minus(STALE, ORACLE).high < 0]
     yield (
-        f"(c) Controls at eta {STALE} on sorting at rate 3e-4, reward at equal hours minus that "
-        f"before training ({counted(least, 'seed')} or more; by the interval): "
-        f"{told}. Not run: {', '.join(missing) or 'none'}."
+        f"(c) Eta {STALE} without a control is below eta 0 at equal hours in "
+        f"{counted(len(lossy), 'cell')} of {len(cells)} by the interval"
+        f"{': ' if lossy else ''}{'; '.join(cell.name for cell in lossy)}, and above its own start "
+        f"in {_learns(cells, STALE)}."
     )
+    for name, own in sorted(known.items(), key=lambda one: -over_cells(one[1], one[0]).mean):
+        changes = [cell.minus(name, STALE) for cell in own]
+        yield (
+            f"{name}, eta {STALE}: {_between(over_cells(own, name))} against none, mean of "
+            f"{counted(len(own), 'cell')} (interval over cells); above none in "
+            f"{sum(one.low > 0 for one in changes)}, below in "
+            f"{sum(one.high < 0 for one in changes)}; above its own start in "
+            f"{_learns(own, name)}; below eta 0 in "
+            f"{sum(cell.minus(name, ORACLE).high < 0 for cell in own)}."
+        )
+    missing = [name for name in CONTROLS if name not in known]
+    if missing:
+        yield f"Not run: {', '.join(missing)}."
 
 
-def _gained(found: Evidence, own: AtHours, name: str) -> Estimate:
-    return estimate([reward - found.before[seed] for seed, reward in own.reward[name].items()])
+def _learns(cells: Sequence[Cell], arm: str) -> int:
+    return sum(cell.minus_before(arm).low > 0 for cell in cells)
 
 
 def product(found: Evidence) -> Iterator[str]:
@@ -432,31 +447,32 @@ def advised(cells: Cells, objective: str, max_drift: float) -> Verdicts:
 
 def truncation(found: Evidence) -> Iterator[str]:
     """(e) Does truncation drive the collapse?"""
-    own = {
-        arm: found.of("truncated", arm, "3e-4") for arm in ("eta 0", f"eta {STALE}", UNTRUNCATED)
-    }
-    if not all(own.values()):
+    cells = [
+        cell
+        for cell in found.cells
+        if cell.task == "truncated" and {STALE, UNTRUNCATED} <= cell.arms.keys()
+    ]
+    if not cells:
         yield "(e) Whether truncation drives the collapse was not run."
         return
-    stale = own[f"eta {STALE}"]
-    loss = minus(stale, own["eta 0"])
-    change = minus(own[UNTRUNCATED], stale)
-    share = {
-        arm: fmean(
-            fmean(steps["truncated"][len(steps["truncated"]) // 2 :])
-            for task, run, steps in found.steps
-            if task == "truncated" and run.choice["arm"] == arm
+    told = []
+    for cell in cells:
+        change = cell.minus(UNTRUNCATED, STALE)
+        share = {
+            eta: fmean(one.truncated for one in found.of(cell, f"eta {eta}"))
+            for eta in (ORACLE, STALE)
+        }
+        told.append(
+            f"rate {cell.rate}: eta {STALE} has "
+            f"{written(cell.minus(STALE, ORACLE), sign='+')} against eta 0, and without loss on "
+            f"truncated responses {written(change, sign='+')} against a loss on all "
+            f"({_verdict(change)}); truncated are {share[ORACLE]:.0%} of the responses at eta 0, "
+            f"{share[STALE]:.0%} at eta {STALE}"
         )
-        for arm in ("eta 0", f"eta {STALE}")
-    }
     yield (
-        f"(e) Where lists of eight digits are cut off (rate 3e-4, {len(stale)} seeds) eta {STALE} "
-        f"has {written(loss, sign='+')} against eta 0. Without loss on truncated responses it has "
-        f"{written(change, sign='+')} against a loss on all ({_verdict(change)}). Truncated over "
-        f"the last half: {share['eta 0']:.0%} of the responses at eta 0, "
-        f"{share[f'eta {STALE}']:.0%} at eta {STALE}. This task cannot repeat the collapse of the "
-        "public campaign, whose responses run to 16,384 tokens: here a model cannot make its "
-        "responses much longer."
+        f"(e) Where lists of eight digits are cut off, reward at equal hours: {'. '.join(told)}. "
+        "This task cannot repeat the collapse of the public campaign, whose responses run to "
+        "16,384 tokens: here a model cannot make its responses much longer."
     )
 
 
@@ -465,7 +481,7 @@ def within(found: Evidence) -> Iterator[str]:
     told = []
     for cell in found.cells:
         shares = {
-            arm: _share_within(found, cell.task, arm, cell.rate)
+            arm: _share_within(found, cell, arm)
             for arm in (BOUNDED, "eta 0", "eta 4", f"eta {STALE}")
         }
         known = [f"{arm} {share:.0%}" for arm, share in shares.items() if share is not None]
@@ -474,73 +490,71 @@ def within(found: Evidence) -> Iterator[str]:
         yield f"Steps with a drift of at most {MAX_DRIFT:g}: {'; '.join(told)}."
 
 
-def _share_within(found: Evidence, task: str, arm: str, rate: str) -> float | None:
-    values = [
-        value
-        for own, run, steps in found.steps
-        if (own, run.choice["arm"], run.choice["rate"]) == (task, arm, rate)
-        for value in steps["drift"]
-    ]
+def _share_within(found: Evidence, cell: Cell, arm: str) -> float | None:
+    values = [value for one in found.of(cell, arm) for value in one.drift]
     return fmean(value <= MAX_DRIFT for value in values) if values else None
 
 
 def extent(found: Evidence) -> Iterator[str]:
     """What was run, and what was not."""
-    runs = [run for own in found.runs.values() for run in own]
-    if not runs:
+    if not found.runs:
         return
-    seeds = sorted({run.seed for run in runs})
-    rates = sorted({run.choice["rate"] for run in runs}, key=float)
+    runs = [one.run for one in found.runs]
+    per_arm = Counter((one.cell, one.arm) for one in found.runs)
+    least, most = min(per_arm.values()), max(per_arm.values())
+    seeds = f"{least}" if least == most else f"{least} to {most}"
     cpu_h = sum(run.cpu_s for run in runs) / 3600
     yield (
-        f"{len(runs)} runs of {runs[0].steps} steps, up to {len(seeds)} seeds a cell, rates "
-        f"{', '.join(rates)}: {cpu_h:.2f} CPU hours. The whole grid has 153 cells (3 tasks, 3 "
-        "rates, 17 arms); what the tables do not show was not run."
+        f"{len(runs)} runs of {runs[0].steps} steps, {seeds} seeds for each of {len(per_arm)} of "
+        f"the 153 arms of the grid (3 tasks, 3 rates, 17 schedules and controls): {cpu_h:.2f} CPU "
+        "hours. What the tables do not show was not run."
     )
 
 
 def tables(found: Evidence) -> dict[str, list[dict[str, str]]]:
-    """A table for each cell, and one of the controls."""
-    result = {
+    """A table of all cells, and one for each."""
+    if not found.cells:
+        return {}
+    return {"The schedule in every cell": [_summary(found, cell) for cell in found.cells]} | {
         f"{cell.name}: after {cell.at_hours.hours:.2f} simulated hours": _table(cell)
         for cell in found.cells
     }
-    if found.controls is not None:
-        title = f"Controls at eta {STALE}: {found.controls.name}, after "
-        result[f"{title}{found.controls.hours:.2f} simulated hours"] = _controls_table(found)
-    return result
+
+
+def _summary(found: Evidence, cell: Cell) -> dict[str, str]:
+    shares = {arm: _share_within(found, cell, arm) for arm in (BOUNDED, "eta 4")}
+    over_eta = {eta: _hours_over(cell, eta) for eta in (ORACLE, "4") if eta in cell.arms}
+    target = cell.at_hours.mean(ORACLE)
+    reached = sum(math.isfinite(run.hours_to(target)) for run in cell.arms[BOUNDED].values())
+    return {
+        "task, rate": cell.name,
+        "best eta": cell.best,
+        "schedule minus it": written(cell.minus(BOUNDED, cell.best), sign="+"),
+        "hours of eta 0 over its": written(over_eta[ORACLE]),
+        "hours of eta 4 over its": written(over_eta["4"]) if "4" in over_eta else "",
+        "runs that get there": f"{reached} of {len(cell.arms[BOUNDED])}",
+        **{
+            f"steps within, {arm}": "" if share is None else f"{share:.0%}"
+            for arm, share in shares.items()
+        },
+    }
 
 
 def _table(cell: Cell) -> list[dict[str, str]]:
     own = cell.at_hours
     return [
         {
-            "schedule": BOUNDED if eta == BOUNDED else f"eta {eta}",
-            "seeds": str(len(own.reward[eta])),
-            "reward": written(estimate(list(own.reward[eta].values()))),
-            "bounded drift minus this": ""
-            if eta == BOUNDED
-            else written(cell.minus(eta), sign="+"),
-            "drift": f"{own.drift[eta]:.3f}",
-            "steps an hour, eta 0 = 1": f"{own.speed[eta]:.2f}",
+            "arm": f"eta {arm}" if arm in cell.fixed else arm,
+            "seeds": str(len(own.reward[arm])),
+            "reward": written(estimate(list(own.reward[arm].values()))),
+            "minus before": written(cell.minus_before(arm), sign="+"),
+            f"minus eta {STALE}": ""
+            if arm == STALE or STALE not in cell.arms
+            else written(cell.minus(arm, STALE), sign="+"),
+            "drift": f"{own.drift[arm]:.3f}",
+            "steps an hour, eta 0 = 1": f"{own.speed[arm]:.2f}",
         }
-        for eta in own.etas
-    ]
-
-
-def _controls_table(found: Evidence) -> list[dict[str, str]]:
-    own = found.controls
-    assert own is not None, "the caller has looked"
-    return [
-        {
-            "control": {ORACLE: "eta 0", STALE: "none"}.get(name, name),
-            "seeds": str(len(own.reward[name])),
-            "reward": written(estimate(list(own.reward[name].values()))),
-            "minus before": written(_gained(found, own, name), sign="+"),
-            "minus none": "" if name == STALE else written(_minus(own, name, STALE), sign="+"),
-            "drift": f"{own.drift[name]:.3f}",
-        }
-        for name in own.etas
+        for arm in own.etas
     ]
 
 
@@ -561,22 +575,26 @@ def _between(found: Estimate) -> str:
 
 @finished
 def draw(found: Evidence) -> Picture:
-    """The schedule minus every fixed eta at equal hours, a panel for each task and rate."""
-    cells = found.cells
-    figure = new_figure(9, 3.2)
-    panels = figure.subplots(1, max(1, len(cells)), sharey=True, squeeze=False)[0]
-    for axes, cell in zip(panels, cells, strict=False):
-        _draw_cell(axes, cell)
-    panels[0].set_ylabel("reward, schedule minus eta")
+    """The schedule minus every fixed eta at equal hours, a row for each task."""
+    tasks = list(dict.fromkeys(cell.task for cell in found.cells)) or [""]
+    rates = sorted({cell.rate for cell in found.cells}, key=float) or [""]
+    figure = new_figure(9, 0.6 + 2.3 * len(tasks))
+    panels = figure.subplots(len(tasks), len(rates), sharex=True, sharey="row", squeeze=False)
+    for cell in found.cells:
+        _draw_cell(panels[tasks.index(cell.task)][rates.index(cell.rate)], cell)
+    for axes in panels[:, 0]:
+        axes.set_ylabel("schedule minus eta")
+    for axes in panels[-1]:
+        axes.set_xlabel("eta, versions")
     return figure
 
 
 def _draw_cell(axes: Axes, cell: Cell) -> None:
     axes.axhline(0, color=GREY, linewidth=1)
     for place, eta in enumerate(cell.fixed):
-        own = cell.minus(eta)
+        own = cell.minus(BOUNDED, eta)
         color = BLUE if own.low > 0 else VERMILION if own.high < 0 else GREY
         width = 0.0 if math.isinf(own.half_width) else own.half_width
         axes.errorbar(place, own.mean, yerr=width, fmt="o", color=color, capsize=3)
-    axes.set_xticks(range(len(cell.fixed)), list(cell.fixed))
-    axes.set(xlabel="eta, versions", title=cell.name)
+    axes.set_xticks(range(len(cell.fixed)), cell.fixed)
+    axes.set_title(cell.name)

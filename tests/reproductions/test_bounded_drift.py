@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -11,7 +13,13 @@ import pytest
 from areal_lab.plots.style import save_picture
 from reproductions import bounded_drift
 from reproductions.learning import bounded
-from reproductions.learning.bounded import BOUNDED, CONTROLS, advised, evidence_of
+from reproductions.learning.bounded import (
+    BOUNDED,
+    CONTROLS,
+    UNTRUNCATED,
+    advised,
+    evidence_of,
+)
 from reproductions.learning.equal_hours import (
     at_equal_hours,
     by_bound,
@@ -93,31 +101,28 @@ def test_one_bound_can_be_best_in_both_where_no_eta_is() -> None:
     assert eta > 0.02
 
 
-def record(task_choice: dict[str, str], seed: int, reward: float, drift: float) -> dict[str, Any]:
-    one = run(seed, reward + 0.001 * seed, hours=10.0, drift=drift, **task_choice)
-    steps = {
-        "drift": [drift] * 4,
-        "lag": [1.0] * 4,
-        "truncated": [0.1] * 4,
-        "weight_deviation": [0.01] * 4,
-    }
-    return {"run": one.to_json(), "steps": steps}
+def record(arm: str, seed: int, reward: float, drift: float, rate: str = "3e-4") -> dict[str, Any]:
+    one = run(seed, reward + 0.001 * seed, hours=10.0, drift=drift, arm=arm, rate=rate)
+    return {"run": one.to_json(), "drift": [drift] * 4, "truncated": 0.1 if arm == "eta 0" else 0.3}
 
 
-def planted(schedule: float, eta_4: float) -> Any:
-    arms = {BOUNDED: (schedule, 0.07), "eta 0": (0.6, 0.01), "eta 4": (eta_4, 0.3)}
+def planted(
+    arms: dict[str, tuple[float, float]], task: str = "addition", rates: tuple[str, ...] = ("3e-4",)
+) -> Any:
+    """Evidence of runs with these rewards and drifts by arm, in every cell."""
     records = [
-        record({"arm": arm, "rate": "3e-4"}, seed, *found)
+        record(arm, seed, *found, rate)
+        for rate in rates
         for arm, found in arms.items()
         for seed in SEEDS
     ]
     packaged = load("table_2").data, load("where_staleness_hurts").data
-    return evidence_of({"tasks": {"addition": records}}, *packaged)
+    return evidence_of({"tasks": {task: records}}, *packaged)
 
 
 @pytest.mark.parametrize(("schedule", "verdict"), [(0.9, "; 3 seeds"), (0.5, "(below; 3 seeds)")])
 def test_the_schedule_is_told_as_it_is(schedule: float, verdict: str) -> None:
-    found = planted(schedule, 0.8)
+    found = planted({BOUNDED: (schedule, 0.07), "eta 0": (0.6, 0.01), "eta 4": (0.8, 0.3)})
     (first, *_) = bounded.schedule(found)
     assert "addition, 3e-4" in first
     assert "against eta 4" in first
@@ -125,24 +130,49 @@ def test_the_schedule_is_told_as_it_is(schedule: float, verdict: str) -> None:
     assert ("(above" in first) == (schedule > 0.8)
     (share,) = bounded.within(found)
     assert "bounded drift 100%, eta 0 100%, eta 4 0%" in share
+    (row,) = bounded.tables(found)["The schedule in every cell"]
+    assert (row["best eta"], row["runs that get there"]) == ("4", f"{3 * (schedule > 0.6)} of 3")
     assert list(bounded.controls(found)) == ["(c) No control was run."]
     assert "was not run" in next(bounded.truncation(found))
 
 
-def test_controls_are_above_or_below_their_start_by_the_interval() -> None:
-    packaged = load("table_2").data, load("where_staleness_hurts").data
-    records = [
-        record({"arm": name, "rate": "3e-4"}, seed, reward, 0.2)
-        for name, reward in zip(CONTROLS[:2], (0.95, 0.3), strict=True)
-        for seed in (1, 2, 3)
-    ]
-    found = evidence_of({"tasks": {"sorting": records}}, *packaged)
-    (told,) = bounded.controls(found)
-    above, below, unknown = told.partition("by the interval): ")[2].split("; ")
-    assert f"above: eta 0 +0.114 ± 0.030, {CONTROLS[0]}" in above
-    assert f"below: no control -0.088 ± 0.050, {CONTROLS[1]}" in below
-    assert unknown.startswith("undecided: none")
-    assert f"Not run: {', '.join(CONTROLS[2:])}" in told
+def test_hours_are_those_to_the_reward_of_the_synchronous_runs() -> None:
+    # Rewards rise in a line from 0.5: three times the slope gets there in a third of the hours.
+    found = planted({BOUNDED: (0.8, 0.07), "eta 0": (0.6, 0.01), "eta 4": (0.7, 0.3)})
+    (told,) = bounded.hours(found)
+    ratios = re.findall(r"([\d.]+) on average", told)
+    slopes = [fmean(reward + 0.001 * seed for seed in SEEDS) - BEFORE for reward in (0.6, 0.7, 0.8)]
+    assert float(ratios[0]) == pytest.approx(slopes[2] / slopes[0], rel=0.03)
+    assert float(ratios[1]) == pytest.approx(slopes[2] / slopes[1], rel=0.03)
+    assert "above 1 in 1, below 1 in 0 of 1 cell" in told
+
+
+def test_controls_are_compared_with_none_their_start_and_eta_0() -> None:
+    rewards = {BOUNDED: 0.7, "eta 0": 0.8, "eta 16": 0.4, CONTROLS[0]: 0.95, CONTROLS[1]: 0.3}
+    arms = {arm: (reward, 0.2) for arm, reward in rewards.items()}
+    found = planted(arms, rates=("1e-4", "3e-4"))
+    first, best, worst, missing = bounded.controls(found)
+    assert "below eta 0 at equal hours in 2 cells of 2" in first
+    assert "above its own start in 0" in first
+    assert best.startswith(f"{CONTROLS[0]}, eta 16: +")
+    assert "above none in 2, below in 0; above its own start in 2; below eta 0 in 0" in best
+    assert worst.startswith(f"{CONTROLS[1]}, eta 16: -")
+    assert "above none in 0, below in 2; above its own start in 0; below eta 0 in 2" in worst
+    assert missing == f"Not run: {', '.join(CONTROLS[2:])}."
+    gained = {row.name: row.ours.mean for row in bounded.rows(found)}
+    # The slope of a line to the reward after nine tenths of the hours, at seven eighths of them.
+    assert gained[f"eta 16, 2 cells: {CONTROLS[0]} minus none"] == pytest.approx(
+        (0.95 - 0.4) * 0.875 / 0.9, abs=1e-3
+    )
+
+
+def test_truncation_is_told_by_rate() -> None:
+    arms = {BOUNDED: 0.7, "eta 0": 0.8, "eta 16": 0.4, UNTRUNCATED: 0.6}
+    found = planted({arm: (reward, 0.2) for arm, reward in arms.items()}, task="truncated")
+    (told,) = bounded.truncation(found)
+    assert "rate 3e-4: eta 16 has -0.389" in told
+    assert "+0.194 ± 0.000 against a loss on all (above)" in told
+    assert "truncated are 10% of the responses at eta 0, 30% at eta 16" in told
 
 
 def test_advice_is_counted_over_other_cells_of_the_same_setting() -> None:
@@ -161,24 +191,20 @@ def test_the_packaged_result_names_its_grid_and_is_what_is_told(tmp_path: Path) 
     saved = load("bounded_drift")
     found = bounded_drift.recorded(None)  # type: ignore[arg-type] # recorded results have none
     text = " ".join(found.findings)
-    for part in ("(a)", "(b)", "(c)", "(d)", "(e)", "The whole grid has 153 cells"):
+    for part in ("(a)", "(b)", "(c)", "(d)", "(e)", "of the 153 arms of the grid"):
         assert part in text
     assert found.origin == saved.origin
     assert all(math.isfinite(row.ours.mean) for row in found.rows)
     assert save_picture(found.figure(), tmp_path / "b.png").stat().st_size > 10_000
 
 
-def test_every_cell_of_the_plan_is_in_its_study() -> None:
-    for block in bounded_drift.PLAN:
-        axes = {axis.name: axis.values for axis in bounded_drift._study(block.task).axes}
-        assert set(block.arms) <= set(axes["arm"])
-        assert set(block.rates) <= set(axes["rate"])
-    grids = [bounded_drift._study(task).axes for task in bounded_drift.TASKS]
+def test_the_studies_have_one_grid_with_every_control() -> None:
+    grids = [bounded_drift.study_of(task).axes for task in bounded_drift.TASKS]
     assert math.prod(len(axis.values) for axis in grids[0]) == 51 * 5
     assert {tuple(axis.values for axis in grid) for grid in grids} == {
         tuple(axis.values for axis in grids[0])
     }
-    assert set(CONTROLS) <= set(axes["arm"])
+    assert set(CONTROLS) | {BOUNDED} <= {name for axis in grids[0] for name in axis.values}
 
 
 @pytest.mark.slow
