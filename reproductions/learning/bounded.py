@@ -121,6 +121,11 @@ class Cell:
         """The best fixed eta at equal hours, in hindsight."""
         return max(self.fixed, key=self.at_hours.mean)
 
+    @property
+    def learns(self) -> bool:
+        """True if synchronous training is above its start at equal hours."""
+        return self.minus_before(ORACLE).mean > 0
+
     def regret(self, arm: str) -> float:
         """Reward of the best fixed eta minus that of an arm, at equal hours."""
         return self.at_hours.mean(self.best) - self.at_hours.mean(arm)
@@ -315,8 +320,9 @@ def schedule(found: Evidence) -> Iterator[str]:
 def hours(found: Evidence) -> Iterator[str]:
     """(b) Hours to the reward of the synchronous run, against synchronous and eta 4."""
     told = []
+    learning = [cell for cell in found.cells if cell.learns]
     for eta in (ORACLE, "4"):
-        ratios = [_hours_over(cell, eta) for cell in found.cells if eta in cell.arms]
+        ratios = [_hours_over(cell, eta) for cell in learning if eta in cell.arms]
         if ratios:
             faster = sum(one.low > 1 for one in ratios)
             slower = sum(one.high < 1 for one in ratios)
@@ -329,7 +335,8 @@ def hours(found: Evidence) -> Iterator[str]:
         yield (
             "(b) Hours of a fixed eta over those of the schedule, to the reward of the synchronous "
             "runs at equal hours; a run that does not get there counts with all of these hours. "
-            f"Against {'; against '.join(told)}."
+            f"Against {'; against '.join(told)}. In {len(found.cells) - len(learning)} other cells "
+            "synchronous training ends below its start, and there is no reward to reach."
         )
 
 
@@ -338,7 +345,7 @@ def _hours_over(cell: Cell, eta: str) -> Estimate:
     limit, target = cell.at_hours.hours, cell.at_hours.mean(ORACLE)
 
     def until(run: Run) -> float:
-        return max(min(limit, run.hours_to(target)), 1e-9)
+        return min(limit, run.hours_to(target))
 
     return over(cell.arms[eta], cell.arms[BOUNDED], lambda one, ours: until(one) / until(ours))
 
@@ -502,10 +509,10 @@ def extent(found: Evidence) -> Iterator[str]:
     runs = [one.run for one in found.runs]
     per_arm = Counter((one.cell, one.arm) for one in found.runs)
     least, most = min(per_arm.values()), max(per_arm.values())
-    seeds = f"{least}" if least == most else f"{least} to {most}"
+    seeds = counted(most, "seed") if least == most else f"{least} to {most} seeds"
     cpu_h = sum(run.cpu_s for run in runs) / 3600
     yield (
-        f"{len(runs)} runs of {runs[0].steps} steps, {seeds} seeds for each of {len(per_arm)} of "
+        f"{len(runs)} runs of {runs[0].steps} steps, {seeds} for each of {len(per_arm)} of "
         f"the 153 arms of the grid (3 tasks, 3 rates, 17 schedules and controls): {cpu_h:.2f} CPU "
         "hours. What the tables do not show was not run."
     )
@@ -523,16 +530,19 @@ def tables(found: Evidence) -> dict[str, list[dict[str, str]]]:
 
 def _summary(found: Evidence, cell: Cell) -> dict[str, str]:
     shares = {arm: _share_within(found, cell, arm) for arm in (BOUNDED, "eta 4")}
-    over_eta = {eta: _hours_over(cell, eta) for eta in (ORACLE, "4") if eta in cell.arms}
+    over_eta = {
+        eta: written(_hours_over(cell, eta)) if cell.learns and eta in cell.arms else ""
+        for eta in (ORACLE, "4")
+    }
     target = cell.at_hours.mean(ORACLE)
     reached = sum(math.isfinite(run.hours_to(target)) for run in cell.arms[BOUNDED].values())
     return {
         "task, rate": cell.name,
         "best eta": cell.best,
         "schedule minus it": written(cell.minus(BOUNDED, cell.best), sign="+"),
-        "hours of eta 0 over its": written(over_eta[ORACLE]),
-        "hours of eta 4 over its": written(over_eta["4"]) if "4" in over_eta else "",
-        "runs that get there": f"{reached} of {len(cell.arms[BOUNDED])}",
+        "hours of eta 0 over its": over_eta[ORACLE],
+        "hours of eta 4 over its": over_eta["4"],
+        "runs that get there": f"{reached} of {len(cell.arms[BOUNDED])}" if cell.learns else "",
         **{
             f"steps within, {arm}": "" if share is None else f"{share:.0%}"
             for arm, share in shares.items()

@@ -145,6 +145,10 @@ def test_hours_are_those_to_the_reward_of_the_synchronous_runs() -> None:
     assert float(ratios[0]) == pytest.approx(slopes[2] / slopes[0], rel=0.03)
     assert float(ratios[1]) == pytest.approx(slopes[2] / slopes[1], rel=0.03)
     assert "above 1 in 1, below 1 in 0 of 1 cell" in told
+    worse = planted({BOUNDED: (0.8, 0.07), "eta 0": (0.4, 0.01), "eta 4": (0.7, 0.3)})
+    assert list(bounded.hours(worse)) == []
+    (row,) = bounded.tables(worse)["The schedule in every cell"]
+    assert row["hours of eta 0 over its"] == row["runs that get there"] == ""
 
 
 def test_controls_are_compared_with_none_their_start_and_eta_0() -> None:
