@@ -345,7 +345,8 @@ def _hours_over(cell: Cell, eta: str) -> Estimate:
     limit, target = cell.at_hours.hours, cell.at_hours.mean(ORACLE)
 
     def until(run: Run) -> float:
-        return min(limit, run.hours_to(target))
+        # Not before its first measurement after the start, which noise can lift.
+        return max(run.curve[1][1], min(limit, run.hours_to(target)))
 
     return over(cell.arms[eta], cell.arms[BOUNDED], lambda one, ours: until(one) / until(ours))
 
