@@ -266,6 +266,10 @@ class EngineUnreachable(EngineError):
         """Further received tokens, discarded because the weights behind them are unknown."""
 
 
+class RequestRefused(EngineError, ValueError):
+    """The engine refuses this request only; it serves others."""
+
+
 class CannotScore(EngineError, ValueError):
     """The engine cannot report log-probs of given tokens."""
 
