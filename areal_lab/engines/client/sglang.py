@@ -213,6 +213,8 @@ def _sampling(params: SamplingParams, options: GenerateOptions) -> dict[str, Any
         values["stream_interval"] = options.stream_interval
     if params.stop and options.send_stops:
         values["stop"] = list(params.stop)
+    if params.json_schema:
+        values["json_schema"] = params.json_schema
     if params.never:
         values["logit_bias"] = {str(token): NEVER for token in params.never}
     return values
