@@ -33,7 +33,7 @@ PACKAGES: Final[dict[Extra, tuple[str, ...]]] = {
         *("httpx2", "cloudpickle", "pyarrow", "xxhash"),
     ),
     "math": ("math_verify", "sympy"),
-    "json": ("jsonschema", "referencing"),
+    "json": ("jsonschema", "referencing", "llguidance"),
     "search": ("bm25s",),
     "mcp": ("mcp", "anyio"),
     "openenv": ("websockets",),

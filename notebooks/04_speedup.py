@@ -136,9 +136,9 @@ def _(found):
     whole = {one.name: one for one in found.waterfall().factors}
     mo.md(f"""
     With all switches off asynchrony is **slower, {found.ratio(()).mean:.2f}x**, because 32 GPUs
-    train the batch that 128 GPUs would train in turn. The largest factor is **the baseline's, x
-    {whole["split"].factor.mean:.2f}**: in synchronous AReaL with 96 + 32 GPUs one part waits for
-    the other.
+    train the batch that 128 GPUs would train in turn. The largest factor is **the
+    baseline's, x&nbsp;{whole["split"].factor.mean:.2f}**: in synchronous AReaL with 96 + 32 GPUs
+    one part waits for the other.
     """)
     return (whole,)
 
@@ -288,8 +288,8 @@ def _():
             mo.md("""
     ## Comparison with the paper
 
-    Red numbers are from the paper, blue numbers are simulated (intervals of 95 %). One number was
-    fitted to the synchronous 1.5B step, the engine's CPU time per decode step; all others are
+    Orange numbers are from the paper, blue numbers are simulated (intervals of 95 %). One number
+    was fitted to the synchronous 1.5B step, the engine's CPU time per decode step; all others are
     predicted.
     """),
             columns(mo.as_html(_left), mo.as_html(_right)),

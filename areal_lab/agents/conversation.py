@@ -206,6 +206,7 @@ class TreeConversation:
             max_new_tokens=min(most, request.max_new_tokens or most),
             stop_token_ids=tuple(dict.fromkeys((*base.stop_token_ids, *self._end_tokens))),
             stop=tuple(dict.fromkeys((*base.stop, *request.stop))),
+            json_schema=request.json_schema,
         )
 
     def _seed(self, request: ChatRequest, index: int) -> dict[str, int]:

@@ -237,6 +237,7 @@ def _sampling(request: CompletionRequest, base: SamplingParams) -> SamplingParam
         temperature=base.temperature if request.temperature is None else request.temperature,
         top_p=base.top_p if request.top_p is None else request.top_p,
         stop=tuple(dict.fromkeys((*base.stop, *request.stop))),
+        json_schema=request.json_schema,
     )
 
 

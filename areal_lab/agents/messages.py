@@ -94,6 +94,8 @@ class ChatRequest:
     seed: int | None = None
     top_logprobs: int = 0
     """Most likely tokens to report at the place of each token; served to evaluation keys."""
+    json_schema: str = ""
+    """JSON schema that the engine must enforce, for evaluation keys; empty for any text."""
 
     @property
     def characters(self) -> int:

@@ -59,6 +59,10 @@ class TextCodec:
             why = " ".join(str(error).split())[:500]
             raise ValueError(f"{path} is not a tokenizer: {why}") from error
 
+    def as_json(self) -> str:
+        """The tokenizer in the format of `tokenizer.json`."""
+        return str(self._tokenizer.to_str())
+
     @property
     def vocabulary(self) -> int:
         """Number of tokens, including added ones."""

@@ -68,6 +68,10 @@ class SamplingParams:
     engines then treat in different ways."""
     never: tuple[int, ...] = ()
     """Tokens that are never sampled; log-probs are over the others."""
+    json_schema: str = ""
+    """JSON schema, as JSON text, that the response must match; empty for any text. Log-probs are
+    over the tokens that the schema allows: not the distribution of the policy, so such tokens
+    must not be trained on."""
     seed: int = 0
     """Random numbers of a request depend on this and the position only, not on its batch."""
 
@@ -121,6 +125,11 @@ class GenerateRequest:
             raise ValueError(
                 f"request {self.request_id} continues {self.continued_tokens} tokens, but its "
                 f"prompt has {len(self.prompt_tokens)}"
+            )
+        if self.continued_tokens and self.sampling.json_schema:
+            raise ValueError(
+                f"request {self.request_id} continues a response with a json_schema, but engines "
+                "match only whole responses; start it over"
             )
 
     @property
@@ -264,6 +273,10 @@ class EngineUnreachable(EngineError):
         and versions. Samples without a token are left out; unfinished ones end with `abort`."""
         self.discarded_tokens = discarded_tokens
         """Further received tokens, discarded because the weights behind them are unknown."""
+
+
+class RequestRefused(EngineError, ValueError):
+    """The engine refuses this request only; it serves others."""
 
 
 class CannotScore(EngineError, ValueError):

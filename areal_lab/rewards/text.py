@@ -148,7 +148,7 @@ class JsonSchema:
         from areal_lab.extras import MissingExtra, require
 
         try:
-            require("areal_lab.rewards.text:JsonSchema", "json")
+            require("areal_lab.rewards.text:JsonSchema", "json", "jsonschema", "referencing")
         except MissingExtra as error:
             raise ValueError(str(error)) from error
         if schema is not None:

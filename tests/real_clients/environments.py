@@ -13,7 +13,7 @@ CLIENTS: Final = Environments(
     folder=ROOT / ".venv-agents",
     requirements=Path(__file__).with_name("requirements"),
     target="test-agents",
-    takes="two minutes; 1.1 GB for all 8",
+    takes="two minutes; 1.4 GB for all 10",
 )
 
 if __name__ == "__main__":

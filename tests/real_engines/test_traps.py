@@ -25,6 +25,8 @@ SGLang
     /get_weights_by_name refuses                 never asked; a digest tells (test_contract)
     a dead scheduler takes all processes along   test_faults: computing_killed
     /ready speaks for a hung scheduler           test_faults: stalled
+    a schema without a grammar: status 400 in    test_a_refused_schema_is_an_error_of_its_...
+      a reply of status 200
 vLLM
     aborts ignore an id that is not vLLM's own   test_an_abort_meets_one_request_and_not_...
     keep and reload does not recompute           test_contract: test_exact_modes_recompute_...
@@ -45,7 +47,7 @@ import torch
 from areal_lab.engines.client.engine_client import EngineClient, EngineError, VersionMismatch
 from areal_lab.engines.client.sglang import SGLANG
 from areal_lab.engines.keys import authorization
-from areal_lab.engines.protocol import Generated, PauseMode
+from areal_lab.engines.protocol import Generated, PauseMode, RequestRefused
 from areal_lab.engines.weights.folder import deduplicated_state
 from areal_lab.engines.weights.push import Pusher
 from areal_lab.engines.weights.records import EngineTarget
@@ -310,3 +312,19 @@ async def assert_draws(lab: Lab, version: int) -> None:
     (result,) = await lab.client.generate([request("drawn", PROMPT, 20)])
     assert versions_of(result) == [version]
     assert lab.errors(version, PROMPT, result).max() < 10 * lab.facts.error
+
+
+@only("embedded", "sglang")
+def test_a_refused_schema_is_an_error_of_its_request_and_the_server_goes_on(lab: Lab) -> None:
+    """The servers of these tests have no tokenizer."""
+
+    async def scenario() -> None:
+        assert not await lab.client.enforces_schemas()
+        asked = request("r", PROMPT, 4)
+        sampling = replace(asked.sampling, json_schema='{"type": "object"}', ignore_eos=False)
+        with pytest.raises(RequestRefused, match=lab.client.base_url):
+            await lab.client.generate([replace(asked, sampling=sampling)])
+        (sample,) = await lab.client.generate([request("s", PROMPT, 4)])
+        assert len(sample.tokens) == 4
+
+    lab.run(scenario())

@@ -53,6 +53,7 @@ def parse(body: Body) -> Call:
             temperature=reading.temperature(body),
             top_p=reading.top_p(body),
             stop=reading.stops(body, "stop_sequences"),
+            json_schema=form.schema,
         ),
         system=_system(body.get("system")),
         model=reading.text(body, "model") or "",
@@ -61,6 +62,7 @@ def parse(body: Body) -> Call:
         inherits=True,
         keep=thread is not None,
         instruction=form.instruction,
+        schema_field=form.field,
         user=reading.user(body),
         notes=(
             *reading.sampling_notes(body, choice, form),

@@ -33,6 +33,8 @@ class CompletionRequest:
     """True if the text begins with the prompt."""
     logprobs: int | None = None
     """Most likely tokens to report at each place; None reports no log-probs."""
+    json_schema: str = ""
+    """JSON schema that the engine must enforce; empty for any text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +88,8 @@ class Call:
     """True if a later call may continue this one."""
     instruction: str = ""
     """Text at the end of the first system message, which the client did not send as a message."""
+    schema_field: str = ""
+    """Field of the body that asks for JSON; empty if any text will do."""
     user: str = ""
     """Name of the client's own user, if it gives one."""
     notes: tuple[str, ...] = ()

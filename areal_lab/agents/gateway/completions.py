@@ -47,6 +47,7 @@ def parse(body: Body) -> Call:
             f"{MOST_COMPLETIONS:,} completions",
             "prompt",
         )
+    form = reading.json_form(body)
     options = body.get("stream_options")
     options = {} if options is None else reading.record(options, "stream_options")
     return Call(
@@ -61,12 +62,14 @@ def parse(body: Body) -> Call:
             seed=reading.seed(body),
             echo=reading.flag(body, "echo"),
             logprobs=reading.integer(body, "logprobs", least=0, most=MOST_TOP),
+            json_schema=form.schema,
         ),
         model=reading.text(body, "model") or "",
         stream=reading.flag(body, "stream"),
         stream_usage=reading.flag(options, "include_usage"),
+        schema_field=form.field,
         notes=(
-            *reading.sampling_notes(body, reading.Choice("auto")),
+            *reading.sampling_notes(body, reading.Choice("auto"), form),
             *reading.unknown_note(body, _KNOWN),
         ),
     )

@@ -388,6 +388,8 @@ class JsonForm(NamedTuple):
     """Empty if any text will do."""
     field: str = ""
     """Field of the body that asks for it."""
+    schema: str = ""
+    """Its JSON schema, as JSON text."""
 
 
 _ANY: Final = JsonForm()
@@ -396,7 +398,8 @@ _ANY: Final = JsonForm()
 def json_form(body: Body) -> JsonForm:
     """Find the JSON that a reply must be, in the fields of all protocols and engines.
 
-    Grammars would change the distribution that training assumes, so a schema is text for the model.
+    A schema is text for the model, and a grammar for evaluation keys: it would change the
+    distribution that training assumes.
     """
     for name, found in _formats(body).items():
         kind = _member(found, "type")
@@ -405,7 +408,8 @@ def json_form(body: Body) -> JsonForm:
         if kind == "json_schema" and schema is not None:
             return _of_schema(schema, name)
         if kind in ("json_schema", "json_object"):
-            return JsonForm("Reply with one JSON object, and with nothing else.", name)
+            text = "Reply with one JSON object, and with nothing else."
+            return JsonForm(text, name, '{"type": "object"}')
     for name, schema in (
         ("guided_json", body.get("guided_json")),
         ("structured_outputs", _member(body.get("structured_outputs"), "json")),
@@ -436,7 +440,7 @@ def _of_schema(schema: object, name: str) -> JsonForm:
         raise invalid(f"{name} has the schema {shown(schema)}, but it must be an object", name)
     told = json.dumps(schema, ensure_ascii=False)
     return JsonForm(
-        f"Reply with JSON that matches this JSON schema, and with nothing else:\n{told}", name
+        f"Reply with JSON that matches this JSON schema, and with nothing else:\n{told}", name, told
     )
 
 
@@ -450,7 +454,7 @@ def sampling_notes(body: Body, choice: Choice, form: JsonForm = _ANY) -> tuple[s
     Args:
         body: body of the request.
         choice: its setting of tool calls.
-        form: what its prompt says about the form of the reply.
+        form: the form of the reply that it asks for, which has a note of its own.
     """
     notes = [
         f"{name} is ignored"
@@ -464,8 +468,6 @@ def sampling_notes(body: Body, choice: Choice, form: JsonForm = _ANY) -> tuple[s
         and _member(found, "type") != "text"
         and name not in (form.field, "response_format")
     ]
-    if form.field:
-        notes.append(f"{form.field} is not enforced: the prompt describes the form of the reply")
     if choice.kind in ("required", "named"):
         notes.append(f"tool_choice {choice.kind} is not enforced")
     return tuple(notes)

@@ -61,6 +61,7 @@ def parse(body: Body) -> Call:
             top_p=reading.top_p(body),
             stop=reading.stops(body, "stop"),
             seed=reading.seed(body),
+            json_schema=form.schema,
         ),
         system=_instructions(instructions),
         model=reading.text(body, "model") or "",
@@ -69,6 +70,7 @@ def parse(body: Body) -> Call:
         follows=reading.text(body, "previous_response_id") or "",
         keep=body.get("store") is not False,
         instruction=form.instruction,
+        schema_field=form.field,
         user=reading.user(body),
         notes=(
             *reading.sampling_notes(body, choice, form),

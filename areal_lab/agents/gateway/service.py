@@ -65,16 +65,18 @@ class Service:
         model: str,
         limits: Limits | None = None,
         seed_note: str = "seed is ignored: a run uses separate seeds",
+        enforces_schemas: bool = False,
         open_evaluation: Callable[[], Completing] | None = None,
         clock: Callable[[], float] = time.monotonic,
         began: Callable[[Session], Mapping[str, Any]] = lambda _: {},
         lost: Callable[[Session], None] = lambda _: None,
     ) -> None:
         """Create the service without sessions; without `open_evaluation` it has no evaluation
-        keys.
+        keys. With `enforces_schemas`, engines make their replies match JSON schemas.
         """
         self.limits = limits or Limits()
         self._seed_note = seed_note
+        self._enforces_schemas = enforces_schemas
         self.sessions = Sessions(admin_key, self.limits, lost)
         self.model = model
         self.in_flight = 0
@@ -184,12 +186,31 @@ class Service:
                 code="evaluation_key_needed",
             )
         notes = []
+        if call.schema_field:
+            call, note = self._schema(session, call)
+            notes += [note] if note else []
         if call.request.seed is not None and self._seed_note:
             notes.append(self._seed_note)
         session.user = session.user or call.user
         if call.user and call.user != session.user and not session.evaluation:
             notes.append(_SHARED_KEY)
         return replace(call, notes=(*call.notes, *notes)) if notes else call
+
+    def _schema(self, session: Session, call: Call) -> tuple[Call, str]:
+        """Leave a schema to the engine if that enforces it, and note the rest."""
+        request, text, field = call.request, call.completion, call.schema_field
+        calls_tools = bool(request.tools) and request.tool_choice != "none"
+        if session.evaluation and self._enforces_schemas and not calls_tools:
+            if not (request.top_logprobs or (text is not None and text.logprobs)):
+                return call, ""
+            # Scores are of all tokens.
+            text = None if text is None else replace(text, logprobs=0)
+            note = f"only sampled tokens have log-probs: {field} excludes other tokens"
+            return replace(call, request=replace(request, top_logprobs=0), completion=text), note
+        call = replace(call, request=replace(request, json_schema=""))
+        if text is not None:
+            return replace(call, completion=replace(text, json_schema="")), f"{field} is ignored"
+        return call, f"{field} is not enforced: the prompt describes the form of the reply"
 
     def ask(
         self, session: Session, dialect: Dialect, call: Call, digest: bytes, *, retries: int = 0

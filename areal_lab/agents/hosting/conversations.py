@@ -99,6 +99,11 @@ class Conversations:
         self._serving = serving
         self._readers: dict[int, ReplyReader] = {}
 
+    @property
+    def opens_thinking(self) -> bool:
+        """True if prompts end inside of the thinking, which a schema does not allow."""
+        return self._form.facts.opens_thinking
+
     def open(self, sampler: TurnSampler, name: str, *, seeds: bool = False) -> TreeConversation:
         """Create the conversation of a new session."""
         return TreeConversation(

@@ -22,7 +22,7 @@ import httpx2
 
 from areal_lab.engines.client.dialect import Call, Reply
 from areal_lab.engines.keys import authorization
-from areal_lab.engines.protocol import EngineError, EngineUnreachable
+from areal_lab.engines.protocol import EngineError, EngineUnreachable, RequestRefused
 from areal_lab.host.certificates import certificates_for
 from areal_lab.host.ports import connect_s
 
@@ -90,9 +90,12 @@ class Connection:
                 if reply.is_error:
                     await reply.aread()
                     refused = self._refused(call, reply)
-                    # A server that merely refuses a request replies with 400.
-                    broken = reply.status_code == httpx2.codes.INTERNAL_SERVER_ERROR
-                    raise EngineUnreachable(str(refused)) if broken else refused
+                    match reply.status_code:
+                        case httpx2.codes.BAD_REQUEST:
+                            raise RequestRefused(str(refused))
+                        case httpx2.codes.INTERNAL_SERVER_ERROR:
+                            raise EngineUnreachable(str(refused))
+                    raise refused
                 async for message in self._messages(call, reply):
                     yield message
         except httpx2.TransportError as error:

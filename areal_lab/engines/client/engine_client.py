@@ -323,6 +323,17 @@ class EngineClient:
         """Version of the server's package."""
         return self.api.engine_version(await self._connection.call(self.api.info))
 
+    async def enforces_schemas(self) -> bool:
+        """Return whether responses match the `json_schema` of their requests. Only the embedded
+        engine is asked: the grammars of other servers are untested.
+        """
+        try:
+            return bool((await self._connection.call(get("/json_schemas"))).get("enforced"))
+        except EngineUnreachable:
+            raise
+        except EngineError:
+            return False
+
     async def info(self) -> dict[str, Any]:
         """Server's report about its weights."""
         return dict(await self._connection.call(self.api.held))

@@ -31,6 +31,7 @@ from areal_lab.engines.protocol import (
     EngineError,
     GenerateRequest,
     PauseMode,
+    RequestRefused,
     SamplingParams,
     ScoredTokens,
     WeightsFolder,
@@ -38,7 +39,7 @@ from areal_lab.engines.protocol import (
 
 _ID_END = ";"
 """End mark of request ids: SGLang aborts every request whose id *begins* with the given one."""
-_BAD_REQUEST = 400
+_BAD_REQUEST, _SERVER_ERROR = 400, 500
 
 
 def generate(requests: Sequence[GenerateRequest], options: GenerateOptions) -> Call:
@@ -73,12 +74,16 @@ def generate(requests: Sequence[GenerateRequest], options: GenerateOptions) -> C
 def read(reply: Reply) -> Chunk:
     """One message about one sample: all its tokens, or those since the previous message."""
     if not isinstance(reply, Mapping) or "meta_info" not in reply:
-        raise EngineError(f"the reply is {_message(reply) or reply!r:.200}")
+        # SGLang streams an invalid request's error in this form.
+        kind = RequestRefused if isinstance(reply, Mapping) and "error" in reply else EngineError
+        raise kind(f"the reply is {_message(reply) or reply!r:.200}")
     meta = reply["meta_info"]
     reason = meta.get("finish_reason")
     if isinstance(reason, Mapping):
-        if (reason.get("status_code") or 0) >= _BAD_REQUEST:  # a separate token
-            raise EngineError(f"it gave up: {reason.get('message')}")
+        status = reason.get("status_code") or 0
+        if status >= _BAD_REQUEST:  # a separate token
+            kind = RequestRefused if status < _SERVER_ERROR else EngineError
+            raise kind(f"it gave up: {reason.get('message')}")
         reason = reason.get("type")
     tokens = tuple(int(token) for token in reply["output_ids"])
     entries = meta.get("output_token_logprobs") or []
@@ -208,6 +213,8 @@ def _sampling(params: SamplingParams, options: GenerateOptions) -> dict[str, Any
         values["stream_interval"] = options.stream_interval
     if params.stop and options.send_stops:
         values["stop"] = list(params.stop)
+    if params.json_schema:
+        values["json_schema"] = params.json_schema
     if params.never:
         values["logit_bias"] = {str(token): NEVER for token in params.never}
     return values

@@ -44,6 +44,7 @@ from areal_lab.engines.protocol import (
     EngineUnreachable,
     GenerateRequest,
     PauseMode,
+    RequestRefused,
     WeightsFolder,
 )
 
@@ -68,6 +69,11 @@ def generate(requests: Sequence[GenerateRequest], options: GenerateOptions) -> C
         raise EngineError(
             f"request {request.request_id} is for a vision-language model, but vllm has not been "
             "tried with one; use sglang or the embedded engine"
+        )
+    if sampling.json_schema:
+        raise RequestRefused(
+            f"request {request.request_id} has a json_schema, which is not supported with vllm; "
+            "use the embedded engine"
         )
     params: dict[str, Any] = {
         "max_tokens": sampling.max_new_tokens,

@@ -196,9 +196,31 @@ def create_app(scheduler: Scheduler, *, model_path: str) -> FastAPI:
 
         return JsonReply(await asyncio.wrap_future(scheduler.call(describe)))
 
+    _add_reports(app, scheduler)
+    add_transfer_routes(app, scheduler)
+
+    @app.get("/ready")
+    async def ready() -> Response:
+        return Response(status_code=200 if scheduler.ready.is_set() else 503)
+
+    @app.get("/health")
+    async def health() -> Response:
+        return Response()
+
+    return app
+
+
+def _add_reports(app: FastAPI, scheduler: Scheduler) -> None:
+    """Reply to questions about the engine."""
+
     @app.get("/server_info")
     async def server_info() -> Response:
         return JsonReply(await asyncio.wrap_future(scheduler.call(_statistics)))
+
+    @app.get("/json_schemas")
+    async def json_schemas() -> Response:
+        enforced = await asyncio.wrap_future(scheduler.call(Batcher.enforces_schemas))
+        return JsonReply({"enforced": enforced})
 
     @app.get("/spans")
     async def spans(since: int = 0) -> Response:
@@ -218,18 +240,6 @@ def create_app(scheduler: Scheduler, *, model_path: str) -> FastAPI:
                 "next": found[-1].id if found else since,
             }
         )
-
-    add_transfer_routes(app, scheduler)
-
-    @app.get("/ready")
-    async def ready() -> Response:
-        return Response(status_code=200 if scheduler.ready.is_set() else 503)
-
-    @app.get("/health")
-    async def health() -> Response:
-        return Response()
-
-    return app
 
 
 def _add_error_replies(app: FastAPI) -> None:

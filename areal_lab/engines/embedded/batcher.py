@@ -46,6 +46,7 @@ from areal_lab.engines.embedded.cache import (
     Prefixes,
 )
 from areal_lab.engines.embedded.decode_steps import choose_cache
+from areal_lab.engines.embedded.grammar import PACKAGE, Grammars, Matcher
 from areal_lab.engines.embedded.images import ImageNumbers, PassImages, PromptPositions
 from areal_lab.engines.embedded.loading import (
     RELEASED,
@@ -100,6 +101,8 @@ class Sample:
     spans: list[VersionSpan] = field(default_factory=list)
     stops: StopScanner | None = None
     """Finder of its stop strings, if it has any."""
+    matcher: Matcher | None = None
+    """Grammar of its JSON schema, if it has one."""
     finish_reason: FinishReason | None = None
     error: str | None = None
     """Reason, in one line, if the engine gave it up."""
@@ -207,6 +210,11 @@ class Batcher:
         )
         self._kept = KeptPrefixes(kept_prefix_bytes, self._cache.drop)
         self.codec = codec
+        self._grammars = None
+        if codec is not None and Grammars.installed():
+            self._grammars = Grammars(
+                codec, vocabulary=self.vocabulary, end_tokens=frozenset(self._end_tokens)
+            )
         self.waiting: deque[Sample] = deque()
         self.running: list[Sample] = []
         """Running requests, in the order of their admission."""
@@ -227,6 +235,10 @@ class Batcher:
         """Steps since the start in which a request waited for memory of the cache."""
         self.cache_retractions = 0
         """Requests since the start whose memory an older running request needed."""
+
+    def enforces_schemas(self) -> bool:
+        """Return whether requests may have a `json_schema`; loads the tokenizer."""
+        return self._grammars is not None and self._grammars.supported()
 
     @property
     def cache_bytes(self) -> int:
@@ -276,6 +288,8 @@ class Batcher:
             )
         if request.sampling.stop:
             self._load_tokenizer(request)
+        if request.sampling.json_schema:
+            self._matcher(request)
         if self._never or request.images or request.sampling.never:
             self._check_images(request)
 
@@ -309,7 +323,7 @@ class Batcher:
         return samples
 
     def _new_sample(self, request: GenerateRequest) -> Sample:
-        sample = Sample(request, stops=self._scanner(request))
+        sample = Sample(request, stops=self._scanner(request), matcher=self._matcher(request))
         if self._rope:
             sample.positions = PromptPositions(len(request.prompt_tokens), request.images)
         return sample
@@ -351,6 +365,21 @@ class Batcher:
             return None
         assert self.codec is not None, "see check"
         return StopScanner(self.codec(), request.sampling.stop, request.response_so_far)
+
+    def _matcher(self, request: GenerateRequest) -> Matcher | None:
+        sampling = request.sampling
+        if not sampling.json_schema:
+            return None
+        if self._grammars is None:
+            needed = f"the package {PACKAGE} (extra json)" if self.codec else "a tokenizer"
+            raise Refused(
+                f"request {request.request_id} has a json_schema, for which the engine needs "
+                f"{needed}"
+            )
+        try:
+            return self._grammars.matcher(sampling.json_schema, frozenset(sampling.stop_token_ids))
+        except ValueError as error:
+            raise Refused(f"request {request.request_id}: {error}") from error
 
     def abort(self, request_ids: Iterable[str] | None = None) -> list[Sample]:
         """End these requests (all if `None`) with the tokens they have; returns them."""
@@ -535,11 +564,12 @@ class Batcher:
         for sample in self.running[:old]:
             sample.length += 1
         self.context_tokens += sum(sample.length for sample in self.running)
+        logits, rows = self._masked(logits)
         sampled = sample_tokens(
             logits,
             [sample.request.sampling for sample in self.running],
             [sample.length for sample in self.running],
-            [sample.row for sample in self.running],
+            rows,
         )
         # The only wait for a device in a step.
         for sample, (token, logprob) in zip(self.running, sampled.on_host(), strict=True):
@@ -550,6 +580,19 @@ class Batcher:
         self.prompt_pairs += sum(c.count * (2 * c.start + c.count + 1) // 2 for c in new.chunks)
         self._split_rows()
         return self._drop_finished()
+
+    def _masked(self, logits: Float[Tensor, "R V"]) -> tuple[Float[Tensor, "R V"], list[int]]:
+        """Logits with another row for each request that has a schema, and the row of each."""
+        rows = [sample.row for sample in self.running]
+        found = [(at, s.matcher, s.row) for at, s in enumerate(self.running) if s.matcher]
+        if not found:
+            return logits, rows
+        allowed = torch.from_numpy(np.stack([matcher.allowed() for _, matcher, _ in found]))
+        masked = logits[self._tensor([row for _, _, row in found])]
+        masked.masked_fill_(~to_device(allowed, self._device), -torch.inf)
+        for row, (at, _, _) in enumerate(found, len(logits)):
+            rows[at] = row
+        return torch.cat((logits, masked)), rows
 
     def _admit(self) -> _Admitted:
         """Move waiting requests to new rows."""
@@ -738,6 +781,13 @@ class Batcher:
 
     def _finish_reason(self, sample: Sample) -> FinishReason | None:
         sampling, token = sample.request.sampling, sample.last_token
+        if sample.matcher is not None:
+            try:
+                if sample.matcher.accept(token):
+                    return "stop"
+            except ValueError as error:
+                sample.error = f"request {sample.request.request_id}: its json_schema: {error}"
+                return "abort"
         if sample.stops is not None and sample.stops.completing((token,)) is not None:
             return "stop"
         if token in sampling.stop_token_ids:

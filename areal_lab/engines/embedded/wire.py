@@ -38,6 +38,7 @@ class Sampling(BaseModel):
     stop_token_ids: list[int] | None = None
     ignore_eos: bool = False
     sampling_seed: int = 0
+    json_schema: str | None = None
     logit_bias: dict[str, float] | None = None
     """Tokens that are never sampled, with a bias of `NEVER` or less; other biases are not
     supported."""
@@ -244,6 +245,7 @@ def _request(
                 stop_token_ids=tuple(sampling.stop_token_ids or ()),
                 stop=(stop,) if isinstance(stop, str) else tuple(stop),
                 ignore_eos=sampling.ignore_eos,
+                json_schema=sampling.json_schema or "",
                 never=tuple(int(token) for token in bias),
                 seed=sampling.sampling_seed,
             ),

@@ -140,25 +140,33 @@ def per_sample_gradients(
     keywords = keywords_of_batch(loss, ids, policy.mask[0])
     call = partial(loss, **keywords) if keywords else loss
 
-    def of_one(logits: Tensor, sample: tuple[Tensor, ...]) -> Tensor:
-        states, actions, *rest = sample
-        logprobs = torch.log_softmax(logits, -1)[states, actions]
+    def of_one(logprobs: Tensor, rest: tuple[Tensor, ...]) -> Tensor:
         return loss_of(call, logprobs, logprobs.detach(), *rest).loss
 
     gradient = grad(of_one)
-    samples = (
-        policy.states,
-        policy.actions,
-        policy.behavior_logprobs,
-        policy.advantages,
-        policy.mask,
-    )
+    logprobs = policy.logprobs(policy.logits)
+    rest = (policy.behavior_logprobs, policy.advantages, policy.mask)
     each: Tensor
     try:
-        each = vmap(gradient, in_dims=(None, 0), chunk_size=_AT_ONCE)(policy.logits, samples)
+        each = vmap(gradient, chunk_size=_AT_ONCE)(logprobs, rest)
     except RuntimeError:
-        each = torch.stack([gradient(policy.logits, one) for one in zip(*samples, strict=True)])
-    return each.flatten(1).detach()
+        pairs = zip(logprobs, zip(*rest, strict=True), strict=True)
+        each = torch.stack([gradient(*one) for one in pairs])
+    return _of_logits(each.detach(), policy)
+
+
+def _of_logits(gradients: Float[Tensor, "N T"], policy: DriftingPolicy) -> Float[Tensor, "N P"]:
+    r"""Gradients by the logits, from those by the log-probs of the chosen actions.
+
+    $$ \partial \log \pi(a | s) / \partial z_{s a'} = [a = a'] - \pi(a' | s) $$
+    """
+    (samples, _), (states, actions) = gradients.shape, policy.logits.shape
+    # By state and by chosen action first, so that each probability is multiplied once.
+    chosen = torch.zeros(samples, states * actions, dtype=gradients.dtype)
+    chosen.scatter_add_(1, policy.states * actions + policy.actions, gradients)
+    chosen = chosen.view(samples, states, actions)
+    found = chosen - chosen.sum(-1, keepdim=True) * policy.logits.softmax(-1)
+    return found.flatten(1)
 
 
 def unbiased_gradient(policy: DriftingPolicy) -> Float[Tensor, " P"]:

@@ -161,6 +161,7 @@ class StandaloneGateway:
             model=plan.served.model.name,
             limits=plan.serving.limits,
             seed_note="" if BACKENDS[pool.backend].own_seeds else _SEED_NOTE,
+            enforces_schemas=await _enforces_schemas(pool) and not conversations.opens_thinking,
             began=self._began,
             lost=self._lost,
         )
@@ -378,6 +379,12 @@ def _rollout(plan: GatewayPlan, conversations: Conversations, pool: ServerPool) 
         context_tokens=plan.served.context_tokens,
         router=_WaitingRouter(routing_named(config.rollout.routing).make_router()),
     )
+
+
+async def _enforces_schemas(pool: ServerPool) -> bool:
+    """Return whether all engines do."""
+    clients = [server.client for server in pool.alive.values()]
+    return all([await client.enforces_schemas() for client in clients])
 
 
 def _engines(pool: ServerPool) -> str:

@@ -223,7 +223,8 @@ class SampleEngine:
             try:
                 generated = await self.generate(engine, request, partial)
             except Unfinished as unfinished:
-                partial = dict(unfinished.samples)
+                # Engines match whole responses only.
+                partial = {} if request.sampling.json_schema else dict(unfinished.samples)
                 self.open[name] = OpenTurn(None, partial)
             else:
                 self.open[name] = OpenTurn(None, {name: generated})

@@ -38,6 +38,7 @@ from areal_lab.engines.protocol import (
     GenerateRequest,
     MemoryTag,
     PauseMode,
+    RequestRefused,
     ScoredTokens,
     WeightsFolder,
 )
@@ -234,6 +235,8 @@ class Server:
             raise
         except VersionMismatch as error:
             raise self._wrong_weights(error) from error
+        except RequestRefused:
+            raise
         except EngineError as error:
             if self.lost.is_set() or await self._is_dying():
                 self.report_loss(self, error)

@@ -41,7 +41,7 @@ def output(*replies: Any, **fields: Any) -> list[dict[str, Any]]:
         ({"format": {"type": "text"}, "verbosity": "low"}, ()),
         (
             {"format": {"type": "json_schema", "name": "n", "schema": {}}},
-            ("text.format is not enforced: the prompt describes the form of the reply",),
+            (),
         ),
         ({"format": {"type": "grammar"}}, ("text.format is ignored",)),
     ],

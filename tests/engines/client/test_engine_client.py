@@ -26,6 +26,7 @@ from areal_lab.engines.protocol import (
     EngineUnreachable,
     Generated,
     PauseMode,
+    RequestRefused,
     VersionMismatch,
     WeightsFolder,
 )
@@ -126,6 +127,40 @@ def test_without_spans_the_one_version_holds_for_all() -> None:
 def test_contradictions_are_errors(meta: dict[str, Any], message: str) -> None:
     with pytest.raises(EngineError, match=message) as raised:
         answered(reply([7, 8, 9], **meta))
+    assert URL in str(raised.value)
+
+
+GAVE_UP = {"type": "abort", "message": "no grammar", "status_code": 400}
+
+
+@pytest.mark.parametrize(
+    ("answer", "refused"),
+    [
+        (httpx2.Response(200, json=[reply([7], finish_reason=GAVE_UP)]), True),
+        (
+            httpx2.Response(200, json=[reply([7], finish_reason={**GAVE_UP, "status_code": 503})]),
+            False,
+        ),
+        (
+            httpx2.Response(
+                200,
+                text='data: {"error": {"message": "no grammar"}}\n\ndata: [DONE]\n\n',
+                headers={"content-type": "text/event-stream"},
+            ),
+            True,
+        ),
+        (httpx2.Response(400, json={"error": {"message": "no grammar"}}), True),
+        (httpx2.Response(404, json={"message": "no grammar"}), False),
+        (httpx2.Response(503, json={"message": "no grammar"}), False),
+    ],
+)
+def test_a_refused_request_is_told_from_a_server_that_fails(
+    answer: httpx2.Response, *, refused: bool
+) -> None:
+    with pytest.raises(EngineError, match="no grammar") as raised:
+        answering(lambda _: answer, lambda client: client.generate([request("a", [5])]))
+    assert isinstance(raised.value, RequestRefused) == refused
+    assert not isinstance(raised.value, EngineUnreachable)
     assert URL in str(raised.value)
 
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx2
+import pytest
 
 from areal_lab.engines.client.engine_client import EngineClient
-from areal_lab.engines.protocol import PauseMode, WeightsFolder
+from areal_lab.engines.protocol import PauseMode, RequestRefused, WeightsFolder
 from areal_lab.pipeline.servers.health import HealthLimits
 from areal_lab.pipeline.servers.pool import ServerPool
+from tests.engines.tiny import request
 
 FIRST = WeightsFolder(path=Path(), version=3, checksum="", size_bytes=0)
 RELEASE, TAKE = "/release_memory_occupation", "/resume_memory_occupation"
@@ -39,11 +42,25 @@ class Engine:
                 self.version = "released"
         elif path in ("/pause_generation", "/continue_generation"):
             self.asked.append(path[1:9])
+        elif path == "/generate":
+            return self.generated(json.loads(request.content))
         elif path == "/ready":
             self.looks += 1
             if self.looks % 20 == 0:  # so that each kind of check was made several times
                 self.looked_at.set()
         return httpx2.Response(200, json={"weight_version": self.version, "version": "1"})
+
+    def generated(self, body: dict[str, Any]) -> httpx2.Response:
+        """One token each, unless the prompt begins with 4: SGLang aborts what it refuses so."""
+        reason: dict[str, Any] = {"type": "length", "length": 1}
+        if body["input_ids"][0][0] == 4:
+            reason = {"type": "abort", "message": "no grammar", "status_code": 400}
+        meta = {
+            "finish_reason": reason,
+            "weight_version": self.version,
+            "output_token_logprobs": [[-0.5, 7, None]],
+        }
+        return httpx2.Response(200, json=[{"output_ids": [7], "meta_info": meta}])
 
     def client(self, url: str) -> EngineClient:
         return EngineClient(url, transport=httpx2.MockTransport(self.handle))
@@ -120,6 +137,25 @@ def test_a_turn_is_a_pause_both_memories_new_weights_and_the_cache() -> None:
         assert list(pool.alive) == [0]
         one.version = "5"
         await pool.given_up.wait()  # outside of turns another version is a loss, as ever
+        await pool.close()
+
+    play(scenario())
+
+
+def test_a_refused_request_loses_no_engine() -> None:
+    async def scenario() -> None:
+        engine = Engine()
+
+        async def source() -> EngineClient:
+            return engine.client("http://0")
+
+        pool = pool_of({0: source}, {"http://0": engine})
+        await pool.start()
+        with pytest.raises(RequestRefused, match="http://0: it gave up: no grammar"):
+            await pool.engine(0).generate([request("a", [4])])
+        (sample,) = await pool.engine(0).generate([request("b", [5])])
+        assert sample.tokens == (7,)
+        assert pool.alive[0].last_error is None
         await pool.close()
 
     play(scenario())
