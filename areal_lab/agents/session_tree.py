@@ -152,6 +152,12 @@ class SessionTree:
         """Previous turn of each turn in its conversation: parents for `returns`."""
         return tuple(turn.follows for turn in self._turns)
 
+    @property
+    def tools(self) -> tuple[str, ...]:
+        """Names of the tools that requests offered to the model, in the order of the first one."""
+        offered = (tool.name for top in self._tops.values() for tool in top.root.tools)
+        return tuple(dict.fromkeys(offered))
+
     def draft(self, request: ChatRequest) -> Draft:
         """Encode a prompt, which takes nearly all of the time of planning a turn.
 

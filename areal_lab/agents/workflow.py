@@ -41,6 +41,8 @@ class Episode:
     end: SampleEnd
     turns: tuple[Turn, ...] = ()
     """Empty for a single turn."""
+    tools: tuple[str, ...] = ()
+    """Names of the tools that an agent or an environment offered to the model."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Measurements of an environment of another library, and its named rewards, by their names."""
 

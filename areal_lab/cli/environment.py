@@ -251,6 +251,18 @@ def _table(facts: Mapping[str, Any], episodes: Sequence[Mapping[str, Any]]) -> T
     return table
 
 
+def _tools(offered: Sequence[str], calls: Mapping[str, int]) -> str:
+    """Tools that the model may call, and how often it did.
+
+    >>> _tools(["add", "times"], {"add": 2, "?": 1})
+    'add (2 calls), times; unreadable or unknown calls: 1'
+    """
+    counts = {name: calls.get(name, 0) for name in (*offered, *calls) if name != "?"}
+    told = [f"{name} ({n} call{'s' * (n != 1)})" if n else name for name, n in counts.items()]
+    rest = f"unreadable or unknown calls: {calls['?']}" if "?" in calls else ""
+    return "; ".join(filter(None, [", ".join(told), rest]))
+
+
 def _rows(one: Mapping[str, Any], tokenizer: str) -> Iterator[tuple[str, str]]:
     def listed(values: Mapping[str, float]) -> str:
         return ", ".join(f"{name} {value:.4g}" for name, value in values.items())
@@ -262,8 +274,8 @@ def _rows(one: Mapping[str, Any], tokenizer: str) -> Iterator[tuple[str, str]]:
         yield "reward", f"{one['reward']:.4g}{parts}"
     if one["metrics"]:
         yield "metrics", listed(one["metrics"])
-    calls = f"; tools called: {listed(one['tool_calls'])}" if one["tool_calls"] else ""
-    yield "turns", f"{one['turns']}, end: {one['end']}{calls}"
+    yield "turns", f"{one['turns']}, end: {one['end']}"
+    yield "tools", _tools(one["tools"], one["tool_calls"]) or "none"
     unit = "bytes" if tokenizer == "bytes" else "tokens"
     share = "" if one["trained_share"] is None else f" ({one['trained_share']:.1%})"
     rows = f"{one['rows']} row{'s' * (one['rows'] != 1)}"

@@ -210,6 +210,7 @@ def episode_report(checked: CheckedEpisode) -> dict[str, Any]:
         "end": episode.end,
         "truncated": episode.truncated,
         "turns": len(episode.turns),
+        "tools": list(episode.tools),
         "tool_calls": dict(Counter(name for turn in episode.turns for name, _ in turn.calls)),
         "forks": dict(Counter(turn.fork for turn in episode.turns if turn.fork)),
         "rows": len(rows),

@@ -16,6 +16,41 @@ from tests.agents.hosting.test_runner import STANDARD
 from tests.agents.test_agent import TEMPLATE
 
 OWN = ("own", f"environment.standard={STANDARD}", f"environment.python={sys.executable}")
+CALLS = '''
+import json, urllib.request
+
+class Standard:
+    """Offers two tools, and asks twice."""
+
+    version = "3"
+
+    def __init__(self, name, args):
+        pass
+
+    def tasks(self):
+        return [{"id": "0"}]
+
+    async def run(self, request):
+        import asyncio
+        asked = [{"role": "user", "content": "?"}]
+        for _ in range(2):
+            said = await asyncio.to_thread(ask, request["base_url"], asked)
+            results = [
+                {"role": "tool", "tool_call_id": call["id"], "content": "2"}
+                for call in said.get("tool_calls") or []
+            ]
+            asked = [*asked, said, *results, *asked[:1]]
+        return {"ok": True, "reward": 1}
+
+def ask(url, messages):
+    tools = [{"type": "function", "function": {"name": name}} for name in ("add", "times")]
+    body = json.dumps({"model": "any", "messages": messages, "tools": tools}).encode()
+    request = urllib.request.Request(
+        f"{url}/chat/completions", body, {"Content-Type": "application/json"}
+    )
+    opened = urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request)
+    return json.loads(opened.read())["choices"][0]["message"]
+'''
 LIES = '''
 import json, urllib.request
 
@@ -112,6 +147,29 @@ def test_forks_of_a_conversation_and_its_rows_are_counted(answer: str, tmp_path:
     ambiguous = call("check", *settings, "environment.args={answer: ''}", "--task", "ab")
     assert ambiguous.exit_code == 2
     assert "with which 2 ids of 2 begin" in ambiguous.stderr
+
+
+@pytest.mark.parametrize(
+    ("called", "calls", "told"),
+    [
+        ("", {}, "add, times"),
+        ("times", {"times": 2}, "add, times (2 calls)"),
+        ("minus", {"?": 2}, "add, times; unreadable or unknown calls: 2"),
+    ],
+)
+def test_tools_are_listed_whether_called_or_not(
+    called: str, calls: dict[str, int], told: str, tmp_path: Path
+) -> None:
+    call_text = f'<tool_call>{{"name": "{called}", "arguments": {{}}}}</tool_call>'
+    response = call_text if called else "I do not know."
+    file = tmp_path / "calls.py"
+    file.write_text(CALLS)
+    settings = ("calls", f"environment.standard={file}", f"environment.python={sys.executable}")
+    (one,) = checked(*settings, "--response", response)["episodes"]
+    assert (one["tools"], one["tool_calls"]) == (["add", "times"], calls)
+    shown = call("check", *settings, "--response", response).stdout
+    (line,) = [line for line in shown.splitlines() if line.split()[:1] == ["tools"]]
+    assert line.split(maxsplit=1)[1].strip() == told
 
 
 def test_a_model_plays_an_episode_too(tmp_path: Path) -> None:

@@ -93,6 +93,21 @@ def test_an_evaluation_that_ends_is_no_reward() -> None:
     asyncio.run(main())
 
 
+def test_an_evaluation_that_ended_is_started_again(tmp_path: Path) -> None:
+    """Samples that ran in it have no reward; the next one has."""
+
+    async def main() -> None:
+        async with Runners(environment("ending", args={"file": str(tmp_path / "file")})) as runners:
+            lost = await asyncio.gather(*(runners.run(task, "none") for task in ("waits", "ends")))
+            for one in lost:
+                assert one.outcome.status == "error"
+                assert "evaluation of inspect-ai has ended" in one.outcome.detail
+            for task in ("ends", "waits"):
+                assert (await runners.run(task, "none")).outcome.status == "ok"
+
+    asyncio.run(main())
+
+
 def test_a_sample_that_is_canceled_ends_alone(tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)

@@ -104,7 +104,7 @@ def test_an_environment_is_checked_with_and_without_a_model(tmp_path: Path) -> N
     assert (found["tasks"], found["version"].startswith("0.4.")) == (12, True)
     assert (fixed["turns"], fixed["end"], fixed["rows"], fixed["forks"]) == (3, "turns", 1, {})
     assert fixed["rewards"] == {"called": 0.25, "right": 0.0}
-    assert sum(fixed["tool_calls"].values()) == 3
+    assert (fixed["tools"], fixed["tool_calls"]) == ([_TOOL], {_TOOL: 3})
     result = CliRunner().invoke(cli.app, [*command, "--response", "7", "--model", str(model)])
     assert result.exit_code == 0, result.output
     _, played = json.loads(result.stdout)["episodes"]

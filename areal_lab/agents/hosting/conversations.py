@@ -139,4 +139,5 @@ def episode_of(
         outcome=outcome,
         end=conversation.end,
         turns=conversation.notes(scores),
+        tools=conversation.tree.tools,
     )

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import os
 import random
 import re
 
@@ -93,6 +94,35 @@ def sums(first: int = 0, num_tasks: int = 12, shuffled: bool = False):
 def waiting(fifo: str):
     samples = [Sample(input="waits", id="waits"), Sample(input="ends", id="ends")]
     return Task(dataset=samples, solver=waits(fifo), scorer=called())
+
+
+WAITS = asyncio.Event()
+
+
+@solver
+def ends(file: str):
+    """The evaluation ends while both samples run, unless the file exists."""
+
+    async def solve(state: TaskState, generate: Generate) -> TaskState:  # noqa: ARG001 - inspect's
+        if os.path.exists(file):
+            return state
+        if state.input_text == "waits":
+            WAITS.set()
+            await asyncio.Event().wait()
+        await WAITS.wait()
+        open(file, "x").close()
+        for running in asyncio.all_tasks():
+            if "evaluate" in running.get_coro().__qualname__:  # of the runner
+                running.cancel()
+        return state
+
+    return solve
+
+
+@task
+def ending(file: str):
+    samples = [Sample(input="waits", id="waits"), Sample(input="ends", id="ends")]
+    return Task(dataset=samples, solver=ends(file), scorer=called())
 
 
 @task
