@@ -296,6 +296,7 @@ def _outcome(one: Outcome, plan: Plan) -> dict[str, Any]:
         "engine_share": one.engine_share,
         "trainer_share": one.trainer_share,
         "staleness": one.staleness,
+        "lag": {name: record_of(*lag) for name, lag in (one.lags or {}).items()} or None,
         "within_limits": one.meets(plan.config.limits),
         "model_error": step_record(one.known.step.kind, gpus_of(one.candidate.config), plan.errors),
     }

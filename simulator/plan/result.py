@@ -28,6 +28,7 @@ from simulator.costs.training import TrainingCost, training_cost
 from simulator.plan.schema import LimitsConfig, PlanConfig, PriceEntry
 from simulator.plan.space import Candidate, Space
 from simulator.plan.trial import Trial
+from simulator.report.lags import Lag, lags_of
 from simulator.report.measured_errors import Known, MeasuredErrors, kind_of, undecided
 from simulator.report.notes import GENERATING, TRAIN_BOUND, bottleneck
 from simulator.run.pools import MOVING_WEIGHTS
@@ -183,6 +184,13 @@ class Outcome:
             name: sum(trial.staleness[name] for trial in self.trials) / len(self.trials)
             for name in self.trials[0].staleness
         }
+
+    @property
+    def lags(self) -> dict[str, Lag] | None:
+        """Mean and 95th percentile of the lag of first tokens with their 90 % intervals; None where
+        no closed form says what moves it."""
+        idle, staleness = ([getattr(one, n) for one in self.trials] for n in ("idle", "staleness"))
+        return lags_of(self.candidate.config, idle, staleness, self.known.step.error)
 
     def meets(self, limits: LimitsConfig) -> bool:
         """Return whether it is within deadline and budget; unknown money exceeds any budget."""

@@ -1007,6 +1007,8 @@ def test_the_report_is_plain_json() -> None:
         parts = lag["before_queue_mean"] + lag["in_queue_mean"]
         assert lag["head_mean"] == pytest.approx(parts)
         assert lag["head_p95"] >= max(lag["before_queue_p95"], lag["in_queue_p95"])
+        for name, known in one["lag"].items():
+            assert known["low"] <= known["mean"] == lag[f"head_{name}"] <= known["high"]
 
 
 def test_the_lag_of_the_recommendation_is_in_words() -> None:
@@ -1022,6 +1024,7 @@ def test_the_lag_of_the_recommendation_is_in_words() -> None:
         thrown = best.staleness["thrown_away"] > 0
         assert thrown is (policy == "drop")
         assert ("are thrown away" in lines) is thrown
+        assert ("90 % interval" in lines and ", of the percentile" in lines) is not thrown
     (synchronous,) = solved("candidates.eta=[0]", "candidates.gpus=[4]").front[:1]
     assert synchronous.staleness["head_mean"] == synchronous.staleness["head_p95"] == 0
 
