@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
@@ -297,10 +297,10 @@ class Sensitivity:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Option:
-    """One of the clusters, or of the staleness bounds on a cluster, that the plan asks about."""
+    """One of the clusters that the plan asks about, or of the staleness bounds or kinds on one."""
 
     name: str
-    """The GPUs in words, or the bound as `eta 4`."""
+    """The GPUs in words, the bound as `eta 4`, or a `Candidate.kind`."""
     outcome: Outcome | None
     """The best one that was simulated; None if all were excluded by their lower bounds."""
     seeds: int
@@ -351,13 +351,23 @@ class Plan:
     @property
     def etas(self) -> list[Option]:
         """One option per staleness bound on the recommended cluster; empty without one."""
-        if self.best is None:
-            return []
-        by_eta: dict[float, list[Candidate]] = {}
-        for one in self.space.possible:
-            if one.cluster == self.best.candidate.cluster:
-                by_eta.setdefault(one.eta, []).append(one)
-        return [self._option(f"eta {eta:g}", by_eta[eta]) for eta in sorted(by_eta)]
+        found = self._on_recommended(lambda one: one.eta)
+        return [self._option(f"eta {eta:g}", found[eta]) for eta in sorted(found)]
+
+    @property
+    def kinds(self) -> list[Option]:
+        """One option per way to share the GPUs of the recommended cluster between generation and
+        training, each with its best layout; empty without a recommendation."""
+        found = self._on_recommended(lambda one: one.kind)
+        return [self._option(name, of_kind) for name, of_kind in found.items()]
+
+    def _on_recommended(self, name: Callable[[Candidate], Named]) -> dict[Named, list[Candidate]]:
+        """Candidates on the recommended cluster by a name; empty without a recommendation."""
+        found: dict[Named, list[Candidate]] = {}
+        for one in self.space.possible if self.best else ():
+            if self.best and one.cluster == self.best.candidate.cluster:
+                found.setdefault(name(one), []).append(one)
+        return found
 
     def _option(self, name: str, candidates: Sequence[Candidate]) -> Option:
         numbers = {one.number for one in candidates}
