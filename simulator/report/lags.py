@@ -1,6 +1,6 @@
 r"""Intervals of lags: how far they move if generation is faster or slower beside training.
 
-    shares of time --balance--> rho --closed form--> lag at rho / f, rho, rho f --> interval
+    shares of time --balance--> rho --closed form--> lag at rho / f and rho f --> interval
 
 $$ \rho = \frac{\text{busy share of the trainer}}{\text{busy share of the engines}}, \quad
 f = \exp(t_\nu \sqrt{2}\, s) $$
@@ -60,9 +60,12 @@ def lags_of(
         staleness: of each seed (`SimulationResult.staleness`).
         error: of seconds per step.
     """
-    moves, by_schedule = (0.0, 0.0), _by_schedule(config)
-    if not by_schedule and (moves := _moves(config, idle, error)) is None:
+    mean = math.fsum(one["head_mean"] for one in staleness) / len(staleness)
+    by_schedule = _by_schedule(config)
+    ends = (mean, mean) if by_schedule else _ends(config, idle, error)
+    if ends is None:
         return None
+    moves = max(0.0, mean - ends[0]), max(0.0, ends[1] - mean)
     found = {}
     for name, whole in NUMBERS.items():
         seeds = estimate([one[f"head_{name}"] for one in staleness])
@@ -89,10 +92,10 @@ def _by_schedule(config: SimulationConfig) -> bool:
     return config.cluster.colocated or not schedule.overlaps or one_step
 
 
-def _moves(
+def _ends(
     config: SimulationConfig, idle: Sequence[Idle], error: ModelError
 ) -> tuple[float, float] | None:
-    """Versions by which the mean lag may be smaller and larger."""
+    """The mean lag in closed form with the slowest and the fastest engines beside the trainer."""
     schedule = config.schedule.policy
     limits = limits_of(config, ranks=2 if config.controller.kind == "spmd" else 1)
     scales = config.scaling.rule(config.scaling.startup_s) is not None
@@ -111,8 +114,7 @@ def _moves(
     rho = math.exp(math.fsum(math.log(balance(one)) for one in idle) / len(idle))
     of_both = ModelError(spread=math.sqrt(2) * error.spread, groups=error.groups)
     factor = prediction([1.0], of_both).factor
-    low, here, high = (lag(rho * times) for times in (1 / factor, 1.0, factor))
-    return here - low, high - here
+    return lag(rho / factor), lag(rho * factor)
 
 
 def lag_span(low: float, high: float) -> str:
