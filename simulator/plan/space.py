@@ -188,10 +188,11 @@ _LISTS: Final = {
 def _combinations(plan: PlanConfig) -> Iterator[SimulationConfig | Refusal]:
     base, lists = plan.base, plan.candidates
     shares = lists.rollout_share or [base.cluster.rollout_gpus / base.cluster.gpus]
+    hybrids: Sequence[bool | None] = lists.hybrid or [None]
     values = [getattr(lists, name) or [value_of(base, of)] for name, of in _LISTS.items()]
     for gpu in lists.gpu or [base.cluster.gpu]:
         for gpus, *choice, hybrid, share in itertools.product(
-            _counts(plan, gpu), *values, lists.hybrid or [None], shares
+            _counts(plan, gpu), *values, hybrids, shares
         ):
             settings = dict(zip(_LISTS.values(), choice, strict=True))
             settings |= {"cluster.gpu": _spelled(gpu), "cluster.gpus": gpus}
