@@ -16,10 +16,16 @@ from reproductions.measured_runs.score import Scores, score, summary
 Refit: TypeAlias = Callable[[Fit], Fit | None]
 """Another fit in place of one, or none."""
 REST: Final = "colocation.other_s"
+CPU: Final = "rollout.engine_overhead_s"
+RESTS: Final = (REST, CPU)
+"""Fits of what a synchronous step takes beyond its simulated terms: a constant, or, where it is
+more than a quarter of the step (`LARGE_REST`), CPU time of each decode step."""
+_SPEED: Final = Fit(setting="trainer.time_factor", low=0.1, high=30.0, part="step")
 LENGTH: Final = "workload.answers.mean_tokens"
 OTHER_FITS: Final[Mapping[str, Mapping[str, Refit]]] = {
-    "the trainer's speed fitted instead of this rest": {
-        REST: lambda _: Fit(setting="trainer.time_factor", low=0.1, high=30.0, part="step")
+    "the trainer's speed fitted instead of this rest": dict.fromkeys(RESTS, lambda _: _SPEED),
+    "more than a quarter fitted as a constant, too, not as CPU time": {
+        CPU: lambda _: Fit(setting=REST, low=0.01, high=600.0, part="step")
     },
     "verl's lengths fitted to generation, not to the update": {
         LENGTH: lambda fit: replace(fit, part="generation")
@@ -84,8 +90,9 @@ TERMS: Final = (
 def without_rest(
     predicted: Sequence[Predicted], runs: MeasuredRuns, sizes: Sizes
 ) -> list[Predicted]:
-    """All rows as they are predicted if the rest of a colocated step is not fitted."""
-    families = [_refitted(one, {REST: lambda _: None}) for one in runs.families]
+    """All rows as they are predicted if the rest of a synchronous step is not fitted."""
+    nothing: Mapping[str, Refit] = dict.fromkeys(RESTS, lambda _: None)
+    families = [_refitted(one, nothing) for one in runs.families]
     return _predict(families, predicted, runs, sizes)
 
 
@@ -108,7 +115,7 @@ def ablation(
     for term in TERMS:
         changed = [without(one, term) for one in runs.families]
         rows.append(_record(f"without: {term.name}", _scores(changed, predicted, runs, sizes)))
-    name = "without: the fitted rest of a colocated step"
+    name = "without: the fitted rest of a synchronous step"
     rows.append(_record(name, summary(score(unfitted, runs))))
     for name, fits in OTHER_FITS.items():
         changed = [_refitted(one, fits) for one in runs.families]

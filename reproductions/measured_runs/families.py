@@ -31,6 +31,9 @@ the time in which the trainer waits. `update` are the optimizer steps, without s
 """
 LAG: Final = "mean_lag"
 """Name of a printed mean lag, in versions."""
+PREFETCHED: Final = "prefetched_batches"
+"""Batches that the run's trainer takes ahead of time: each adds a version to the lag, and none is
+simulated."""
 MOST_FITS: Final = 2
 
 

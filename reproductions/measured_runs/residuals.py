@@ -3,7 +3,7 @@
     results/measured_runs.json (saved) --records--> simulator/report/data/measured_errors.json
 
 `python -m reproductions.measured_runs --save` writes both. Who predicts has no measured synchronous
-step to fit the rest of a colocated step to, so the errors are those without this fit. Rows whose
+step to fit its rest to, so the errors are those without this fit. Rows whose
 step something else was fitted to have no error and are left out.
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from reproductions.measured_runs.ablation import REST
+from reproductions.measured_runs.ablation import RESTS
 from reproductions.measured_runs.families import Family, Measured, MeasuredRuns, load
 from reproductions.report import results
 from simulator.catalogue.gpu import find_gpu
@@ -74,7 +74,9 @@ def _record(saved: Mapping[str, Any], family: Family, row: Measured) -> dict[str
         "kind": kind_of(config)._asdict(),
         "gpu": find_gpu(config.cluster.gpu).name,
         "fitted": [
-            fit.setting for fit in family.fits if fit.mode in ("", row.mode) and fit.setting != REST
+            fit.setting
+            for fit in family.fits
+            if fit.mode in ("", row.mode) and fit.setting not in RESTS
         ],
         "step": _log(predicted["predicted_s"] / saved["measured_s"]),
         "gain": None if gain is None else _log(gain / saved["measured_gain"]),

@@ -17,6 +17,8 @@ from typing import Final, TypeAlias
 from reproductions.measured_runs.families import MeasuredRuns
 from reproductions.measured_runs.predict import Predicted
 from simulator.config.load import load_simulation
+from simulator.config.schema import SimulationConfig
+from simulator.report.lags import Lag, lags_of
 from simulator.report.measured_errors import (
     DRAFTS,
     LARGEST,
@@ -121,7 +123,7 @@ def score(
         return ratios(baseline, one, lambda result: result.step_s)
 
     free = [one for one in predicted if not one.is_fitted]
-    steps = [_residual(one, one.run.step_s.mean / runs.step_s(one.family, one.row)) for one in free]
+    steps = _step_residuals(free, runs)
     gains = [
         _residual(one, _mean(gain_of(one)) / runs.gain(one.family, one.row))
         for one in free
@@ -196,8 +198,34 @@ def left_out_whole(
     return found
 
 
+def lags_with_error(
+    of: Predicted, predicted: Sequence[Predicted], runs: MeasuredRuns
+) -> dict[str, Lag] | None:
+    """Simulated lags of a row with the model's error on all other groups; None without an interval
+    (`simulator.report.lags`), or without another group."""
+    free = [one for one in predicted if not one.is_fitted]
+    known = [own for _, own in _step_residuals(free, runs) if own.group != of.family.group]
+    if not known:
+        return None
+    results = of.run.results
+    return lags_of(
+        _config(of),
+        [{name: pool.idle for name, pool in one.pools.items()} for one in results],
+        [one.staleness() for one in results],
+        known_error(_kind(of), known).error,
+    )
+
+
+def _config(one: Predicted) -> SimulationConfig:
+    return load_simulation(None, {**one.family.settings, **one.row.settings})
+
+
 def _kind(one: Predicted) -> Kind:
-    return kind_of(load_simulation(None, {**one.family.settings, **one.row.settings}))
+    return kind_of(_config(one))
+
+
+def _step_residuals(free: Sequence[Predicted], runs: MeasuredRuns) -> list[_Known]:
+    return [_residual(one, one.run.step_s.mean / runs.step_s(one.family, one.row)) for one in free]
 
 
 def _residual(one: Predicted, quotient: float) -> _Known:

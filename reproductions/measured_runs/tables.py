@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from reproductions.measured_runs.families import LAG, Family
+from reproductions.measured_runs.families import LAG, PREFETCHED, Family, MeasuredRuns
 from reproductions.measured_runs.predict import Predicted, measured_parts
-from reproductions.measured_runs.score import Number, Scored
+from reproductions.measured_runs.score import Number, Scored, lags_with_error
+from simulator.report.lags import lag_span
 from simulator.report.step_parts import PARTS_OF_A_STEP, seconds_of
 from simulator.stats.statistics import Prediction
 
@@ -23,9 +24,56 @@ def parts(predicted: Sequence[Predicted]) -> list[dict[str, Any]]:
     return [_parts(one) for one in predicted]
 
 
-def lags(predicted: Sequence[Predicted]) -> list[dict[str, Any]]:
+def lags(predicted: Sequence[Predicted], runs: MeasuredRuns) -> list[dict[str, Any]]:
     """Simulated lags of the rows that print a mean, in versions."""
-    return [_lags(one) for one in predicted if LAG in one.row.measured]
+    return [_lags(one) for one in printed_lags(predicted, runs, predicted)]
+
+
+class PrintedLag(NamedTuple):
+    """A printed mean lag with the simulated one, in versions, prefetched batches included."""
+
+    row: str
+    measured: float
+    simulated: Mapping[str, float]
+    """`SimulationResult.staleness`, means over the seeds; without prefetched batches."""
+    prefetched: float
+    span: tuple[float, float] | None
+    """From the low end of the mean of tokens to the high end of first tokens: pages do not say
+    which mean they print. None without an interval."""
+
+    @property
+    def predicted(self) -> float:
+        """Mean of first tokens."""
+        return self.simulated["head_mean"] + self.prefetched
+
+    @property
+    def error(self) -> float:
+        """Predicted - measured."""
+        return self.predicted - self.measured
+
+    @property
+    def covered(self) -> bool | None:
+        """Whether the interval contains the printed mean; None without an interval."""
+        return None if self.span is None else self.span[0] <= self.measured <= self.span[1]
+
+
+def printed_lags(
+    rows: Sequence[Predicted], runs: MeasuredRuns, predicted: Sequence[Predicted]
+) -> list[PrintedLag]:
+    """Those of `rows` that print a mean lag, with errors of `predicted`."""
+    found = []
+    for one in rows:
+        if (measured := one.row.measured.get(LAG)) is None:
+            continue
+        each = [result.staleness() for result in one.run.results]
+        simulated = {name: sum(own[name] for own in each) / len(each) for name in each[0]}
+        more, span = one.row.measured.get(PREFETCHED, 0.0), None
+        if (known := lags_with_error(one, predicted, runs)) is not None:
+            first = known["mean"].range
+            tokens = simulated["head_mean"] - simulated["token_mean"]
+            span = max(0.0, first.low - tokens) + more, first.high + more
+        found.append(PrintedLag(one.row.id, measured, simulated, more, span))
+    return found
 
 
 def reasons(predicted: Sequence[Predicted]) -> list[dict[str, Any]]:
@@ -84,19 +132,19 @@ def _parts(one: Predicted) -> dict[str, Any]:
     }
 
 
-def _lags(one: Predicted) -> dict[str, Any]:
-    told = [result.staleness() for result in one.run.results]
-    simulated = {name: sum(own[name] for own in told) / len(told) for name in told[0]}
-    measured = one.row.measured[LAG]
+def _lags(one: PrintedLag) -> dict[str, Any]:
+    simulated = one.simulated
     return {
-        "row": one.row.id,
-        "measured mean": _short(measured),
-        "predicted mean": _short(simulated["head_mean"]),
-        "error": f"{simulated['head_mean'] - measured:+.2f}",
+        "row": one.row,
+        "measured mean": _short(one.measured),
+        "predicted mean": _short(one.predicted),
+        "error": f"{one.error:+.2f}",
+        "90 % interval": "" if one.span is None else lag_span(*one.span),
+        "mean of tokens": _short(simulated["token_mean"] + one.prefetched),
         "before the queue": _short(simulated["before_queue_mean"]),
         "in the queue": _short(simulated["in_queue_mean"]),
-        "mean of tokens": _short(simulated["token_mean"]),
-        "95th percentile": _short(simulated["head_p95"]),
+        "prefetched": _short(one.prefetched),
+        "95th percentile": _short(simulated["head_p95"] + one.prefetched),
         "thrown away": f"{simulated['thrown_away']:.0%}",
     }
 

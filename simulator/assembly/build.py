@@ -232,9 +232,7 @@ def _system(
 ) -> System:
     cluster, workload, rollout = config.cluster, config.workload, config.rollout
     engines, training = costs.engines, costs.training
-    if not config.schedule.max_concurrent_prompts:
-        room = engines.most * engines.running // workload.samples_per_prompt
-        limits = replace(limits, max_in_flight=max(workload.prompts_per_batch, room))
+    limits = replace(limits, max_in_flight=engines.prompts_in_flight)
     if limits.ranks > 1:
         training = OwnBatches(training=training, ranks=limits.ranks)
     outside = part_outside(config.outside, config.batch_parts)

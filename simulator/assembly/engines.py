@@ -135,6 +135,15 @@ class Engines:
         return max(1, min(MOST_RUNNING, int(held / mean_tokens)))
 
     @property
+    def prompts_in_flight(self) -> int:
+        """Most prompts in flight: as configured, or what all engines run, at least a batch."""
+        workload = self.config.workload
+        if most := self.config.schedule.max_concurrent_prompts:
+            return most
+        room = self.most * self.running // workload.samples_per_prompt
+        return max(workload.prompts_per_batch, room)
+
+    @property
     def weight_bytes(self) -> float:
         """Weights of the model and its draft on one GPU."""
         weights = self.numbers.weight_bytes(self.model)

@@ -53,6 +53,7 @@ def show_plan(console: Console, plan: Plan) -> None:
     for title, options in (
         ("every cluster that was asked about, at its best", plan.clusters),
         ("every staleness bound on the recommended cluster, at its best", plan.etas),
+        ("shared and separate GPUs on the recommended cluster, each at its best", plan.kinds),
     ):
         if {one.outcome for one in options} - set(plan.front) and len(options) > 1:
             console.print()
@@ -227,6 +228,7 @@ def plan_report(plan: Plan) -> dict[str, Any]:
         "answer": "\n".join(recommendation_lines(plan)),
         "clusters": [_option(one, plan) for one in plan.clusters],
         "etas": [_option(one, plan) for one in plan.etas],
+        "kinds": [_option(one, plan) for one in plan.kinds],
         "workload": workload_line(plan.config),
         "asynchrony": [
             {
@@ -296,6 +298,7 @@ def _outcome(one: Outcome, plan: Plan) -> dict[str, Any]:
         "engine_share": one.engine_share,
         "trainer_share": one.trainer_share,
         "staleness": one.staleness,
+        "lag": {name: record_of(*lag) for name, lag in (one.lags or {}).items()} or None,
         "within_limits": one.meets(plan.config.limits),
         "model_error": step_record(one.known.step.kind, gpus_of(one.candidate.config), plan.errors),
     }
@@ -316,11 +319,16 @@ def _candidate(one: Outcome) -> dict[str, Any]:
         "cluster.placement": config.cluster.placement,
         "cluster.rollout_gpus": config.cluster.rollout_gpus,
         "cluster.rollout_gpu": config.cluster.rollout_gpu,
+        "cluster.hybrid_gpus": config.cluster.hybrid_gpus,
         "schedule.name": config.schedule.name,
         "schedule.eta": config.schedule.eta,
+        "schedule.require_batches": config.schedule.require_batches,
         "rollout.tensor_parallel": config.rollout.tensor_parallel,
         "trainer.tensor_parallel": config.trainer.tensor_parallel,
         "trainer.pipeline_parallel": config.trainer.pipeline_parallel,
+        "trainer.expert_parallel": config.trainer.expert_parallel,
+        "trainer.context_parallel": config.trainer.context_parallel,
+        "trainer.sequence_parallel": config.trainer.sequence_parallel,
         "trainer.micro_batch_tokens": config.trainer.micro_batch_tokens,
     }
     return {"settings": finite_json(told), "hardware": one.candidate.hardware}

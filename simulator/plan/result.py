@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
@@ -28,6 +28,7 @@ from simulator.costs.training import TrainingCost, training_cost
 from simulator.plan.schema import LimitsConfig, PlanConfig, PriceEntry
 from simulator.plan.space import Candidate, Space
 from simulator.plan.trial import Trial
+from simulator.report.lags import Lag, lags_of
 from simulator.report.measured_errors import Known, MeasuredErrors, kind_of, undecided
 from simulator.report.notes import GENERATING, TRAIN_BOUND, bottleneck
 from simulator.run.pools import MOVING_WEIGHTS
@@ -184,6 +185,13 @@ class Outcome:
             for name in self.trials[0].staleness
         }
 
+    @property
+    def lags(self) -> dict[str, Lag] | None:
+        """Mean and 95th percentile of the lag of first tokens with their 90 % intervals; None where
+        no closed form says what moves it."""
+        idle, staleness = ([getattr(one, n) for one in self.trials] for n in ("idle", "staleness"))
+        return lags_of(self.candidate.config, idle, staleness, self.known.step.error)
+
     def meets(self, limits: LimitsConfig) -> bool:
         """Return whether it is within deadline and budget; unknown money exceeds any budget."""
         dollars = self.rank("dollars")
@@ -289,10 +297,10 @@ class Sensitivity:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Option:
-    """One of the clusters, or of the staleness bounds on a cluster, that the plan asks about."""
+    """One of the clusters that the plan asks about, or of the staleness bounds or kinds on one."""
 
     name: str
-    """The GPUs in words, or the bound as `eta 4`."""
+    """The GPUs in words, the bound as `eta 4`, or a `Candidate.kind`."""
     outcome: Outcome | None
     """The best one that was simulated; None if all were excluded by their lower bounds."""
     seeds: int
@@ -343,13 +351,23 @@ class Plan:
     @property
     def etas(self) -> list[Option]:
         """One option per staleness bound on the recommended cluster; empty without one."""
-        if self.best is None:
-            return []
-        by_eta: dict[float, list[Candidate]] = {}
-        for one in self.space.possible:
-            if one.cluster == self.best.candidate.cluster:
-                by_eta.setdefault(one.eta, []).append(one)
-        return [self._option(f"eta {eta:g}", by_eta[eta]) for eta in sorted(by_eta)]
+        found = self._on_recommended(lambda one: one.eta)
+        return [self._option(f"eta {eta:g}", found[eta]) for eta in sorted(found)]
+
+    @property
+    def kinds(self) -> list[Option]:
+        """One option per way to share the GPUs of the recommended cluster between generation and
+        training, each with its best layout; empty without a recommendation."""
+        found = self._on_recommended(lambda one: one.kind)
+        return [self._option(name, of_kind) for name, of_kind in found.items()]
+
+    def _on_recommended(self, name: Callable[[Candidate], Named]) -> dict[Named, list[Candidate]]:
+        """Candidates on the recommended cluster by a name; empty without a recommendation."""
+        found: dict[Named, list[Candidate]] = {}
+        for one in self.space.possible if self.best else ():
+            if self.best and one.cluster == self.best.candidate.cluster:
+                found.setdefault(name(one), []).append(one)
+        return found
 
     def _option(self, name: str, candidates: Sequence[Candidate]) -> Option:
         numbers = {one.number for one in candidates}

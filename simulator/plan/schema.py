@@ -84,8 +84,20 @@ class CandidatesConfig(Record):
     """GPUs per engine."""
     trainer_tensor_parallel: list[Count] = Field(default_factory=list)
     """GPUs that share each matrix product in training."""
+    hybrid: list[bool] = Field(default_factory=list)
+    """True lets the GPUs that train generate, too, until the batch is complete, when disaggregated
+    (`cluster.hybrid_gpus`)."""
+    require_batches: list[Whole] = Field(default_factory=list)
+    """Minibatches that the trainer takes at once, when disaggregated
+    (`schedule.require_batches`); 0 waits for the whole batch."""
     trainer_pipeline_parallel: list[Count] = Field(default_factory=list)
     """Pipeline stages of the trainer."""
+    trainer_expert_parallel: list[Count] = Field(default_factory=list)
+    """GPUs that share the experts of a layer in training."""
+    trainer_context_parallel: list[Count] = Field(default_factory=list)
+    """GPUs that share the tokens of a micro-batch around a ring."""
+    trainer_sequence_parallel: list[Count] = Field(default_factory=list)
+    """GPUs that exchange tokens for heads (Ulysses)."""
     micro_batch_tokens: list[Count] = Field(default_factory=list)
     """Token budgets of a micro-batch."""
 

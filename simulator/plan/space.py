@@ -11,10 +11,13 @@ to change nothing.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Final
 
 from areal_lab.config.problem import Kind
+from areal_lab.config.record import value_of
 from areal_lab.control.schedule import FIXED_ETA
 from simulator.assembly.build import problems
 from simulator.assembly.simulate import nearest_split
@@ -64,7 +67,7 @@ class Candidate:
 
     @property
     def split(self) -> str:
-        """Who does what, as in `96 + 32, TP 1`; generation comes first."""
+        """Who does what, as in `96 + 32, TP 1 / TP 2 PP 2 EP 8`; generation comes first."""
         cluster, trainer = self.config.cluster, self.config.trainer
         place = "shared"
         if not cluster.colocated:
@@ -72,17 +75,34 @@ class Candidate:
             if cluster.hybrid_gpus:
                 place += f", {cluster.hybrid_gpus} hybrid"
         text = f"{place}, TP {self.config.rollout.tensor_parallel}"
-        if trainer.tensor_parallel > 1 or trainer.pipeline_parallel > 1:
-            text += f" / TP {trainer.tensor_parallel} PP {trainer.pipeline_parallel}"
+        more = {
+            "EP": trainer.expert_parallel,
+            "CP": trainer.context_parallel,
+            "SP": trainer.sequence_parallel,
+        }
+        others = "".join(f" {name} {size}" for name, size in more.items() if size > 1)
+        if trainer.tensor_parallel > 1 or trainer.pipeline_parallel > 1 or others:
+            text += f" / TP {trainer.tensor_parallel} PP {trainer.pipeline_parallel}{others}"
         return text
+
+    @property
+    def kind(self) -> str:
+        """How generation and training share GPUs: `shared`, `separate`, `separate, streamed`,
+        `hybrid`."""
+        cluster = self.config.cluster
+        if cluster.colocated:
+            return "shared"
+        kind = "hybrid" if cluster.hybrid_gpus else "separate"
+        return f"{kind}, streamed" if self.config.batch_parts > 1 else kind
 
     @property
     def schedule(self) -> str:
         """Schedule in words, as `asynchronous, eta 4`."""
         name = self.config.schedule.name.replace("_", " ")
-        if self.config.schedule.name in FIXED_ETA:
-            return name
-        return f"{name}, eta {self.eta:g}"
+        if self.config.schedule.name not in FIXED_ETA:
+            name += f", eta {self.eta:g}"
+        parts = self.config.batch_parts
+        return f"{name}, in {parts} parts" if parts > 1 else name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,23 +168,35 @@ def _gpus(number: int) -> str:
     return "1 GPU" if number == 1 else f"{number} GPUs"
 
 
+_LISTS: Final = {
+    "rollout_gpu": "cluster.rollout_gpu",
+    "placement": "cluster.placement",
+    "schedule": "schedule.name",
+    "eta": "schedule.eta",
+    "require_batches": "schedule.require_batches",
+    "rollout_tensor_parallel": "rollout.tensor_parallel",
+    "trainer_tensor_parallel": "trainer.tensor_parallel",
+    "trainer_pipeline_parallel": "trainer.pipeline_parallel",
+    "trainer_expert_parallel": "trainer.expert_parallel",
+    "trainer_context_parallel": "trainer.context_parallel",
+    "trainer_sequence_parallel": "trainer.sequence_parallel",
+    "micro_batch_tokens": "trainer.micro_batch_tokens",
+}
+"""Lists whose values are those of one setting."""
+
+
 def _combinations(plan: PlanConfig) -> Iterator[SimulationConfig | Refusal]:
     base, lists = plan.base, plan.candidates
-    share = base.cluster.rollout_gpus / base.cluster.gpus
+    shares = lists.rollout_share or [base.cluster.rollout_gpus / base.cluster.gpus]
+    hybrids: Sequence[bool | None] = lists.hybrid or [None]
+    values = [getattr(lists, name) or [value_of(base, of)] for name, of in _LISTS.items()]
     for gpu in lists.gpu or [base.cluster.gpu]:
-        for choice in itertools.product(
-            _counts(plan, gpu),
-            [_spelled(name) for name in lists.rollout_gpu or [base.cluster.rollout_gpu]],
-            lists.placement or [base.cluster.placement],
-            lists.schedule or [base.schedule.name],
-            lists.eta or [base.schedule.eta],
-            lists.rollout_tensor_parallel or [base.rollout.tensor_parallel],
-            lists.trainer_tensor_parallel or [base.trainer.tensor_parallel],
-            lists.trainer_pipeline_parallel or [base.trainer.pipeline_parallel],
-            lists.micro_batch_tokens or [base.trainer.micro_batch_tokens],
-            lists.rollout_share or [share],
+        for gpus, *choice, hybrid, share in itertools.product(
+            _counts(plan, gpu), *values, hybrids, shares
         ):
-            yield _combine(base, _spelled(gpu), *choice)
+            settings = dict(zip(_LISTS.values(), choice, strict=True))
+            settings |= {"cluster.gpu": _spelled(gpu), "cluster.gpus": gpus}
+            yield _combine(base, settings, hybrid, share)
 
 
 def _spelled(gpu: str) -> str:
@@ -172,50 +204,46 @@ def _spelled(gpu: str) -> str:
     return gpu if gpu.endswith(OWN_FILES) or not gpu else find_gpu(gpu).name
 
 
-def _combine(  # noqa: PLR0917 - what itertools.product yields, in its order
-    base: SimulationConfig,
-    gpu: str,
-    gpus: int,
-    rollout_gpu: str,
-    placement: str,
-    schedule: str,
-    eta: float,
-    engine: int,
-    trainer_tensor: int,
-    trainer_pipeline: int,
-    micro_batch_tokens: int,
-    share: float,
+def _combine(
+    base: SimulationConfig, settings: dict[str, Any], hybrid: bool | None, share: float
 ) -> SimulationConfig | Refusal:
-    rollout_gpus = gpus
-    if placement != "colocated":
-        split = nearest_split(gpus, share, engine, trainer_tensor * trainer_pipeline)
+    """A combination.
+
+    Args:
+        hybrid: whether GPUs that train generate, too; None keeps the number of `base`.
+        share: of the GPUs, which only generate.
+    """
+    gpus, rollout_gpu = settings["cluster.gpus"], _spelled(settings["cluster.rollout_gpu"])
+    settings["cluster.rollout_gpu"] = "" if rollout_gpu == settings["cluster.gpu"] else rollout_gpu
+    settings["cluster.rollout_gpus"] = gpus
+    if settings["cluster.placement"] == "colocated":
+        # What separate trainers have.
+        settings |= {"schedule.require_batches": 0, "cluster.hybrid_gpus": 0}
+    else:
+        engine = settings["rollout.tensor_parallel"]
+        sizes = {name: settings[f"trainer.{name}_parallel"] for name in (*_OF_A_RANK, "expert")}
+        experts = sizes["pipeline"] * sizes.pop("expert")  # divide the GPUs of a stage
+        trainer = math.lcm(math.prod(sizes.values()), experts)
+        split = nearest_split(gpus, share, engine, trainer)
         if split is None:
             return Refusal(
                 kind=Kind.DIVISIBILITY,
                 why=(
                     f"{_gpus(gpus)} cannot be split into engines of {engine} and a trainer of "
-                    f"{trainer_tensor * trainer_pipeline} (tensor x pipeline parallel) GPUs or "
-                    "multiples; take more GPUs or less parallelism"
+                    f"{trainer} (tensor x pipeline parallel, and more) GPUs or multiples; "
+                    "take more GPUs or less parallelism"
                 ),
             )
-        rollout_gpus = split
-    if schedule == "asynchronous" and eta == 0:
-        schedule = "synchronous"
-    return base.with_settings(
-        {
-            "cluster.gpu": gpu,
-            "cluster.gpus": gpus,
-            "cluster.placement": placement,
-            "cluster.rollout_gpus": rollout_gpus,
-            "cluster.rollout_gpu": "" if rollout_gpu == gpu else rollout_gpu,
-            "schedule.name": schedule,
-            "schedule.eta": eta,
-            "rollout.tensor_parallel": engine,
-            "trainer.tensor_parallel": trainer_tensor,
-            "trainer.pipeline_parallel": trainer_pipeline,
-            "trainer.micro_batch_tokens": micro_batch_tokens,
-        }
-    )
+        settings["cluster.rollout_gpus"] = gpus if hybrid else split
+        if hybrid is not None:
+            settings["cluster.hybrid_gpus"] = gpus - split if hybrid else 0
+    if settings["schedule.name"] == "asynchronous" and settings["schedule.eta"] == 0:
+        settings["schedule.name"] = "synchronous"
+    return base.with_settings(settings)
+
+
+_OF_A_RANK: Final = ("tensor", "pipeline", "context", "sequence")
+"""Parallelism whose product is the GPUs of a data-parallel rank."""
 
 
 def _counts(plan: PlanConfig, gpu: str) -> Sequence[int]:
@@ -233,8 +261,10 @@ def _key(config: SimulationConfig) -> tuple[object, ...]:
     cluster, trainer, schedule = config.cluster, config.trainer, config.schedule
     return (
         *(cluster.gpu, cluster.rollout_gpu, cluster.gpus, cluster.placement, cluster.rollout_gpus),
-        *(schedule.name, schedule.versions_ahead, config.rollout.tensor_parallel),
-        *(trainer.tensor_parallel, trainer.pipeline_parallel, trainer.micro_batch_tokens),
+        *(cluster.hybrid_gpus, schedule.name, schedule.versions_ahead, schedule.require_batches),
+        *(config.rollout.tensor_parallel, trainer.micro_batch_tokens),
+        *(trainer.tensor_parallel, trainer.pipeline_parallel, trainer.expert_parallel),
+        *(trainer.context_parallel, trainer.sequence_parallel),
     )
 
 
@@ -290,6 +320,9 @@ def _training_side(one: Candidate) -> Mapping[str, object]:
         "number of GPUs that train": cluster.training_gpus,
         "trainer.tensor_parallel": trainer.tensor_parallel,
         "trainer.pipeline_parallel": trainer.pipeline_parallel,
+        "trainer.expert_parallel": trainer.expert_parallel,
+        "trainer.context_parallel": trainer.context_parallel,
+        "trainer.sequence_parallel": trainer.sequence_parallel,
         "trainer.micro_batch_tokens": trainer.micro_batch_tokens,
     }
 

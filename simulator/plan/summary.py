@@ -27,6 +27,7 @@ from simulator.plan.result import (
 from simulator.plan.schema import PlanConfig
 from simulator.plan.sensitivity import at_end, measure
 from simulator.plan.space import Candidate, Refusal
+from simulator.report.lags import NUMBERS, lag_span
 from simulator.report.measured_errors import (
     PERCENT,
     gpus_of,
@@ -246,6 +247,9 @@ def staleness_line(one: Outcome) -> str:
         f"{number(told['head_p95'])} at the 95th percentile ({number(told['before_queue_p95'])}, "
         f"{number(told['in_queue_p95'])})"
     )
+    if lags := one.lags:
+        mean, p95 = (lag_span(lags[name].range.low, lags[name].range.high) for name in NUMBERS)
+        line += f"; {PERCENT} interval {mean}, of the percentile {p95}"
     thrown = told["thrown_away"]
     return f"{line}; {thrown:.0%} of the generated tokens are thrown away" if thrown else line
 

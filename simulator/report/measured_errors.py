@@ -52,9 +52,18 @@ STATES: Final = "layers with windows or states"
 DRAFTS: Final = "drafted tokens"
 EAGER: Final = "decoding without CUDA graphs"
 LARGEST: Final = "weights of more than 300 GB"
+BROADCASTS: Final = "broadcasts of a mixture's weights"
 AGENTS: Final = "agents of several turns"
 PARTS: Final[Mapping[str, float]] = MappingProxyType(
-    {OTHER_GPUS: 0.3, STATES: 0.3, DRAFTS: 0.4, EAGER: 0.4, LARGEST: 0.4, AGENTS: 0.5}
+    {
+        OTHER_GPUS: 0.3,
+        STATES: 0.3,
+        DRAFTS: 0.4,
+        EAGER: 0.4,
+        LARGEST: 0.4,
+        BROADCASTS: 0.35,
+        AGENTS: 0.5,
+    }
 )
 """Parts of a run whose error the other runs do not know, each with the error that its terms of the
 cost model state: ln(seconds), until `LEAST_GROUPS` groups with it were measured.
@@ -64,6 +73,7 @@ states       kernels that were not summed for the fits (`DecodeCost.error`)
 drafts       between a chain and a tree (`speculation.CHAIN_ERROR`, `TREE_ERROR`)
 eager        launches of a layer (`measured_engine.EAGER_ERROR`)
 weights      broadcasts of mixtures, each row left out (`SyncSpeed.error`)
+broadcasts   the same, of smaller ones: up to 0.9 of a step are such broadcasts
 agents       between equal and geometric numbers of calls, 0.48, and between contexts kept in the
              cache or not, 0.14: root mean squares of twelve simulated pairs
              (docs/log.md, 2026-11-29)
@@ -264,12 +274,16 @@ class MeasuredErrors:
 def kind_of(config: SimulationConfig) -> Kind:
     """The kind of a simulated run."""
     workload, rollout, model = config.workload, config.rollout, find_model(config.model)
+    large = model.weight_bytes() > _LARGEST_BYTES
+    broadcasts = config.cluster.sends_weights and config.weights.backend == "nccl"
+    given = config.weights.update_s is not None or config.weights.load_s is not None
     has = {
         OTHER_GPUS: any(name not in HOPPER for name in gpus_of(config)),
         STATES: model.linear is not None or model.window is not None,
         DRAFTS: rollout.speculative_tokens > 0,
         EAGER: not rollout.cuda_graphs,
-        LARGEST: model.weight_bytes() > _LARGEST_BYTES,
+        LARGEST: large,
+        BROADCASTS: bool(model.experts) and broadcasts and not given and not large,
         AGENTS: workload.turns > 1 or workload.turns_most > 1,
     }
     return Kind(

@@ -33,6 +33,7 @@ from areal_lab.runlog.records import (
     engine_process,
 )
 from simulator.costs.training_timing import BUBBLE, SLOWEST_RANK
+from simulator.report.lags import lag_span
 from simulator.report.measured_errors import PERCENT
 from simulator.report.notes import lag_note, limit_note, mean_of, setting_lines
 from simulator.stats.format import duration, duration_span, number, quantity, shown_name, span
@@ -181,6 +182,8 @@ def _lag_table(told: Mapping[str, Any]) -> Table:
         ("max (versions)", "max"),
     ):
         table.add_row(title, *(quantity(kind[which]) for kind in lags))
+        if "seeds_low" in (first := told["lag"]["head"][which]):
+            table.add_row(f"  {PERCENT} interval", "", lag_span(first["low"], first["high"]), "")
         if which != "max":
             for name, part in (("before the queue", "before_queue"), ("in the queue", "in_queue")):
                 table.add_row(f"  {name}", "", quantity(told["lag"][part][which]), "")

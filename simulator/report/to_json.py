@@ -8,7 +8,8 @@ null for a single seed. Shares are of a pool's time.
 
 Step time, throughput, GPU-hours, dollars and their ratios were compared with measured runs: their
 `low` and `high` contain the model's error, too (90 %, `simulator.report.measured_errors`), and the
-interval over the seeds is `seeds_low`, `seeds_high`.
+interval over the seeds is `seeds_low`, `seeds_high`. So do mean and 95th percentile of the lag of
+first tokens, where `simulator.report.lags` has an interval.
 
 Provenance of a simulation's inputs, with their errors, and warnings.
 
@@ -42,6 +43,7 @@ from simulator.costs.trainers import SPEEDS, measured_on, trainer_error
 from simulator.costs.training_layout import unchecked_memory
 from simulator.costs.training_timing import outside_from
 from simulator.costs.weight_sync import weight_update
+from simulator.report.lags import lags_of
 from simulator.report.measured_errors import (
     MeasuredErrors,
     change_of,
@@ -50,6 +52,7 @@ from simulator.report.measured_errors import (
     kind_of,
     measured_errors,
     number_record,
+    record_of,
     step_record,
     undecided,
 )
@@ -337,6 +340,7 @@ def report(
     errors = errors or measured_errors()
     told = _known_bounds(results.to_json())
     known = errors.step(kind_of(config))
+    told["lag"]["head"].update(_lags(results.results, config, known.error))
     return {
         **told,
         **_headline(results.results, known.error),
@@ -409,6 +413,14 @@ def _costs(results: Sequence[SimulationResult], error: ModelError) -> dict[str, 
                 for price, of in _PRICES
             }
     return found
+
+
+def _lags(
+    results: Sequence[SimulationResult], config: SimulationConfig, error: ModelError
+) -> dict[str, Any]:
+    idle = [{name: pool.idle for name, pool in one.pools.items()} for one in results]
+    found = lags_of(config, idle, [one.staleness() for one in results], error)
+    return {name: record_of(*lag) for name, lag in (found or {}).items()}
 
 
 def _known_bounds(value: Any) -> Any:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from areal_lab.capacity import MeanStaleness, mean_staleness_bounded
 from areal_lab.config.problem import refusal
 from areal_lab.control.coordinator import TOO_FEW_GROUPS
+from areal_lab.control.limits import Limits
 from areal_lab.control.schedule import OnNewWeights
 from areal_lab.runlog.activity import (
     LOST,
@@ -138,14 +139,10 @@ def _closed_form(
     form is not made for, or that have not come to rest: a full queue takes some steps to fill.
     """
     limits, window = system.limits, slice(system.workload.warmup_steps, None)
-    schedule, eta = limits.schedule, limits.schedule.eta
-    interrupts = schedule.on_new_weights is OnNewWeights.INTERRUPT and not schedule.carry_over
-    changes = bool(system.requests) or system.scaling is not None or limits.sampling is not None
-    devices = limits.hybrid_engines or limits.batch_parts > 1 or limits.ranks > 1
-    if not interrupts or changes or devices or limits.order.drops_late or eta % 1:
+    changes = bool(system.requests) or system.scaling is not None
+    if "training" not in pools or not in_closed_form(limits, changes=changes):
         return None
-    if "training" not in pools:
-        return None
+    eta = limits.schedule.eta
     busy = 1 - pools["training"].idle.get(WAIT_BATCH, 0.0)
     in_flight = float(columns["in_flight"][window].mean())
     slow = busy >= 1 - _ALWAYS_BUSY  # the trainer
@@ -157,6 +154,19 @@ def _closed_form(
         eta=eta,
         rate_ratio=1.0 if slow else busy,
     )
+
+
+def in_closed_form(limits: Limits, *, changes: bool) -> bool:
+    """Return whether `mean_staleness_bounded` is made for systems with these limits.
+
+    Args:
+        changes: people or rules change the run while it continues.
+    """
+    schedule = limits.schedule
+    interrupts = schedule.on_new_weights is OnNewWeights.INTERRUPT and not schedule.carry_over
+    devices = limits.hybrid_engines or limits.batch_parts > 1 or limits.ranks > 1
+    others = changes or limits.sampling is not None or limits.order.drops_late
+    return not (not interrupts or others or devices or schedule.eta % 1)
 
 
 @contextmanager

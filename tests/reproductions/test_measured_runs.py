@@ -19,8 +19,15 @@ from reproductions.measured_runs.chart import draw
 from reproductions.measured_runs.families import Bars, Family, Fit, Measured, MeasuredRuns, load
 from reproductions.measured_runs.predict import Context, Sizes, configured, predict
 from reproductions.measured_runs.residuals import records, saved_records, to_text
-from reproductions.measured_runs.score import Number, score, summary
-from reproductions.measured_runs.tables import families, lags, numbers, parts, reasons
+from reproductions.measured_runs.score import Number, lags_with_error, score, summary
+from reproductions.measured_runs.tables import (
+    families,
+    lags,
+    numbers,
+    parts,
+    printed_lags,
+    reasons,
+)
 from reproductions.report.harness import expected
 from simulator.assembly.build import problems
 from simulator.assembly.simulate import replicate
@@ -301,15 +308,36 @@ def test_a_printed_lag_and_wait_stand_beside_the_simulated_ones() -> None:
     row = planted.rows[1]
     measured = dict(row.measured) | {"wait_s": 1e6, "mean_lag": 7.0}
     other = replace(planted, rows=[planted.rows[0], replace(row, measured=measured)])
-    predicted = predict(other, runs_of(other), SIZES)
-    (told,) = lags(predicted)
+    runs = runs_of(other)
+    predicted = predict(other, runs, SIZES)
+    (told,) = lags(predicted, runs)
     own = [result.staleness() for result in predicted[1].run.results]
     mean = sum(one["head_mean"] for one in own) / len(own)
     assert (told["row"], told["error"]) == (row.id, f"{mean - 7:+.2f}")
-    wait, lag = unscored(predicted)
+    wait, lag = unscored(predicted, runs)
     assert "1 rows of 1 group: 100% off in the median, 1 too short" in wait
     assert f"{7 - mean:.2f} versions off in the median, 1 too low" in lag
-    assert unscored([predicted[0]]) == lags([predicted[0]]) == []
+    assert "0 of 0 are within" in lag  # no other group tells an error
+    assert unscored(predicted[:1], runs) == lags(predicted[:1], runs) == []
+
+
+def test_prefetched_batches_and_other_means_count_in_a_printed_lag() -> None:
+    """Asynchronous with eta 1: between the mean of tokens and a version more than first tokens."""
+    planted = family("a")
+    first, row = planted.rows
+    measured = {**row.measured, "mean_lag": 2.0, "prefetched_batches": 1.0}
+    runs = runs_of(replace(planted, rows=[first, replace(row, measured=measured)]), family("b"))
+    predicted = [each for one in runs.families for each in predict(one, runs, SIZES)]
+    (found,) = printed_lags(predicted, runs, predicted)
+    assert found.predicted == found.simulated["head_mean"] + 1
+    known = lags_with_error(predicted[1], predicted, runs)
+    assert known is not None
+    assert found.span is not None
+    low, high = found.span
+    assert high == known["mean"].range.high + 1
+    tokens = found.simulated["head_mean"] - found.simulated["token_mean"]
+    assert low == pytest.approx(known["mean"].range.low - tokens + 1)
+    assert found.covered is (low <= 2 <= high)
 
 
 def test_a_term_is_switched_off_where_there_is_one() -> None:
@@ -327,7 +355,7 @@ def test_ablation_scores_every_term_and_predicts_again_only_what_changes() -> No
     predicted = [row for one in runs.families for row in predict(one, runs, SIZES)]
     records = ablation(predicted, without_rest(predicted, runs, SIZES), runs, SIZES)
     assert records[0]["terms"] == "everything"
-    assert len(records) == len(TERMS) + 4
+    assert len(records) == len(TERMS) + 5
     colocation = next(one for one in records if "seconds of colocation" in one["terms"])
     assert all(one["largest"] == records[0]["largest"] for one in records if one is not colocation)
 

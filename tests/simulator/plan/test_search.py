@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 from io import StringIO
@@ -1007,6 +1008,8 @@ def test_the_report_is_plain_json() -> None:
         parts = lag["before_queue_mean"] + lag["in_queue_mean"]
         assert lag["head_mean"] == pytest.approx(parts)
         assert lag["head_p95"] >= max(lag["before_queue_p95"], lag["in_queue_p95"])
+        for name, known in one["lag"].items():
+            assert known["low"] <= known["mean"] == lag[f"head_{name}"] <= known["high"]
 
 
 def test_the_lag_of_the_recommendation_is_in_words() -> None:
@@ -1022,6 +1025,7 @@ def test_the_lag_of_the_recommendation_is_in_words() -> None:
         thrown = best.staleness["thrown_away"] > 0
         assert thrown is (policy == "drop")
         assert ("are thrown away" in lines) is thrown
+        assert ("90 % interval" in lines and ", of the percentile" in lines) is not thrown
     (synchronous,) = solved("candidates.eta=[0]", "candidates.gpus=[4]").front[:1]
     assert synchronous.staleness["head_mean"] == synchronous.staleness["head_p95"] == 0
 
@@ -1057,3 +1061,75 @@ def test_candidates_excluded_by_their_lower_bound_are_not_the_best() -> None:
 @pytest.mark.parametrize(("gain", "pays"), [(0.9, False), (1.01, False), (1.05, True)])
 def test_asynchrony_pays_from_two_percent(gain: float, *, pays: bool) -> None:
     assert compared(gain, gain).pays is pays
+
+
+# --- shared and separate GPUs, each with a layout of its own ------------------------------------
+
+
+def test_each_way_to_share_gpus_has_its_own_combinations() -> None:
+    """What only separate trainers have is merged for shared GPUs, not multiplied."""
+    space = expand(
+        small_plan(
+            "candidates.gpus=[4]",
+            "candidates.rollout_share=[0.5]",
+            "candidates.eta=[0, 1]",
+            "candidates.placement=[disaggregated, colocated]",
+            "candidates.hybrid=[false, true]",
+            "candidates.require_batches=[0, 1]",
+            "base.workload.minibatches=2",
+        )
+    )
+    kinds = Counter(one.kind for one in space.possible)
+    assert kinds["shared"] == 1  # synchronous
+    assert kinds["separate"] == kinds["separate, streamed"] == 2
+    for one in space.possible:
+        cluster, schedule = one.config.cluster, one.config.schedule
+        assert (one.kind == "shared") is cluster.colocated
+        if one.kind == "hybrid":
+            assert (cluster.rollout_gpus, cluster.hybrid_gpus) == (4, 2)
+        assert (schedule.require_batches > 0) is (one.kind == "separate, streamed")
+        assert ("in 2 parts" in one.schedule) is (one.kind == "separate, streamed")
+    assert kinds["hybrid"] > 0
+
+
+def test_a_split_can_be_divided_by_all_the_parallelism_of_its_trainer() -> None:
+    found = expand(
+        small_plan(
+            "base.model=Qwen3-30B-A3B",
+            "candidates.gpus=[64]",
+            "candidates.rollout_share=[0.4]",
+            "candidates.eta=[1]",
+            "candidates.trainer_pipeline_parallel=[1, 2]",
+            "candidates.trainer_expert_parallel=[8, 16]",
+            "candidates.trainer_sequence_parallel=[1, 4]",
+            "candidates.trainer_context_parallel=[1, 2]",
+        )
+    ).possible
+    layouts = {one.split for one in found}
+    assert {"TP 1 PP 2 EP 16 CP 2 SP 4" in layout for layout in layouts} == {True, False}
+    for one in found:
+        trainer, gpus = one.config.trainer, one.config.cluster.training_gpus
+        rank = trainer.pipeline_parallel * trainer.context_parallel * trainer.sequence_parallel
+        assert gpus % rank == 0
+        assert gpus % (trainer.pipeline_parallel * trainer.expert_parallel) == 0
+    assert len(layouts) == len(found)
+
+
+def test_every_kind_is_shown_with_its_best_layout() -> None:
+    found = solved(
+        "candidates.gpus=[4]",
+        "candidates.rollout_share=[0.5]",
+        "candidates.eta=[0, 1]",
+        "candidates.placement=[disaggregated, colocated]",
+        "candidates.require_batches=[0, 1]",
+        "base.workload.minibatches=2",
+        "search.sensitivity=0",
+    )
+    assert found.best is not None
+    assert [one.name for one in found.kinds] == ["separate", "separate, streamed", "shared"]
+    for one in found.kinds:
+        if one.outcome is not None:
+            assert one.outcome.candidate.kind == one.name
+    shown = {one.name for one in found.kinds if one.outcome is found.best}
+    assert shown == {found.best.candidate.kind}
+    assert [one["name"] for one in plan_report(found)["kinds"]] == [one.name for one in found.kinds]

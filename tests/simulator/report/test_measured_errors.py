@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from simulator.config.load import load_simulation
 from simulator.report.measured_errors import (
     AGENTS,
+    BROADCASTS,
     DRAFTS,
     EAGER,
     LARGEST,
@@ -35,6 +36,7 @@ from tests.simulator.report.known_errors import DENSE, errors_of, row
 
 COLOCATED = DENSE._replace(colocated=True)
 MIXTURE = DENSE._replace(mixture=True)
+BROADCAST = ("weights.backend=nccl", "weights.update_s=null", "weights.load_s=null")
 AGENT = DENSE._replace(parts=(AGENTS,))
 FITTED = ("trainer.mfu",)
 
@@ -76,6 +78,17 @@ ROWS = st.lists(
             ["H100"],
         ),
         (["model=Qwen3-235B-A22B"], MIXTURE._replace(parts=(LARGEST,)), ["H100"]),
+        (
+            ["model=Qwen3-235B-A22B", *BROADCAST],
+            MIXTURE._replace(parts=(LARGEST,)),
+            ["H100"],
+        ),
+        (
+            ["model=Qwen3-30B-A3B", *BROADCAST],
+            MIXTURE._replace(parts=(BROADCASTS,)),
+            ["H100"],
+        ),
+        (["model=Qwen3-30B-A3B", *BROADCAST, "weights.load_s=3"], MIXTURE, ["H100"]),
         (["workload.turns_most=4"], AGENT, ["H100"]),
     ],
 )

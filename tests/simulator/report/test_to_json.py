@@ -100,9 +100,20 @@ def numbers(value: Any) -> list[float]:
 
 def test_every_number_of_a_lag_has_its_interval() -> None:
     for found in (told()["lag"], told("eta=4")["lag"]):
-        assert len(numbers(found)) == 3 * len(intervals(found))
+        assert len(numbers(found)) == sum(map(len, intervals(found)))
         for kind in found.values():
             assert sum(one["mean"] for one in kind["histogram"].values()) == pytest.approx(1)
+
+
+def test_the_lag_of_first_tokens_has_the_interval_of_the_balance() -> None:
+    for name in ("mean", "p95"):
+        one = told("eta=4")["lag"]["head"][name]
+        assert one["low"] < one["seeds_low"] <= one["mean"] <= one["seeds_high"] <= one["high"]
+        assert "seeds_low" not in told("eta=4")["lag"]["tail"][name]
+    without = ("eta=4", "schedule.interruptible=false")
+    assert "seeds_low" not in told(*without)["lag"]["head"]["mean"]
+    shown = [printed(*overrides).count("90 % interval") for overrides in (("eta=4",), without)]
+    assert shown[0] == shown[1] + 2
 
 
 def test_the_shares_of_a_pool_sum_to_1() -> None:
@@ -126,7 +137,7 @@ def test_a_single_seed_has_no_interval_and_says_so() -> None:
     for one in intervals(found):
         if "seeds_low" in one:  # the model's error is known, with any number of seeds
             assert one["seeds_low"] is one["seeds_high"] is None
-            assert one["low"] < one["mean"] < one["high"]
+            assert one["low"] <= one["mean"] <= one["high"]
         else:
             assert one["low"] is one["high"] is None
     assert found["warnings"][-1].startswith("1 seed: no confidence intervals")
