@@ -169,6 +169,13 @@ def _config_of(name: str, arguments: Sequence[str]) -> TrainConfig:
     from areal_lab.resolve.unread import ENVIRONMENT
 
     configs, changes = split_arguments(arguments)
+    for change in changes:
+        setting, _, value = change.partition("=")
+        if setting.strip() in ("environment", "environment.name") and value.strip() != name:
+            raise ValueError(
+                f"the first argument names the environment {name}, but {change} another one; "
+                f"leave {change} out, or give {value.strip()} as the first argument"
+            )
     # The config may be that of a run; only the settings given in addition have to be used.
     config = load_config(configs or [_CONFIG], changes, files_are_given=False)
     for note in ENVIRONMENT.check(config):

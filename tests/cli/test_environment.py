@@ -211,6 +211,7 @@ def test_an_episode_that_fails_is_told_and_counts_as_a_failure() -> None:
         (("own", "environment.python=/none"), "environment.python is '/none', but must be"),
         (("own",), "environment.python is '', but must be the Python"),
         (("own", f"environment.python={sys.executable}"), "verifiers 0.1.10 is of another gen"),
+        (("own", "environment=other"), "names the environment own, but environment=other another"),
         (("own", "tiny"), "dataset.type is 'arithmetic', but must be environment"),
         (("own", "actor.path=x"), "no effect on areal-lab environment; use --model"),
         ((*OWN, "environment.args={fault: raises, at: list}"), "environment: of the environment"),
