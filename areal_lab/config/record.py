@@ -120,7 +120,7 @@ FolderPath = Annotated[
 _UNITS = {"_s": "seconds", "_h": "hours", "_tokens": "tokens", "_dollars": "dollars"}
 """Units by the suffix of a name."""
 _NOUNS = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
-_PLURALS = {int: "integers", float: "numbers", str: "strings"}
+_PLURALS = {int: "integers", float: "numbers", str: "strings", bool: "true or false"}
 _FINITE = {"a number": "a finite number", "numbers": "finite numbers"}
 _SIGNS = {Ge: ">=", Gt: ">", Le: "<=", Lt: "<"}
 _MOST_INTEGER = 2**63 - 1
