@@ -47,8 +47,8 @@ WHY: Final = (
     "`where_staleness_hurts` (addition, other seeds), not from these runs.",
     "The schedule starts at eta 0 and raises eta in small steps; a run of 40 steps is short for "
     "it. Longer runs and other bounds were not run.",
-    "The best eta of a cell is chosen in hindsight by the same runs that it is judged by, so it is "
-    "a little lucky.",
+    "The best eta of a cell is chosen in hindsight by the runs that are compared, so it is a "
+    "little lucky.",
     "Each control has one strength, chosen beforehand and not tuned. Several were coded from "
     "retellings of their papers (docs/functional/staleness.md).",
 )
@@ -124,7 +124,7 @@ _QUICK: Final = (
 
 
 def _of_steps(folder: Path) -> dict[str, Any]:
-    """Drift of every step, 0 where a batch without a gradient has none; what was truncated."""
+    """Drift of every step, 0 for a batch without a gradient, and what was truncated."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     settled = lines[len(lines) // 2 :]
     return {

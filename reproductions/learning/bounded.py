@@ -68,7 +68,7 @@ class Measured:
     task: str
     run: Run
     drift: Sequence[float]
-    """Of every step; 0 where a batch without a gradient has none."""
+    """Of every step; 0 for a batch without a gradient."""
     truncated: float
     """Share of the responses over the last half of the steps."""
 

@@ -12,7 +12,7 @@ os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # otherwise it is downloade
 given = json.load(sys.stdin)
 sys.path.extend(given["libraries"])  # pydantic and others are not installed twice
 
-import litellm  # noqa: E402
+import litellm  # noqa: E402 - the path is set first
 
 
 def completion(*, stream: bool) -> Any:

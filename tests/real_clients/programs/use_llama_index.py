@@ -8,7 +8,7 @@ import sys
 given = json.load(sys.stdin)
 sys.path.extend(given["libraries"])  # numpy and others are not installed twice
 
-from llama_index.llms.openai_like import OpenAILike  # noqa: E402
+from llama_index.llms.openai_like import OpenAILike  # noqa: E402 - the path is set first
 
 model = OpenAILike(
     model="any",

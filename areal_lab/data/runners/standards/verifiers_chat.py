@@ -1,4 +1,4 @@
-"""The harness `null` of verifiers 0.4 in the process of the runner, as a harness of its own.
+"""The harness `null` of verifiers 0.4 in the process of the runner.
 
     Chat.launch -> run_chat_loop of verifiers -> interception server -> gateway
                                               -> tool servers, over MCP
@@ -36,17 +36,17 @@ def _loaded() -> ModuleType:
 _PROGRAM = _loaded()
 
 
-class Chat(NullHarness):  # type: ignore[misc]
+class Chat(NullHarness):  # type: ignore[misc] # verifiers is not installed here
     """A chat with tools."""
 
     async def setup(self, runtime: Any) -> None:
         """Nothing to install."""
 
-    async def launch(  # noqa: D102, PLR0917 - of the base class
+    async def launch(  # noqa: D102, PLR0917 - as in the base class
         self,
         ctx: Any,
-        trace: Any,  # noqa: ARG002 - of the base class
-        runtime: Any,  # noqa: ARG002 - of the base class
+        trace: Any,  # noqa: ARG002 - as in the base class
+        runtime: Any,  # noqa: ARG002 - as in the base class
         endpoint: str,
         secret: str,
         mcp_urls: dict[str, str],
