@@ -1,6 +1,7 @@
 """Live responses: the simulated engines generate what a real model does, token by token.
 
-    StartGroup ... --begin--> generate under the engines' version; n tokens are k n simulated ones
+    StartGroup ... --begin--> generate under the engines' version; n tokens are k n simulated ones,
+                              and in the same batch the groups that this version is likely to begin
     Interrupt, Resume --go_on--> keep what was generated, the rest comes from the new version
     Train --learn--> one real step; its weights wait until the engines hold them
 
@@ -22,6 +23,9 @@ from cosim.sampler import Row
 from cosim.steps import Steps
 from simulator.run.responses import Draws, GroupDraws, Scores
 from simulator.run.system import System
+
+_PARTS: Final = 4
+"""Parts of a batch in which more groups than a batch are generated ahead."""
 
 
 class Live:
@@ -48,13 +52,48 @@ class Live:
         self._rows: dict[GroupId, list[Row]] = {}
         self._under: dict[GroupId, Version] = {}
         """Version that generated the last tokens of a group."""
+        self._ahead: dict[GroupId, list[Row]] = {}
+        """Groups that the newest version has generated, and that have not begun."""
+        self._ahead_version: Version = -1
+        self._begun = 0
+        """Groups that have begun under the newest version."""
+        self._next: GroupId = 0
+        """The first group that has never begun, nor any after it."""
+        limits = system.limits
+        self._batch = limits.batch_groups
+        self._end = limits.batch_groups * (limits.train_steps or 0)
 
     def begin(self, groups: Sequence[GroupId], version: Version) -> None:
-        """Generate the groups under `version`, in one batch."""
+        """Generate the groups under `version`, in one batch with those that may begin next.
+
+        Groups begin one by one as others end, and a batch of one group takes nearly as long as one
+        of many.
+        """
+        if version != self._ahead_version:
+            self._ahead, self._ahead_version, self._begun = {}, version, 0
+        self._begun += len(groups)
+        self._next = max(self._next, *(group + 1 for group in groups))
+        new = [group for group in groups if group not in self._ahead]
+        if new:
+            new += self._likely()
+            rows = {group: self._policy.begin(group) for group in new}
+            self._policy.generate([row for some in rows.values() for row in some], version)
+            self._ahead |= rows
         for group in groups:
-            self._rows[group] = self._policy.begin(group)
+            self._rows[group] = self._ahead.pop(group)
             self._under[group] = version
-        self._policy.generate([row for group in groups for row in self._rows[group]], version)
+
+    def _likely(self) -> list[GroupId]:
+        """The groups that are likely to begin next under the newest version.
+
+        A training step makes room for one batch; groups that engines take without a bound on
+        staleness come on top.
+        """
+        count = self._batch - self._begun
+        if count < 0:
+            count = max(1, self._batch // _PARTS)
+        numbers = range(self._next, min(self._next + count, self._end))
+        return [number for number in numbers if number not in self._ahead]
 
     def of(self, group: GroupId) -> GroupDraws:
         """The lengths of a group in simulated tokens, and its latencies."""
