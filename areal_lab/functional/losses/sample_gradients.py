@@ -103,16 +103,17 @@ def drifting_policy(
     log_policies = torch.log_softmax(torch.stack(walk), -1)
     version = torch.arange(samples) % versions
     visited = torch.randint(states, (samples, tokens), generator=generator)
-    rows = log_policies[version[:, None], visited]
-    chosen = torch.multinomial(rows.exp().reshape(-1, actions), 1, generator=generator)
-    chosen = chosen.reshape(samples, tokens)
+    # By the inverse of the distribution function, a tenth of the time of `torch.multinomial`.
+    below = log_policies.exp().cumsum(-1)[..., :-1]
+    uniform = torch.rand(samples, tokens, 1, generator=generator)
+    chosen = (uniform >= below[version[:, None], visited]).sum(-1)
     rewards = (chosen == visited % actions).float().mean(1)
     return DriftingPolicy(
         logits=walk[-1],
         log_policies=log_policies,
         states=visited,
         actions=chosen,
-        behavior_logprobs=rows.gather(2, chosen[:, :, None])[:, :, 0],
+        behavior_logprobs=log_policies[version[:, None], visited, chosen],
         advantages=(rewards - rewards.mean())[:, None].expand(samples, tokens),
         mask=torch.ones(samples, tokens, dtype=torch.bool),
         lag=versions - 1 - version,
@@ -136,6 +137,11 @@ def per_sample_gradients(
     Raises:
         TypeError: the loss is not a function of the five tensors, or returns no `loss`.
     """
+    return _of_logits(_of_logprobs(loss, policy), policy)
+
+
+def _of_logprobs(loss: Callable[..., HasLoss], policy: DriftingPolicy) -> Float[Tensor, "N T"]:
+    """Gradient of the loss of each sample alone, by the log-probs of its chosen actions."""
     ids = torch.zeros(policy.states.shape[1], dtype=torch.long)
     keywords = keywords_of_batch(loss, ids, policy.mask[0])
     call = partial(loss, **keywords) if keywords else loss
@@ -152,7 +158,7 @@ def per_sample_gradients(
     except RuntimeError:
         pairs = zip(logprobs, zip(*rest, strict=True), strict=True)
         each = torch.stack([gradient(*one) for one in pairs])
-    return _of_logits(each.detach(), policy)
+    return each.detach()
 
 
 def _of_logits(gradients: Float[Tensor, "N T"], policy: DriftingPolicy) -> Float[Tensor, "N P"]:
@@ -161,12 +167,11 @@ def _of_logits(gradients: Float[Tensor, "N T"], policy: DriftingPolicy) -> Float
     $$ \partial \log \pi(a | s) / \partial z_{s a'} = [a = a'] - \pi(a' | s) $$
     """
     (samples, _), (states, actions) = gradients.shape, policy.logits.shape
-    # By state and by chosen action first, so that each probability is multiplied once.
-    chosen = torch.zeros(samples, states * actions, dtype=gradients.dtype)
-    chosen.scatter_add_(1, policy.states * actions + policy.actions, gradients)
-    chosen = chosen.view(samples, states, actions)
-    found = chosen - chosen.sum(-1, keepdim=True) * policy.logits.softmax(-1)
-    return found.flatten(1)
+    # The second term by state, so that each probability is multiplied once. One [N, P] is made:
+    # pages of memory that are new take longer than the numbers in them.
+    of_states = gradients.new_zeros(samples, states).scatter_add_(1, policy.states, gradients)
+    found = (of_states[:, :, None] * -policy.logits.softmax(-1)).flatten(1)
+    return found.scatter_add_(1, policy.states * actions + policy.actions, gradients)
 
 
 def unbiased_gradient(policy: DriftingPolicy) -> Float[Tensor, " P"]:
@@ -174,4 +179,7 @@ def unbiased_gradient(policy: DriftingPolicy) -> Float[Tensor, " P"]:
 
     Source: importance sampling, PPO (arXiv:1707.06347), eq. 6.
     """
-    return per_sample_gradients(importance_sampling, policy).mean(0)
+    each = _of_logprobs(importance_sampling, policy).flatten()[None]
+    # The gradient by the logits is linear: that of one sample with the tokens of all.
+    tokens = {"states": policy.states.flatten()[None], "actions": policy.actions.flatten()[None]}
+    return _of_logits(each, policy._replace(**tokens))[0] / len(policy.lag)

@@ -5,13 +5,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from areal_lab.functional.checks import check_integer
+
+_BLOCK: Final = 2**17
+"""Numbers of gradients that are compared with their mean at once."""
 
 
 class GradientSpread(NamedTuple):
@@ -50,8 +53,11 @@ def gradient_spread_by_lag(
     gradients = gradients.detach()
     mean, member = _means(gradients, lag, bins)
     samples = member.sum(1)
-    # Distances from the mean rather than a difference of squares, which cancels.
-    distances = (gradients - member.T @ mean).square().sum(1)
+    # Distances from the mean rather than a difference of squares, which cancels; of a block of
+    # samples at a time, which stays in the processor's cache.
+    rows = max(1, _BLOCK // max(1, gradients.shape[1]))
+    blocks = zip(gradients.split(rows), member.split(rows, 1), strict=True)
+    distances = torch.cat([(each - of.T @ mean).square().sum(1) for each, of in blocks])
     variance = (member @ distances) / (samples - 1).clamp(min=1)
     return GradientSpread(samples.long(), mean.norm(dim=1), variance)
 

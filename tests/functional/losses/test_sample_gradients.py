@@ -34,6 +34,17 @@ def test_samples_are_of_every_version_and_scored_against_the_last():
     torch.testing.assert_close(chosen, drifted.behavior_logprobs)
 
 
+def test_actions_are_as_frequent_as_the_version_of_the_sample_has_them():
+    drifted = policy(samples=40_000, versions=2, states=3, actions=4, tokens=5)
+    for lag in (0, 1):
+        fresh = drifted.lag == lag
+        for state, log_policy in enumerate(drifted.log_policies[1 - lag]):
+            chosen = drifted.actions[fresh][drifted.states[fresh] == state]
+            shares = chosen.bincount(minlength=4) / len(chosen)
+            noise = (log_policy.exp() * (1 - log_policy.exp()) / len(chosen)).sqrt()
+            assert ((shares - log_policy.exp()).abs() < 4 * noise).all()
+
+
 def test_the_spread_of_the_logits_stays():
     drifted = policy(states=500, actions=20, versions=8)
     for log_policy in drifted.log_policies:

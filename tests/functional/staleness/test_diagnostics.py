@@ -305,6 +305,14 @@ def test_spread_equals_the_covariance_of_each_lag():
         torch.testing.assert_close(spread.variance[k], torch.cov(chosen.T).trace())
 
 
+def test_many_samples_are_compared_with_their_mean_in_blocks():
+    gradients, lag = draw(samples=302, parameters=1000)
+    spread = gradient_spread_by_lag(gradients, lag, bins=4)
+    for k in range(4):
+        chosen = gradients[lag == k]
+        torch.testing.assert_close(spread.variance[k], torch.cov(chosen.T).trace())
+
+
 def test_the_last_bin_holds_all_that_is_older_and_empty_bins_are_zero():
     gradients, lag = draw()
     two = gradient_spread_by_lag(gradients, lag, bins=2)
