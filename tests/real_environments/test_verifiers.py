@@ -22,6 +22,7 @@ from tests.real_environments.play import (
     PACKAGES,
     calls_of,
     cases,
+    check_evaluation,
     check_training,
     model_of_calls,
     play,
@@ -113,19 +114,5 @@ def test_an_environment_is_checked_with_and_without_a_model(tmp_path: Path) -> N
 
 
 def test_a_model_is_evaluated_on_an_environment(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    result = CliRunner().invoke(
-        cli.app,
-        [
-            *("eval", str(model_of_calls(tmp_path, _TOOL)), "verifiers", "environment=sums-v1"),
-            *(f"environment.python={LIBRARIES.python_of('verifiers')}", "environment.max_turns=3"),
-            *("--samples", "2", "--limit", "3", "--out", str(out), "rollout.threads=1"),
-            "gconfig.max_new_tokens=12",
-        ],
-    )
-    assert result.exit_code == 0, result.output
-    found = json.loads((out / "results.json").read_text())
-    lines = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
-    assert found["rewards"] == {"ok": 6}
-    assert len({one["problem"] for one in lines}) == 3
-    assert {one["reward"] for one in lines} <= {0.0, 0.25}
+    python = LIBRARIES.python_of("verifiers")
+    check_evaluation(tmp_path, _TOOL, "environment=sums-v1", f"environment.python={python}")
