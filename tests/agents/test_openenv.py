@@ -230,7 +230,7 @@ PROGRAM = str(Path(__file__).with_name("openenv_server.py"))
 def started(
     *episodes: Sequence[str], command: Sequence[str], **settings: Any
 ) -> list[Scripted | BaseException]:
-    """Samples of a server that the workflow starts, one after another; a failed one is its error."""
+    """Samples of a server that the workflow starts, in turn; a failed one is its error."""
 
     async def one(workflow: Any, engine: Scripted) -> Scripted | BaseException:
         try:

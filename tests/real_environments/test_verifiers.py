@@ -1,6 +1,6 @@
 """A taskset of the real verifiers: a model that a script writes, a training run, an evaluation.
 
-Each sample has a harness (uv) and a server of tools of its own.
+Each sample has a server of tools of its own.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(PACKAGES))
 
 
-def environment(**settings: Any) -> EnvironmentConfig:
+def environment(name: str = "sums-v1", **settings: Any) -> EnvironmentConfig:
     python = str(LIBRARIES.python_of("verifiers"))
-    return EnvironmentConfig(name="sums-v1", python=python, max_turns=3, **settings)
+    return EnvironmentConfig(name=name, python=python, max_turns=3, **settings)
 
 
 def test_a_script_gets_the_reward_of_verifiers() -> None:
@@ -74,6 +74,22 @@ def test_a_tool_server_that_cannot_start_is_no_reward(monkeypatch: pytest.Monkey
     outcome = found["right"].outcome
     assert outcome.status == "error"
     assert math.isnan(outcome.reward)
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "message"),
+    [
+        ("boxed-v1", {}, "boxed-v1 needs a container for each sample, which is not served"),
+        ("sums-v1", {"image": "python:3.11"}, "sums-v1 needs a container for each sample"),
+        ("harbor", {}, "Harbor tasksets require the Harbor CLI"),  # which is not installed
+    ],
+)
+def test_tasks_that_need_a_container_are_refused_in_one_line(
+    name: str, args: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        described(environment(name, args=args))
+    assert "\n" not in str(caught.value)
 
 
 def test_tasks_are_the_same_in_another_process() -> None:

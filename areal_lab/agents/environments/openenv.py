@@ -30,8 +30,8 @@ _LOCAL: Final = ("127.0.0.1", "localhost", "::1")
 _SHOWN: Final = 200
 
 
-class SessionLost(RuntimeError):
-    """The server is not there, or has closed the session."""
+class ServerGone(RuntimeError):
+    """The server is not there, or has left a session without a word."""
 
 
 class OpenEnv:
@@ -82,13 +82,15 @@ class OpenEnv:
                 proxy=None if local else True,
             )
         except (OSError, WebSocketException) as error:
-            raise SessionLost(f"no OpenEnv server at {self._address}: {_line(error)}") from error
+            raise ServerGone(f"no OpenEnv server at {self._address}: {_line(error)}") from error
         try:
             reply = await self._ask("reset", fields)
         except _ActionInvalid as error:
             raise RuntimeError(f"the OpenEnv server refuses the reset: {error}") from error
         except ConnectionClosed as error:
-            raise SessionLost(self._full(f"closed the session with code {_code(error)}")) from error
+            raise _lost(error)(
+                self._full(f"closed the session with code {_code(error)}")
+            ) from error
         return self._text(reply)
 
     async def step(self, completion: str) -> Step:
@@ -98,7 +100,7 @@ class OpenEnv:
         except _ActionInvalid as error:
             return Step(text=f"error: {error}")
         except ConnectionClosed as error:
-            raise SessionLost(
+            raise _lost(error)(
                 f"the OpenEnv server at {self._address} closed the session with code {_code(error)}"
             ) from error
         done = reply.get("done")
@@ -223,6 +225,10 @@ def _problem(data: Mapping[str, Any]) -> str:
 
 def _code(error: ConnectionClosed) -> str:
     return "1006" if error.rcvd is None else f"{error.rcvd.code} {error.rcvd.reason}".strip()
+
+
+def _lost(error: ConnectionClosed) -> type[RuntimeError]:
+    return RuntimeError if error.rcvd else ServerGone
 
 
 def _line(error: object) -> str:

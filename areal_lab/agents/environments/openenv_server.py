@@ -20,7 +20,7 @@ from typing import Any, Final
 import httpx2
 
 from areal_lab.agents.command import attended, check_command
-from areal_lab.agents.environments.openenv import SessionLost
+from areal_lab.agents.environments.openenv import ServerGone
 from areal_lab.agents.environments.play import Play
 from areal_lab.agents.workflow import Episode, WorkflowEngine
 from areal_lab.data.runners.loop import MARK, end_marked
@@ -34,8 +34,8 @@ PORT: Final = "{port}"
 _HOST: Final = "127.0.0.1"
 _LOOK_S: Final = 0.2
 """Between two looks whether a server that starts listens."""
-_EXIT_GRACE_S: Final = 2.0
-"""From the end of a session to that of the process whose end it was."""
+_EXIT_GRACE_S: Final = 30.0
+"""From the end of a session to that of the process whose end it was, on a busy machine."""
 
 _log = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ class PlayServed:
         server = await self._ready()
         try:
             return await self._at(server.url).run(engine, data)
-        except SessionLost as error:
+        except ServerGone as error:
             if how := await server.end():
                 raise RuntimeError(how) from error
             raise
@@ -151,8 +151,8 @@ class _Server:
                 await self.end()
                 if ended.done()
                 else (
-                    f"{self._name} did not listen at {self.url} within {START_TIMEOUT_S:g} s, and was "
-                    f"killed; {said(self._log)}"
+                    f"{self._name} did not listen at {self.url} within {START_TIMEOUT_S:g} s, and "
+                    f"was killed; {said(self._log)}"
                 )
             )
             raise RuntimeError(how)
