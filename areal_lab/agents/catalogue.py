@@ -7,7 +7,7 @@ rollout:
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from areal_lab.agents.environments.play import Play
@@ -28,14 +28,27 @@ def _textarena(*, game: str, options: Mapping[str, Any] | None = None, **keyword
 
 def _openenv(
     *,
-    url: str,
+    url: str = "",
+    command: Sequence[str] = (),
     action: str = "",
     observation: str = "",
     reset: Mapping[str, Any] | None = None,
     **keywords: Any,
 ) -> Workflow:
-    kwargs = {"url": url, "action": action, "observation": observation, "reset": reset}
-    return Play(fn=OPENENV, kwargs=kwargs, **keywords)
+    def at(url: str) -> Play:
+        kwargs = {"url": url, "action": action, "observation": observation, "reset": reset}
+        return Play(fn=OPENENV, kwargs=kwargs, **keywords)
+
+    if not command:
+        return at(url)
+    if url:
+        raise ValueError(
+            f"openenv has the url {url!r} and a command; give url for a server that runs, or "
+            "command for one that the run starts"
+        )
+    from areal_lab.agents.environments.openenv_server import PlayServed
+
+    return PlayServed(command, at)
 
 
 def _agent(*, mode: str = "inline", **keywords: Any) -> Workflow:

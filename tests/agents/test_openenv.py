@@ -1,87 +1,31 @@
-"""Sessions of OpenEnv servers: one that speaks the protocol, with faults, over real sockets."""
+"""Sessions of OpenEnv servers: one that speaks the protocol, with faults; also as a process."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
-from websockets.asyncio.server import ServerConnection, serve
+from websockets.asyncio.server import serve
 
 from areal_lab.agents.catalogue import make_workflow
+from areal_lab.agents.environments import openenv_server
 from areal_lab.agents.environments.openenv import OpenEnv
 from areal_lab.agents.environments.protocol import Step
-from areal_lab.agents.workflow import Episode
+from areal_lab.agents.workflow import Episode, opened
+from areal_lab.rewards.service import RewardError
+from tests.agents.openenv_server import Server, error, observation
 from tests.agents.scripted import Scripted
+from tests.agents.test_mcp import gone
 
 DATA = {"prompt": "Play. ", "seed": 3}
-
-
-class Server:
-    """Guess the seed: 1 for the right number, -0.5 for another one; like openenv 0.10.
-
-    `fault` is what it sends instead of the reply to a step; `at` is the message it is the reply to.
-    """
-
-    def __init__(self, *, sessions: int = 64, fault: str = "", at: str = "step") -> None:
-        self._sessions = sessions
-        self._fault = fault
-        self._at = at
-        self.open = 0
-        self.most = 0
-        self.received: list[dict[str, Any]] = []
-
-    async def __call__(self, socket: ServerConnection) -> None:
-        assert socket.request is not None
-        assert socket.request.path == "/ws"
-        if self.open == self._sessions:
-            return  # which closes it with 1000
-        self.open += 1
-        self.most = max(self.most, self.open)
-        seed = -1
-        try:
-            async for raw in socket:
-                message = json.loads(raw)
-                self.received.append(message)
-                if message["type"] == "close":
-                    break
-                if message["type"] == "reset":
-                    seed = message["data"].get("seed", -1)
-                if self._fault and message["type"] == self._at:
-                    if self._fault == "close":
-                        break
-                    if self._fault == "hang":
-                        await socket.wait_closed()
-                        break
-                    await socket.send(self._fault)
-                    continue
-                await socket.send(json.dumps(self._reply(message, seed)))
-        finally:
-            await asyncio.sleep(0)  # a session ends a little after its last message
-            self.open -= 1
-
-    def _reply(self, message: dict[str, Any], seed: int) -> dict[str, Any]:
-        if message["type"] == "reset":
-            return observation("A number from 0 to 9?", None, False)
-        try:
-            guess = int(message["data"]["guess"])
-        except (ValueError, KeyError, TypeError):
-            problem = {"type": "int_parsing", "loc": ["guess"], "msg": "must be an\ninteger"}
-            return error("VALIDATION_ERROR", "Invalid message", errors=[problem])
-        right = guess == seed
-        return observation("right" if right else "wrong", 1.0 if right else -0.5, right)
-
-
-def observation(text: str, reward: Any, done: Any) -> dict[str, Any]:
-    data = {"observation": {"message": text, "metadata": {}}, "reward": reward, "done": done}
-    return {"type": "observation", "data": data}
-
-
-def error(code: str, message: str, **more: Any) -> dict[str, Any]:
-    return {"type": "error", "data": {"code": code, "message": message, **more}}
 
 
 @asynccontextmanager
@@ -278,3 +222,114 @@ def test_an_address_that_is_none_is_refused(url: Any) -> None:
 )
 def test_addresses(url: str, address: str) -> None:
     assert OpenEnv(url=url)._address == address
+
+
+PROGRAM = str(Path(__file__).with_name("openenv_server.py"))
+
+
+def started(
+    *episodes: Sequence[str], command: Sequence[str], **settings: Any
+) -> list[Scripted | BaseException]:
+    """Samples of a server that the workflow starts, in turn; a failed one is its error."""
+
+    async def one(workflow: Any, engine: Scripted) -> Scripted | BaseException:
+        try:
+            await workflow.run(engine, DATA)
+        except RuntimeError as failed:
+            return failed
+        return engine
+
+    async def main() -> list[Scripted | BaseException]:
+        given = {"name": "openenv", "command": command, "action": "guess", "timeout_s": 300.0}
+        workflow: Any = make_workflow({**given, **settings})
+        async with opened(workflow, Path()):
+            return [await one(workflow, Scripted(script)) for script in episodes]
+
+    return asyncio.run(main())
+
+
+def served_by(engine: Scripted | BaseException) -> list[int]:
+    """Processes of the server of a sample."""
+    assert isinstance(engine, Scripted), engine
+    return [int(pid) for pid in engine.prompts[0].removeprefix("Play. ").split()]
+
+
+def test_a_command_is_started_and_ends_with_the_run(tmp_path: Path) -> None:
+    file = tmp_path / "ended"
+    command = [sys.executable, PROGRAM, "{port}", str(file)]
+    first, second = started(["3"], ["1", "3"], command=command)
+    assert served_by(first) == served_by(second)
+    assert file.exists(), "it had the time to end by itself"
+    assert gone(served_by(first)), "also what it has started"
+
+
+def test_a_server_that_ends_is_one_line_and_is_started_again(tmp_path: Path) -> None:
+    command = [sys.executable, PROGRAM, "{port}", str(tmp_path / "ended")]
+    found = started(["1", "98"], ["3"], ["1", "99"], ["3"], command=command)
+    for failed, message in zip(
+        found[::2], ("exited with 3; it said: something about it", "killed by SIGKILL"), strict=True
+    ):
+        assert isinstance(failed, RuntimeError)
+        assert message in str(failed)
+        assert "\n" not in str(failed)
+    first, second = served_by(found[1]), served_by(found[3])
+    assert not {*first} & {*second}
+    assert gone([*first, *second])
+
+
+def test_a_command_ends_with_a_run_that_is_killed(tmp_path: Path) -> None:
+    code = (
+        "import asyncio, sys\n"
+        "from pathlib import Path\n"
+        "from areal_lab.agents.catalogue import make_workflow\n"
+        "from areal_lab.agents.environments.openenv import OpenEnv\n"
+        "async def main():\n"
+        "    workflow = make_workflow({'name': 'openenv', 'command': sys.argv[1:]})\n"
+        "    await workflow.open(Path())\n"
+        "    print(await OpenEnv(url=workflow._server.url).reset({}), flush=True)\n"
+        "    await asyncio.Event().wait()\n"
+        "asyncio.run(main())\n"
+    )
+    command = [sys.executable, "-c", code, sys.executable, PROGRAM, "{port}", str(tmp_path / "e")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        pids = [int(pid) for pid in run.stdout.readline().split()]
+        assert len(pids) == 2
+        run.kill()
+    while not gone(pids):
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        ("import sys; sys.exit('no licence for {port}')", "exited with 1; it said: no licence for"),
+        ("import time; time.sleep({port})", "did not listen at http://127.* within 0.5 s, and was"),
+    ],
+)
+def test_a_command_that_does_not_serve_is_refused_in_one_line(
+    program: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    if "sleep" in program:
+        monkeypatch.setattr(openenv_server, "START_TIMEOUT_S", 0.5)
+    with pytest.raises(RewardError, match=message) as raised:
+        started(["3"], command=[sys.executable, "-c", program])
+    assert "\n" not in str(raised.value)
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"url": "http://h:1"}, "has the url 'http://h:1' and a command; give url for"),
+        ({"command": "sleep {port}"}, "openenv: command is 'sleep {port}', but must be a list"),
+        ({"command": ["no-such-program", "{port}"]}, "'no-such-program', which is no program"),
+        ({"command": ["sleep", "8000"]}, "command is 'sleep 8000', but must contain {port}"),
+        ({"max_turns": 0}, "max_turns is 0"),
+    ],
+)
+def test_a_command_that_cannot_work_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as raised:
+        make_workflow({"name": "openenv", "command": ["sleep", "{port}"], **settings})
+    assert "\n" not in str(raised.value)

@@ -11,10 +11,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn
 
+from typer.testing import CliRunner
+
 from areal_lab.agents.gateway.errors import ApiError
 from areal_lab.agents.gateway.server import base_url, bind, serve
 from areal_lab.agents.gateway.service import Service
 from areal_lab.agents.hosting.runner import Played, Runners
+from areal_lab.cli import app as cli
 from areal_lab.config.sections import EnvironmentConfig
 from areal_lab.data.runners.tasks import described
 from benchmarks.tiny_model import write_tiny_model
@@ -179,3 +182,23 @@ def check_training(folder: Path, tool: str, *settings: str) -> Sequence[Mapping[
     print(f"{len(samples)} samples, log-probs differ by at most {worst:.1e}")
     assert worst < 1e-4
     return metrics(done.folder)
+
+
+def check_evaluation(folder: Path, tool: str, *settings: str) -> None:
+    """`areal-lab eval` of three tasks, two samples each, in which only a call is rewarded."""
+    out = folder / "out"
+    result = CliRunner().invoke(
+        cli.app,
+        [
+            *("eval", str(model_of_calls(folder, tool)), "verifiers", *settings),
+            *("environment.max_turns=3", "rollout.threads=1", "gconfig.max_new_tokens=12"),
+            *("--samples", "2", "--limit", "3", "--out", str(out)),
+        ],
+    )
+    assert result.exit_code == 0, result.output
+    found = json.loads((out / "results.json").read_text())
+    lines = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
+    assert found["rewards"] == {"ok": 6}, lines
+    assert len({one["problem"] for one in lines}) == 3
+    for one in lines:
+        assert one["reward"] == (0.25 if one["turns"] > 1 else 0.0), one

@@ -15,7 +15,7 @@ from areal_lab.config.sections import EnvironmentConfig
 from areal_lab.data.runners.tasks import described, environment_problems
 from tests.real_clients.lab import Script
 from tests.real_environments.environments import LIBRARIES
-from tests.real_environments.play import PACKAGES, cases, check_training, play
+from tests.real_environments.play import PACKAGES, cases, check_evaluation, check_training, play
 
 pytestmark = pytest.mark.environments
 _TOOL: Final = "times"
@@ -147,13 +147,20 @@ def test_what_cannot_be_served_is_refused_in_one_line(task: str, message: str) -
     assert "\n" not in str(caught.value)
 
 
-def test_a_run_trains_each_sampled_token_once(tmp_path: Path) -> None:
+def of_task() -> tuple[str, ...]:
+    """Settings of the task, whose products are not guessed at random."""
     settings = environment()
-    check_training(
-        tmp_path,
-        _TOOL,
+    return (
         "environment.standard=inspect",
         f"environment={settings.name}",
         f"environment.python={settings.python}",
-        "environment.args={first: 90}",  # not guessed at random
+        "environment.args={first: 90}",
     )
+
+
+def test_a_run_trains_each_sampled_token_once(tmp_path: Path) -> None:
+    check_training(tmp_path, _TOOL, *of_task())
+
+
+def test_a_model_is_evaluated_on_a_task(tmp_path: Path) -> None:
+    check_evaluation(tmp_path, _TOOL, *of_task())

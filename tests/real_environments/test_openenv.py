@@ -98,14 +98,18 @@ def test_sessions_beyond_the_limit_name_the_setting() -> None:
         asyncio.run(body(address))
 
 
-def test_a_run_trains_each_sampled_token_once(url: str, tmp_path: Path) -> None:
+def test_a_run_starts_its_server_and_trains_each_sampled_token_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(_PACKAGES))
+    command = [str(LIBRARIES.python_of("openenv")), "-m", "guess_openenv", "{port}", "64"]
     write_tiny_model(tmp_path / "model", initializer_range=0.2, words=[f"{n}\n" for n in range(10)])
     config = tiny_config(
         tmp_path,
         *("dataset.type=numbered", "dataset.size=8", "dataset.eval_size=2"),
         *('dataset.prompt_template="Play. "', "dataset.batch_size=2", "evaluation.max_problems=0"),
         *("total_train_steps=2", "save_every_steps=1", "gconfig.max_new_tokens=3"),
-        f"rollout.workflow={{name: openenv, url: '{url}', action: guess, max_turns: 3}}",
+        f"rollout.workflow={{name: openenv, command: {command}, action: guess, max_turns: 3}}",
     )
     done = do_run(config)
     assert done.summary["status"] == "complete"

@@ -1,6 +1,6 @@
 """A taskset of the real verifiers: a model that a script writes, a training run, an evaluation.
 
-Each sample has a harness (uv) and a server of tools of its own.
+Each sample has a server of tools of its own.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from tests.real_environments.play import (
     PACKAGES,
     calls_of,
     cases,
+    check_evaluation,
     check_training,
     model_of_calls,
     play,
@@ -38,9 +39,9 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(PACKAGES))
 
 
-def environment(**settings: Any) -> EnvironmentConfig:
+def environment(name: str = "sums-v1", **settings: Any) -> EnvironmentConfig:
     python = str(LIBRARIES.python_of("verifiers"))
-    return EnvironmentConfig(name="sums-v1", python=python, max_turns=3, **settings)
+    return EnvironmentConfig(name=name, python=python, max_turns=3, **settings)
 
 
 def test_a_script_gets_the_reward_of_verifiers() -> None:
@@ -73,6 +74,22 @@ def test_a_tool_server_that_cannot_start_is_no_reward(monkeypatch: pytest.Monkey
     outcome = found["right"].outcome
     assert outcome.status == "error"
     assert math.isnan(outcome.reward)
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "message"),
+    [
+        ("boxed-v1", {}, "boxed-v1 needs a container for each sample, which is not served"),
+        ("sums-v1", {"image": "python:3.11"}, "sums-v1 needs a container for each sample"),
+        ("harbor", {}, "Harbor tasksets require the Harbor CLI"),  # which is not installed
+    ],
+)
+def test_tasks_that_need_a_container_are_refused_in_one_line(
+    name: str, args: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        described(environment(name, args=args))
+    assert "\n" not in str(caught.value)
 
 
 def test_tasks_are_the_same_in_another_process() -> None:
@@ -113,19 +130,5 @@ def test_an_environment_is_checked_with_and_without_a_model(tmp_path: Path) -> N
 
 
 def test_a_model_is_evaluated_on_an_environment(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    result = CliRunner().invoke(
-        cli.app,
-        [
-            *("eval", str(model_of_calls(tmp_path, _TOOL)), "verifiers", "environment=sums-v1"),
-            *(f"environment.python={LIBRARIES.python_of('verifiers')}", "environment.max_turns=3"),
-            *("--samples", "2", "--limit", "3", "--out", str(out), "rollout.threads=1"),
-            "gconfig.max_new_tokens=12",
-        ],
-    )
-    assert result.exit_code == 0, result.output
-    found = json.loads((out / "results.json").read_text())
-    lines = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
-    assert found["rewards"] == {"ok": 6}
-    assert len({one["problem"] for one in lines}) == 3
-    assert {one["reward"] for one in lines} <= {0.0, 0.25}
+    python = LIBRARIES.python_of("verifiers")
+    check_evaluation(tmp_path, _TOOL, "environment=sums-v1", f"environment.python={python}")

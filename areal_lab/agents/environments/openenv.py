@@ -1,4 +1,4 @@
-"""Environments of OpenEnv servers: `{name: openenv, url: "http://localhost:8000"}`.
+"""Sessions of OpenEnv servers: `{name: openenv, url: "http://localhost:8000"}`.
 
     reset --WebSocket /ws--> observation --text--> model --> action --> observation, reward, done
 
@@ -28,6 +28,10 @@ _MESSAGE_BYTES: Final = 2**24
 _SCHEMES: Final = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
 _LOCAL: Final = ("127.0.0.1", "localhost", "::1")
 _SHOWN: Final = 200
+
+
+class ServerGone(RuntimeError):
+    """The server is not there, or has left a session without a word."""
 
 
 class OpenEnv:
@@ -78,13 +82,13 @@ class OpenEnv:
                 proxy=None if local else True,
             )
         except (OSError, WebSocketException) as error:
-            raise RuntimeError(f"no OpenEnv server at {self._address}: {_line(error)}") from error
+            raise ServerGone(f"no OpenEnv server at {self._address}: {_line(error)}") from error
         try:
             reply = await self._ask("reset", fields)
         except _ActionInvalid as error:
             raise RuntimeError(f"the OpenEnv server refuses the reset: {error}") from error
         except ConnectionClosed as error:
-            raise RuntimeError(
+            raise _lost(error)(
                 self._full(f"closed the session with code {_code(error)}")
             ) from error
         return self._text(reply)
@@ -96,7 +100,7 @@ class OpenEnv:
         except _ActionInvalid as error:
             return Step(text=f"error: {error}")
         except ConnectionClosed as error:
-            raise RuntimeError(
+            raise _lost(error)(
                 f"the OpenEnv server at {self._address} closed the session with code {_code(error)}"
             ) from error
         done = reply.get("done")
@@ -191,7 +195,7 @@ def _address(url: str) -> str:
     except (ValueError, KeyError):  # of a port that is no number, too
         raise ValueError(
             f"url is {url!r}, but must be the address of an OpenEnv server, such as "
-            "http://127.0.0.1:8000"
+            "http://127.0.0.1:8000; give command instead to start one"
         ) from None
     path = parts.path.rstrip("/").removesuffix("/ws")
     return parts._replace(scheme=scheme, path=f"{path}/ws").geturl()
@@ -221,6 +225,10 @@ def _problem(data: Mapping[str, Any]) -> str:
 
 def _code(error: ConnectionClosed) -> str:
     return "1006" if error.rcvd is None else f"{error.rcvd.code} {error.rcvd.reason}".strip()
+
+
+def _lost(error: ConnectionClosed) -> type[RuntimeError]:
+    return RuntimeError if error.rcvd else ServerGone
 
 
 def _line(error: object) -> str:

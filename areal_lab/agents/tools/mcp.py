@@ -19,15 +19,14 @@ import importlib
 import json
 import math
 import secrets
-import shutil
 import socket
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from areal_lab.agents.command import attended, check_command
 from areal_lab.agents.tools.box import CallableTool, ToolBroken, ToolFailure
 from areal_lab.data.runners.loop import MARK, end_marked
 from areal_lab.data.runners.tasks import START_TIMEOUT_S, said
@@ -83,13 +82,7 @@ class McpServers:
         servers: int = 1,
         timeout_s: float = 10.0,
     ) -> None:
-        if isinstance(command, str) or not command or not all(isinstance(w, str) for w in command):
-            raise ValueError(
-                f"the tool mcp: command is {command!r:.80}, but must be a list: the server's "
-                "program and its arguments"
-            )
-        if shutil.which(command[0]) is None:
-            raise ValueError(f"the tool mcp: command is {command[0]!r}, which is no program here")
+        check_command("the tool mcp", command)
         if isinstance(only, str):
             raise ValueError(f"the tool mcp: only is {only!r}, but must be a list of names")
         if servers < 1:
@@ -375,10 +368,7 @@ class _Server:
             try:
                 child = await start_command(
                     self._name,
-                    [
-                        *(sys.executable, "-m", "areal_lab.agents.tools.mcp_process"),
-                        *(str(theirs.fileno()), *self._command),
-                    ],
+                    attended(self._command, theirs.fileno()),
                     log_path=self._log,
                     environment={MARK: self._mark},
                     pass_fds=[theirs.fileno()],

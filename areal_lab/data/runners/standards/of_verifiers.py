@@ -50,12 +50,14 @@ class Standard:
             },
         )
         self._env = loaders.load_environment(config)
-        task = type(self._env.taskset).task_type()
-        if task.NEEDS_CONTAINER:
-            raise ValueError(f"{name} needs a container for each sample, which is not served")
+        boxed = f"{name} needs a container for each sample, which is not served"
+        if type(self._env.taskset).task_type().NEEDS_CONTAINER:
+            raise ValueError(boxed)
         if not self._env.taskset.bounded:
             raise ValueError(f"{name} has tasks without end; bound it by its settings")
         self._tasks = {str(task.key): task for task in self._env.taskset}
+        if any(task.data.image for task in self._tasks.values()):  # verifiers ignores it here
+            raise ValueError(boxed)
         self._serving = self._env.serving()
 
     async def start(self) -> None:

@@ -32,6 +32,7 @@ class SumsTask(vf.Task[SumsData, vf.State, SumsTaskConfig]):
 class SumsConfig(vf.TasksetConfig):
     num_tasks: int = 12
     failing: int = 0
+    image: str | None = None
     task: SumsTaskConfig = SumsTaskConfig()
 
 
@@ -42,6 +43,7 @@ class SumsTaskset(vf.Taskset[SumsTask, SumsConfig]):
                 SumsData(
                     prompt=f"How much is {n} * {n + 1}?",
                     answer="fails" if n < self.config.failing else str(n * (n + 1)),
+                    image=self.config.image,
                 ),
                 self.config.task,
             )
