@@ -19,7 +19,7 @@ with app.setup:
     import marimo as mo
 
     from areal_lab.foreign.read import read_run
-    from areal_lab.foreign.record import as_json
+    from areal_lab.foreign.record import QUANTITIES, as_json
     from areal_lab.host.terminal import page_text
     from areal_lab.runlog.imported import health, metric_lines, part_rows
     from areal_lab.widgets.chart_parts import BLUE, GREY, RED, on_page, plain_axis, table, words
@@ -144,17 +144,46 @@ def _(imported, lines, show):
     return
 
 
+@app.function(hide_code=True)
+def setting_words(settings):
+    """Settings of an imported run in words with units."""
+    units = {
+        "model": "{}",
+        "engine": "engine {}",
+        "gpus": "{} GPUs",
+        "rollout_gpus": "{} GPUs that generate",
+        "trainer_gpus": "{} GPUs that train",
+        "engine_tp": "{} GPUs per engine",
+        "prompts_per_step": "{} prompts per step",
+        "samples_per_prompt": "{} responses per prompt",
+        "samples_per_step": "{} responses per step",
+        "max_response": "responses of up to {} tokens",
+        "minibatches": "{} optimizer steps per step",
+        "step_time_mean_s": "{} s per step on average",
+    }
+    shown = {name: f"{v:,}" if isinstance(v, int) else str(v) for name, v in settings.items()}
+    return [
+        units.get(name, name.replace("_", " ") + " {}").replace("{}", value)
+        for name, value in shown.items()
+    ]
+
+
 @app.cell(hide_code=True)
 def _(imported, log):
-    _settings = ", ".join(
-        f"{name.replace('_', ' ')} {value}" for name, value in imported.settings.items()
-    )
-    _missing = ", ".join(log["missing"]) or "nothing"
-    mo.md(
-        page_text(
-            f"{imported.framework}, {imported.mode or 'mode unknown'}, "
-            f"{len(imported.steps)} steps. {_settings}. Not in the log: {_missing}."
-        )
+    _facts = [
+        str(imported.framework),
+        imported.mode or "schedule unknown",
+        f"{len(imported.steps)} steps",
+        *setting_words(imported.settings),
+    ]
+    _missing = "\n".join(f"- {page_text(QUANTITIES.get(name, name))}" for name in log["missing"])
+    mo.vstack(
+        [
+            mo.md(page_text(", ".join(_facts) + ".")),
+            mo.accordion({f"Not in the log: {len(log['missing'])} quantities": mo.md(_missing)})
+            if _missing
+            else mo.md("The log has every quantity that is looked for."),
+        ]
     )
     return
 
@@ -218,11 +247,12 @@ def _(advice):
     _line = alt.Chart(table([{"logged": _logged, "text": f"as logged: {_logged:,.0f} s"}]))
     on_page(
         _bars.mark_bar(color=BLUE, opacity=0.75).encode(_x.scale(domain=[0, _right], nice=False))
-        + _bars.mark_rule(color=GREY, strokeWidth=3).encode(x="low:Q", x2="high:Q")
-        + words(_bars, align="left", dx=8, dy=-1).encode(x=alt.value(0), text="text:N")
+        # The interval in the lower half of the bar, below its number.
+        + _bars.mark_rule(color=GREY, strokeWidth=3, yOffset=12).encode(x="low:Q", x2="high:Q")
+        + words(_bars, align="left", dx=8, dy=-7).encode(x=alt.value(0), text="text:N")
         + _line.mark_rule(color=RED, strokeWidth=2).encode(x="logged:Q")
         + words(_line, align="right", dx=-6).encode(x="logged:Q", y=alt.value(-8), text="text:N"),
-        height=190,
+        height=220,
     )
     return (rows,)
 
@@ -294,7 +324,7 @@ def _():
 @app.cell(hide_code=True)
 def _():
     mo.md(r"""
-    **Cost of this page:** about 6 CPU s, 1 s of it before the first picture, without torch and
+    **Cost of this page:** about 10 CPU s, 1 s of it before the first picture, without torch and
     without a GPU.
     """)
     return

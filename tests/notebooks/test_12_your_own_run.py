@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from areal_lab.foreign.record import QUANTITIES
+
 NAME = "12_your_own_run"
 SPECIMENS = Path(__file__).parents[1] / "foreign" / "specimens"
 
@@ -47,6 +49,33 @@ def test_the_example_is_read_as_verl_with_everything_that_advice_needs(
     assert shown["log"]["unread"] == 0
     fitted = shown["advice"].fit.fitted
     assert all(0.8 < fitted[f"{part}.time_factor"] < 1.5 for part in ("trainer", "rollout"))
+
+
+def test_settings_and_missing_quantities_are_shown_in_words(
+    notebook: Callable[[str], tuple[Any, Mapping[str, Any]]],
+) -> None:
+    said = text(notebook(NAME)[0])
+    for words in ("8 responses per prompt", "up to 16,384 tokens", "2 GPUs per engine"):
+        assert words in said
+    assert "versions between sampling and training" in said
+    # Commands have names of settings, such as `cluster.rollout_gpus`.
+    raw = [name for name in QUANTITIES if name.endswith(("_s", "_mean", "_max"))]
+    assert not [name for name in raw if name in said]
+
+
+def test_a_setting_without_words_keeps_its_name() -> None:
+    module = importlib.import_module(f"notebooks.{NAME}")
+    assert module.setting_words({"other_thing": 3}) == ["other thing 3"]
+
+
+def test_the_interval_of_a_schedule_is_below_its_number(
+    notebook: Callable[[str], tuple[Any, Mapping[str, Any]]],
+) -> None:
+    charts = [one.to_dict(validate=False) for one in notebook(NAME)[0] if hasattr(one, "to_dict")]
+    marks = [layer["mark"] for layer in charts[1]["layer"]]
+    (number,) = [mark for mark in marks if mark["type"] == "text" and mark["align"] == "left"]
+    (interval,) = [mark for mark in marks if mark.get("strokeWidth") == 3]
+    assert interval["yOffset"] - number["dy"] > number["fontSize"] / 2 + interval["strokeWidth"]
 
 
 def test_asynchrony_is_faster_than_the_example_and_a_larger_eta_adds_little(
