@@ -30,7 +30,7 @@ with app.setup:
         drift_by_step,
         legend,
     )
-    from reproductions.learning.bounded import evidence_of, practice, schedule, within
+    from reproductions.learning.bounded import evidence_of, practice, schedule, tables
     from reproductions.learning.equal_hours import (
         BOUNDS_OF_DRIFT,
         by_bound,
@@ -247,10 +247,26 @@ def _(cell, evidence):
 
 @app.cell(hide_code=True)
 def _(evidence, study):
-    answers = [*schedule(evidence), *within(evidence)]
-    _text = "\n".join(f"- {one.removeprefix('(a) ')}" for one in answers)
+    mo.stop(not evidence.cells)
+    answers = tables(evidence)["The schedule in every cell"]
+    _told = [
+        (
+            one["task, rate"].replace("-", "\u2011"),  # no line breaks after it
+            *(one["best eta"], one["schedule minus it"].replace(" ", "\u00a0")),
+            f"{one['steps within, bounded drift']}, {one['steps within, eta 4']}",
+        )
+        for one in answers
+    ]
+    _rows = "\n".join(f"| {' | '.join(one)} |" for one in _told)
+    *_, _shared = schedule(evidence)
     mo.md(f"""
-{_text}
+| task, rate | best η | schedule minus it | steps within: schedule, η = 4 |
+| --- | --- | --- | --- |
+{_rows}
+
+Reward at equal hours, minus that of the fixed η that is best for the cell in hindsight, seed by
+seed with its 95 % interval; and steps whose drift is at most {MAX_DRIFT}.
+{_shared}
 
 Made by {study.origin}.
 """)
@@ -262,8 +278,8 @@ def _():
     mo.md(r"""
     ## Your own log
 
-    Any framework that logs the mean |log π_θ - log π_behav| and the lag of its tokens tells which
-    lag its drift permits. Enter what your log has.
+    Any framework that logs the mean $|\log \pi_\theta - \log \pi_{behav}|$ and the lag of its
+    tokens tells which lag its drift permits. Enter what your log has.
     """)
     return
 

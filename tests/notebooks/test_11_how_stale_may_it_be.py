@@ -71,11 +71,13 @@ def test_the_best_bound_of_naive_ppo_is_lower(shown: Mapping[str, Any]) -> None:
 
 
 def test_the_runs_of_the_schedule_are_told_with_their_seeds(shown: Mapping[str, Any]) -> None:
-    told = " ".join(shown["answers"])
-    assert "minus that of the best fixed eta of the cell in hindsight" in told
-    assert "Steps with a drift of at most 0.08" in told
-    for cell in shown["evidence"].cells:
-        assert cell.name in told
+    cells = [cell.name for cell in shown["evidence"].cells]
+    assert [one["task, rate"] for one in shown["answers"]] == cells
+    told = text_of(run())
+    for one in shown["answers"]:
+        assert one["schedule minus it"] in told
+        assert f"{one['steps within, bounded drift']}, {one['steps within, eta 4']}" in told
+    assert "the same eta for all cells" in told
 
 
 def test_advice_for_a_log(shown: Mapping[str, Any]) -> None:
