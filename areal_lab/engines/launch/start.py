@@ -75,6 +75,8 @@ class Scratch:
 
     folder: Path
     _segments: Segments = field(default_factory=Segments)
+    _groups: set[int] = field(default_factory=set)
+    """Process group of the server, once it is known."""
 
     @staticmethod
     def make() -> Scratch:
@@ -83,13 +85,19 @@ class Scratch:
         remove_abandoned_folders(parent, _remove_listed)
         scratch = Scratch(make_owned_folder(parent, mode=0o700))
         # In case a server was killed and its `stop` was cancelled before the removal.
-        atexit.register(scratch.remove, _NO_GROUP)
+        atexit.register(scratch.remove_at_exit)
         return scratch
 
     def record_segments(self, group: int) -> None:
         """Record the shared memory of the server's processes while they are alive."""
+        self._groups.add(group)
         if self._segments.record(group):
-            (self.folder / _LIST).write_text("\n".join(map(str, self._segments.found)))
+            (self.folder / _LIST).write_text("\n".join(map(str, (group, *self._segments.found))))
+
+    def remove_at_exit(self) -> None:
+        """Remove everything, though processes of the server may not have ended yet."""
+        for group in self._groups or {_NO_GROUP}:
+            self.remove(group)
 
     def remove(self, group: int) -> None:
         """Remove everything after the server's processes have ended. Idempotent."""
@@ -386,7 +394,9 @@ _NO_GROUP = 0
 
 def _remove_listed(folder: Path) -> None:
     try:
-        listed = map(Path, (folder / _LIST).read_text().splitlines())
-    except OSError:
-        return  # the server had no shared memory
-    remove_segments([one for one in listed if one.parent == SHARED_MEMORY], _NO_GROUP)
+        first, *listed = (folder / _LIST).read_text().splitlines()
+        group = int(first)
+    except (OSError, ValueError):
+        return  # the server had no shared memory, or was killed while this was written
+    paths = map(Path, listed)
+    remove_segments([one for one in paths if one.parent == SHARED_MEMORY], group)

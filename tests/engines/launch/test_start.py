@@ -422,6 +422,25 @@ def test_a_killed_server_that_was_not_stopped_leaves_nothing_behind(
     assert left_behind(folder) == []
 
 
+@pytest.mark.parametrize("who", ["at exit", "the next start"])
+def test_the_memory_of_a_server_is_removed_before_it_has_ended(folder: Path, who: str) -> None:
+    async def scenario() -> None:
+        engine = await start(folder)
+        scratch = engine._scratch
+        assert scratch is not None
+        assert len(left_behind(folder)) == 3
+        if who == "at exit":
+            scratch.remove_at_exit()
+            assert left_behind(folder) == []
+        else:
+            launch._remove_listed(scratch.folder)
+            assert left_behind(folder) == [scratch.folder]
+        await engine.stop()
+        assert left_behind(folder) == []
+
+    asyncio.run(scenario())
+
+
 def test_an_engine_that_is_not_installed_names_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
