@@ -25,7 +25,7 @@ from simulator.run.responses import Draws, GroupDraws, Scores
 from simulator.run.system import System
 
 _PARTS: Final = 4
-"""Parts of a batch in which more groups than a batch are generated ahead."""
+"""After a version has started a whole batch, a batch divided by this is generated ahead."""
 
 
 class Live:
@@ -53,12 +53,12 @@ class Live:
         self._under: dict[GroupId, Version] = {}
         """Version that generated the last tokens of a group."""
         self._ahead: dict[GroupId, list[Row]] = {}
-        """Groups that the newest version has generated, and that have not begun."""
+        """Groups that the newest version has generated, and that have not started."""
         self._ahead_version: Version = -1
-        self._begun = 0
-        """Groups that have begun under the newest version."""
+        self._started = 0
+        """Groups that have started under the newest version."""
         self._next: GroupId = 0
-        """The first group that has never begun, nor any after it."""
+        """The first group that has never started, nor any after it."""
         limits = system.limits
         self._batch = limits.batch_groups
         self._end = limits.batch_groups * (limits.train_steps or 0)
@@ -70,9 +70,9 @@ class Live:
         of many.
         """
         if version != self._ahead_version:
-            self._ahead, self._ahead_version, self._begun = {}, version, 0
-        self._begun += len(groups)
-        self._next = max(self._next, *(group + 1 for group in groups))
+            self._ahead, self._ahead_version, self._started = {}, version, 0
+        self._started += len(groups)
+        self._next = max(self._next, max(groups) + 1)
         new = [group for group in groups if group not in self._ahead]
         if new:
             new += self._likely()
@@ -89,7 +89,7 @@ class Live:
         A training step makes room for one batch; groups that engines take without a bound on
         staleness come on top.
         """
-        count = self._batch - self._begun
+        count = self._batch - self._started
         if count < 0:
             count = max(1, self._batch // _PARTS)
         numbers = range(self._next, min(self._next + count, self._end))

@@ -199,6 +199,19 @@ def test_calls_are_spread_over_the_servers(command: list[str]) -> None:
     assert len(with_tools(body, command=command, servers=2)) == 2
 
 
+def kill_and_wait(code: str, *arguments: str) -> None:
+    """Kill a program once it has said two processes, and wait until these have ended."""
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, text=True
+    ) as run:
+        assert run.stdout is not None
+        pids = [int(pid) for pid in run.stdout.readline().split()]
+        assert len(pids) == 2
+        run.kill()
+    while not gone(pids):
+        time.sleep(0.01)
+
+
 def test_a_server_ends_with_a_run_that_is_killed(command: list[str]) -> None:
     code = (
         "import asyncio, sys\n"
@@ -210,15 +223,7 @@ def test_a_server_ends_with_a_run_that_is_killed(command: list[str]) -> None:
         "    await asyncio.Event().wait()\n"
         "asyncio.run(main())\n"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", code, *command], stdout=subprocess.PIPE, text=True
-    ) as run:
-        assert run.stdout is not None
-        pids = [int(pid) for pid in run.stdout.readline().split()]
-        assert len(pids) == 2
-        run.kill()
-    while not gone(pids):
-        time.sleep(0.01)
+    kill_and_wait(code, *command)
 
 
 REPLIES = (  # a server with other tools each time that it is started

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 import sys
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -23,7 +21,7 @@ from areal_lab.agents.workflow import Episode, opened
 from areal_lab.rewards.service import RewardError
 from tests.agents.openenv_server import Server, error, observation
 from tests.agents.scripted import Scripted
-from tests.agents.test_mcp import gone
+from tests.agents.test_mcp import gone, kill_and_wait
 
 DATA = {"prompt": "Play. ", "seed": 3}
 
@@ -290,14 +288,7 @@ def test_a_command_ends_with_a_run_that_is_killed(tmp_path: Path) -> None:
         "    await asyncio.Event().wait()\n"
         "asyncio.run(main())\n"
     )
-    command = [sys.executable, "-c", code, sys.executable, PROGRAM, "{port}", str(tmp_path / "e")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as run:
-        assert run.stdout is not None
-        pids = [int(pid) for pid in run.stdout.readline().split()]
-        assert len(pids) == 2
-        run.kill()
-    while not gone(pids):
-        time.sleep(0.01)
+    kill_and_wait(code, sys.executable, PROGRAM, "{port}", str(tmp_path / "e"))
 
 
 @pytest.mark.parametrize(
