@@ -31,6 +31,7 @@ from simulator.report.lags import NUMBERS, lag_span
 from simulator.report.measured_errors import (
     PERCENT,
     gpus_of,
+    kind_of,
     known_lines,
     never_compared,
     never_line,
@@ -168,7 +169,7 @@ def model_error_lines(plan: Plan) -> Iterator[str]:
         yield known_lines("gain", plan.comparisons[0].asynchronous.known.gain)[0]
     configs = [one.config for one in plan.space.possible]
     gpus = dict.fromkeys(gpu for config in configs for gpu in gpus_of(config))
-    yield from never_line(never_compared(list(gpus), plan.errors))
+    yield from never_line(never_compared(map(kind_of, configs), gpus, plan.errors))
 
 
 def recommendation_lines(plan: Plan) -> Iterator[str]:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -252,16 +252,6 @@ class MeasuredErrors:
         ]
         return known_error(kind, found, ratio=True) if found else self.step(kind)
 
-    def never_compared(self) -> list[str]:
-        """Kinds of runs without a row, in words."""
-        kinds = {row.kind.plain for row in self.rows}
-        found = [] if AGENTS in self.parts() else [AGENTS]
-        for mixture, colocated in itertools.product((False, True), repeat=2):
-            kind = Kind(mixture=mixture, colocated=colocated)
-            if kind not in kinds:
-                found.append(str(kind))
-        return found
-
     def gpus(self) -> set[str]:
         """Types of GPU with a row."""
         return {row.gpu for row in self.rows}
@@ -430,9 +420,7 @@ def record_of(value: Prediction, seeds: Estimate) -> dict[str, float | None]:
 
 def step_record(kind: Kind, gpus: Sequence[str], errors: MeasuredErrors) -> dict[str, Any]:
     """The error of seconds per step of a kind of run, as JSON."""
-    known, never = errors.step(kind), never_compared(gpus, errors)
-    measured = errors.parts()
-    never += [name for name in kind.parts if name not in {*measured, *never, OTHER_GPUS}]
+    known, never = errors.step(kind), never_compared([kind], gpus, errors)
     return {
         "share": SHARE,
         **_record("step", known),
@@ -499,10 +487,17 @@ def _fitted(residuals: Residuals) -> str:
     return " or ".join(_FITTED_NAMES.get(name, name) for name in residuals.fitted)
 
 
-def never_compared(gpus: Sequence[str], errors: MeasuredErrors) -> list[str]:
-    """Kinds of runs without a measured one, and those of these GPUs that have none."""
-    known = errors.gpus()
-    return [*errors.never_compared(), *(f"{gpu} GPUs" for gpu in gpus if gpu not in known)]
+def never_compared(kinds: Iterable[Kind], gpus: Iterable[str], errors: MeasuredErrors) -> list[str]:
+    """What these runs have and no measured one has: a kind, a part, a type of GPU."""
+    compared = {row.kind.plain for row in errors.rows}
+    known = {*errors.parts(), OTHER_GPUS}  # these are named one by one
+    found: dict[str, None] = {}
+    for kind in kinds:
+        if kind.plain not in compared:
+            found[str(kind.plain)] = None
+        found |= dict.fromkeys(part for part in kind.parts if part not in known)
+    measured = errors.gpus()
+    return [*found, *(f"{gpu} GPUs" for gpu in gpus if gpu not in measured)]
 
 
 def never_line(never: Sequence[str]) -> list[str]:

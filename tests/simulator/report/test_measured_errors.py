@@ -148,11 +148,6 @@ def test_an_agent_takes_the_errors_of_runs_with_the_same_model_and_placement() -
     assert line.startswith(f"No measured run of this kind (dense, disaggregated, {AGENTS}) was")
 
 
-def test_what_was_never_compared_is_named_once() -> None:
-    never = step_record(AGENT, ["H100"], MeasuredErrors([row(0.1)]))["never_compared"]
-    assert never.count(AGENTS) == 1
-
-
 @pytest.mark.parametrize("name", PARTS)
 def test_a_part_that_was_never_measured_widens_the_interval_and_is_named(name: str) -> None:
     errors = MeasuredErrors([row(0.2, group=group, gain=0.2, family=group) for group in "abc"])
@@ -263,21 +258,22 @@ def test_the_ratio_of_two_runs_is_what_they_differ_in(
         assert known.error.spread == pytest.approx(expected)
 
 
-def test_what_was_never_compared_is_named() -> None:
+def test_what_these_runs_have_and_no_measured_one_has_is_named() -> None:
     errors = MeasuredErrors([row(0.1), row(0.1, kind=COLOCATED)])
-    assert never_compared(["H100", "A100-80"], errors) == [
+    mixtures = [Kind(mixture=True, colocated=colocated) for colocated in (False, True)]
+    eager = COLOCATED._replace(parts=(OTHER_GPUS, EAGER))
+    assert never_compared([DENSE, COLOCATED], ["H100"], errors) == []
+    assert never_compared([DENSE, AGENT, AGENT], ["H100", "A100-80"], errors) == [
         AGENTS,
-        "mixture of experts, disaggregated",
-        "mixture of experts, colocated",
         "A100-80 GPUs",
     ]
-    everything = [
-        row(0.1, kind=Kind(mixture=mixture, colocated=colocated, parts=parts))
-        for mixture in (False, True)
-        for colocated in (False, True)
-        for parts in ((), (AGENTS,))
+    assert never_compared([*mixtures, eager], [], errors) == [
+        "mixture of experts, disaggregated",
+        "mixture of experts, colocated",
+        EAGER,
     ]
-    assert never_compared(["H100"], MeasuredErrors(everything)) == []
+    measured = MeasuredErrors([row(0.1, kind=AGENT), row(0.1, kind=eager)])
+    assert never_compared([AGENT, eager], ["H100"], measured) == []
 
 
 @given(st.floats(0.1, 10), st.floats(0.1, 10))
