@@ -40,6 +40,8 @@ _SHORT_S: Final = 10.0
 """Shorter runs are reported only at their end, if there is no bar."""
 _FAILED_SHOWN: Final = 5
 """Maximum failed cells whose last lines are printed again at the end."""
+_COMMAND_SHOWN: Final = 300
+"""Maximum characters of a command that is printed again at the end."""
 
 
 def train_command() -> Command:
@@ -318,9 +320,10 @@ def _exit_code(
         import shlex
 
         again = shlex.join(["areal-lab", "sweep", source, *overrides])
+        command = f": {again}" if len(again) <= _COMMAND_SHOWN else ""
         notes.print(
             f"{len(recorded.rows) - missing} of {len(recorded.rows)} cells are complete; the same "
-            f"command runs the others: {again}",
+            f"command runs the others{command}",
             highlight=False,
             markup=False,
             soft_wrap=True,

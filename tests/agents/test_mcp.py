@@ -6,8 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from areal_lab.agents.tools.mcp import McpServers
 from areal_lab.engines.protocol import SamplingParams
 from areal_lab.rewards.service import RewardError
 from tests.agents.scripted import Scripted
+from tests.ended import gone, kill_and_wait
 from tests.pipeline.tiny_run import do_run, tiny_config, trained_samples
 
 SERVER = str(Path(__file__).with_name("mcp_server.py"))
@@ -66,17 +66,6 @@ async def broken(call: Awaitable[Any]) -> str:
         await call
     assert "\n" not in str(raised.value)
     return str(raised.value)
-
-
-def gone(pids: Sequence[int]) -> bool:
-    return not any(map(_runs, pids))
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def test_results_and_failures_are_texts(command: list[str]) -> None:
@@ -138,11 +127,11 @@ def test_a_server_that_is_lost_fails_its_calls_and_is_started_again(command: lis
             assert all(message in one for one in failed), failed
             before, pids = pids, await call.process()
             assert pids[0] != before[0]
-            assert gone(before), "also what it has started"
+            assert gone(*before), "also what it has started"
         assert (await call("add", a=1, b=2)).text == "3"
         return pids
 
-    assert gone(with_tools(body, command=command)), "at the end of the run"
+    assert gone(*with_tools(body, command=command)), "at the end of the run"
 
 
 def test_a_hung_server_is_killed_after_a_ping(
@@ -172,7 +161,7 @@ def test_a_server_that_ends_between_calls_fails_one_call(
         assert (await call("leaves_later")).text == "soon"
         pid, *_ = await call.process()
         (tmp_path / "leave").touch()
-        while not gone([pid]):
+        while not gone(pid):
             await asyncio.sleep(0.01)
         [server] = call.servers._servers
         await server._ended.wait()
@@ -197,19 +186,6 @@ def test_calls_are_spread_over_the_servers(command: list[str]) -> None:
         return {one, *pids}
 
     assert len(with_tools(body, command=command, servers=2)) == 2
-
-
-def kill_and_wait(code: str, *arguments: str) -> None:
-    """Kill a program once it has said two processes, and wait until these have ended."""
-    with subprocess.Popen(
-        [sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, text=True
-    ) as run:
-        assert run.stdout is not None
-        pids = [int(pid) for pid in run.stdout.readline().split()]
-        assert len(pids) == 2
-        run.kill()
-    while not gone(pids):
-        time.sleep(0.01)
 
 
 def test_a_server_ends_with_a_run_that_is_killed(command: list[str]) -> None:

@@ -21,7 +21,7 @@ from areal_lab.agents.workflow import Episode, opened
 from areal_lab.rewards.service import RewardError
 from tests.agents.openenv_server import Server, error, observation
 from tests.agents.scripted import Scripted
-from tests.agents.test_mcp import gone, kill_and_wait
+from tests.ended import gone, kill_and_wait
 
 DATA = {"prompt": "Play. ", "seed": 3}
 
@@ -258,7 +258,7 @@ def test_a_command_is_started_and_ends_with_the_run(tmp_path: Path) -> None:
     first, second = started(["3"], ["1", "3"], command=command)
     assert served_by(first) == served_by(second)
     assert file.exists(), "it had the time to end by itself"
-    assert gone(served_by(first)), "also what it has started"
+    assert gone(*served_by(first)), "also what it has started"
 
 
 def test_a_server_that_ends_is_one_line_and_is_started_again(tmp_path: Path) -> None:
@@ -272,7 +272,7 @@ def test_a_server_that_ends_is_one_line_and_is_started_again(tmp_path: Path) -> 
         assert "\n" not in str(failed)
     first, second = served_by(found[1]), served_by(found[3])
     assert not {*first} & {*second}
-    assert gone([*first, *second])
+    assert gone(*first, *second)
 
 
 def test_a_command_ends_with_a_run_that_is_killed(tmp_path: Path) -> None:

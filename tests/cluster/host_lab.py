@@ -10,12 +10,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import psutil
-
 from areal_lab.cluster.host import Host, RemoteProcess
 from areal_lab.cluster.hosts import Hosts
 from areal_lab.cluster.scheduler import LocalScheduler
 from areal_lab.config.sections import ClusterConfig
+from tests.ended import gone
 
 DEADLINE_S = 60.0
 """For what takes a second or two on an idle machine."""
@@ -55,14 +54,6 @@ async def until(holds: Callable[[], bool], what: str) -> None:
                 await asyncio.sleep(0.02)
     except TimeoutError:
         raise AssertionError(f"not within {DEADLINE_S:g} s: {what}") from None
-
-
-def gone(pid: int) -> bool:
-    """Whether a process has ended."""
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 @asynccontextmanager

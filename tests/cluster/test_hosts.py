@@ -28,7 +28,8 @@ from areal_lab.cluster.scheduler import LocalScheduler
 from areal_lab.config.sections import ClusterConfig
 from areal_lab.engines.keys import authorization
 from tests.asynchronous import in_loop
-from tests.cluster.host_lab import DEADLINE_S, gone, host_lab, start_sleeper, until
+from tests.cluster.host_lab import DEADLINE_S, host_lab, start_sleeper, until
+from tests.ended import gone
 
 pytestmark = pytest.mark.cluster
 

@@ -17,7 +17,7 @@ from areal_lab.cluster.host import Host, HostLost, HostRefused, RemoteProcess
 from areal_lab.cluster.hosts import Hosts
 from areal_lab.config.sections import ClusterConfig
 from areal_lab.control.liveness import HostLiveness
-from tests.cluster.host_lab import DEADLINE_S, gone, start_sleeper, until
+from tests.cluster.host_lab import DEADLINE_S, start_sleeper, until
 from tests.cluster.namespaces import (
     FIN_WAIT1,
     NamespaceScheduler,
@@ -27,6 +27,7 @@ from tests.cluster.namespaces import (
     processes_with,
     why_not,
 )
+from tests.ended import gone
 
 pytestmark = pytest.mark.cluster
 MARK = "AREAL_LAB_TEST_MARK"

@@ -20,7 +20,7 @@ from areal_lab.resolve.resolved import resolve
 from areal_lab.runlog.file import read_log_file
 from areal_lab.shell.step_report import StepReport
 from areal_lab.shell.stop import StopSignal
-from tests.cluster.host_lab import gone
+from tests.ended import gone
 from tests.pipeline.rewards import even_digits
 from tests.pipeline.tiny_run import do_run, metrics, tiny_config
 

@@ -15,7 +15,8 @@ import psutil
 from areal_lab.cluster.hosts import Hosts
 from areal_lab.cluster.slurm.scheduler import SlurmScheduler
 from areal_lab.config.sections import ClusterConfig, SchedulerConfig
-from tests.cluster.host_lab import DEADLINE_S, gone, start_sleeper, until
+from tests.cluster.host_lab import DEADLINE_S, start_sleeper, until
+from tests.ended import gone
 
 
 @dataclass(slots=True)

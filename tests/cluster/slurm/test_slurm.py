@@ -14,10 +14,11 @@ import pytest
 
 from areal_lab.cluster.hosts import TooFewHosts
 from areal_lab.cluster.slurm import scheduler
-from tests.cluster.host_lab import DEADLINE_S, gone, start_sleeper, until
+from tests.cluster.host_lab import DEADLINE_S, start_sleeper, until
 from tests.cluster.slurm.joined import joined, new_hosts
 from tests.cluster.slurm.toy import GPUS, NODES, ToySlurm
 from tests.cluster.slurm.toy import until as until_now
+from tests.ended import gone
 
 pytestmark = pytest.mark.cluster
 ROOT = Path(__file__).parents[3]
