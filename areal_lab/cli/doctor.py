@@ -37,7 +37,7 @@ from areal_lab.engines.launch.environments import (
 )
 from areal_lab.engines.weights.root import ROOM_FACTOR
 from areal_lab.extras import require
-from areal_lab.host.machine import native_bfloat16, visible_gpus
+from areal_lab.host.machine import fast_bfloat16, visible_gpus
 from areal_lab.host.memory import memory_available_bytes
 from areal_lab.host.process_groups import SHARED_MEMORY
 from areal_lab.models.locate import PACKAGED_MODELS, cache_folder
@@ -93,7 +93,7 @@ class Facts:
     """CUDA version of the torch build; None for a CPU build."""
     cores: int
     memory_available: int
-    native_bf16: bool
+    fast_bf16: bool
     shared_memory_free: int
     disk_free: int
     model_package: bool
@@ -138,7 +138,7 @@ def gather() -> Facts:
         cuda=own_torch_cuda(),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1,
         memory_available=memory_available_bytes(),
-        native_bf16=native_bfloat16(),
+        fast_bf16=fast_bfloat16(),
         shared_memory_free=_free(SHARED_MEMORY),
         disk_free=_free(Path.cwd()),
         model_package=importlib.util.find_spec(packaged.module) is not None,
@@ -388,8 +388,9 @@ def _memory(facts: Facts) -> Finding:
 
 
 def _bf16(facts: Facts) -> Finding:
-    found = "native, used by models" if facts.native_bf16 else "not native; float32 is used instead"
-    return Finding("bfloat16", Status.OK if facts.native_bf16 else Status.NOTE, found)
+    slow = "missing, or slower than float32, which is used instead"
+    found = "faster than float32, used by models" if facts.fast_bf16 else slow
+    return Finding("bfloat16", Status.OK if facts.fast_bf16 else Status.NOTE, found)
 
 
 def _shared_memory(facts: Facts) -> Finding:

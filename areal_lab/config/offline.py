@@ -109,8 +109,8 @@ class OfflineActorConfig(Record):
     max_tokens_per_mb: Annotated[Count, About(unit="tokens")] = 4096
     """Token budget of a micro-batch. It changes memory, not results."""
     dtype: DType = "auto"
-    """Compute type; master weights are float32. `auto` is bfloat16 on GPUs, and on a CPU that has
-    instructions for it, else float32."""
+    """Compute type; master weights are float32. `auto` is bfloat16 on GPUs, and on a CPU where it
+    is faster, else float32."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of the processes. `auto` is one GPU per process, or else the CPU."""
     attention: Attention = "auto"

@@ -231,8 +231,8 @@ class RolloutConfig(ReadsDropLate):
     threads: Whole = 0
     """CPU threads per engine; 0 shares the cores between engines and trainer."""
     dtype: DType = "auto"
-    """Compute type of the engines. `auto` is bfloat16 on GPUs, and on a CPU that supports it, else
-    float32."""
+    """Compute type of the engines. `auto` is bfloat16 on GPUs, and on a CPU where it is faster,
+    else float32."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of embedded engines. `auto` is one GPU per engine if torch was built with CUDA and
     there are enough GPUs, else the CPU. Engines get the first GPUs, the trainer the last ones; with

@@ -13,8 +13,11 @@ from typing import Final, Literal
 
 _CPUINFO: Final = Path("/proc/cpuinfo")
 
-_BFLOAT16_FLAGS: Final = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
-"""CPU flags for bfloat16 instructions, on x86 and ARM."""
+_BFLOAT16_FLAGS: Final = frozenset({"amx_bf16", "bf16"})
+"""CPU flags for products of bfloat16 matrices or vectors, on x86 and ARM."""
+_INTEL: Final = "GenuineIntel"
+"""Without AMX, which a virtual machine may hide, products in bfloat16 are slower than in float32 on
+these CPUs, also with the flag `avx512_bf16` (docs/log.md, 2026-11-29); on AMD's they are faster."""
 
 
 def processor_name(cpuinfo: Path = _CPUINFO) -> str:
@@ -22,12 +25,14 @@ def processor_name(cpuinfo: Path = _CPUINFO) -> str:
     return _first(cpuinfo, "model name") or platform.processor() or platform.machine()
 
 
-def native_bfloat16(cpuinfo: Path = _CPUINFO) -> bool:
-    """Return whether the CPU has bfloat16 instructions; emulation is three times slower than
-    float32.
+def fast_bfloat16(cpuinfo: Path = _CPUINFO) -> bool:
+    """Return whether the CPU has bfloat16 instructions that are faster than those of float32;
+    emulation is three times slower.
     """
-    flags = _first(cpuinfo, "flags") or _first(cpuinfo, "Features")
-    return not _BFLOAT16_FLAGS.isdisjoint(flags.split())
+    flags = (_first(cpuinfo, "flags") or _first(cpuinfo, "Features")).split()
+    if "avx512_bf16" in flags and _first(cpuinfo, "vendor_id") != _INTEL:
+        return True
+    return not _BFLOAT16_FLAGS.isdisjoint(flags)
 
 
 def _first(cpuinfo: Path, name: str) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from areal_lab.host.machine import native_bfloat16
+from areal_lab.host.machine import fast_bfloat16
 from areal_lab.models.complete import CONFIG, read_sizes, weight_files
 from areal_lab.models.files import read_header, read_object
 
@@ -149,7 +149,7 @@ def end_token_ids(folder: Path) -> frozenset[int]:
 
 
 def dtype_name(name: str, *, native: bool) -> Literal["float32", "bfloat16"]:
-    """Name of a type; `auto` is bfloat16 where the device has instructions for it.
+    """Name of a type; `auto` is bfloat16 where it is faster than float32.
 
     On a CPU that only emulates bfloat16 it is three times slower than float32.
     """
@@ -165,7 +165,7 @@ def has_bfloat16(device: str) -> bool:
     """Return whether `auto` is bfloat16 on this machine's `device`: on every GPU, without
     querying it, so a process that only sends weights there needs no GPU.
     """
-    return device.partition(":")[0] == "cuda" or native_bfloat16()
+    return device.partition(":")[0] == "cuda" or fast_bfloat16()
 
 
 def compute_dtype(name: str = "auto", device: str = "cpu") -> torch.dtype:

@@ -41,7 +41,7 @@ HEALTHY = Facts(
     cuda=None,
     cores=2,
     memory_available=10 * GIB,
-    native_bf16=True,
+    fast_bf16=True,
     shared_memory_free=2 * GIB,
     disk_free=10 * GIB,
     model_package=True,
@@ -132,7 +132,7 @@ def test_a_missing_requirement_fails_with_a_command(
         ("platform", {"system": "Darwin"}, "only Linux is tested"),
         ("cores", {"cores": 1}, "shared by"),
         ("memory", {"memory_available": 6 * GIB}, "the demo needs 8 GiB"),
-        ("bfloat16", {"native_bf16": False}, "float32 is used instead"),
+        ("bfloat16", {"fast_bf16": False}, "slower than float32, which is used"),
         ("shared memory", {"shared_memory_free": GIB}, "through the disk"),
         ("model cache", {"model_converted": False}, "the first run converts it"),
         (

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from areal_lab.host import ports
-from areal_lab.host.machine import native_bfloat16, processor_name
+from areal_lab.host.machine import fast_bfloat16, processor_name
 from areal_lab.host.memory import memory_available_bytes, memory_bytes
 from areal_lab.host.ports import address_towards, free_port
 from areal_lab.models import folder
@@ -21,8 +21,9 @@ from areal_lab.models.folder import compute_dtype
 @pytest.mark.parametrize(
     ("line", "native"),
     [
-        ("flags\t\t: fpu avx512f avx512_bf16", True),
-        ("flags\t\t: fpu avx512f amx_bf16", True),
+        ("vendor_id\t: AuthenticAMD\nflags\t\t: fpu avx512f avx512_bf16", True),
+        ("vendor_id\t: GenuineIntel\nflags\t\t: fpu avx512f avx512_bf16", False),
+        ("vendor_id\t: GenuineIntel\nflags\t\t: fpu avx512_bf16 amx_bf16", True),
         ("flags\t\t: fpu avx512f", False),
         ("Features\t: fp asimd bf16", True),
         ("", False),
@@ -33,9 +34,9 @@ def test_bfloat16_is_native_where_the_cpu_says_so(
 ) -> None:
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text(f"processor\t: 0\nmodel name\t: A: B 3000\n{line}\n")
-    assert native_bfloat16(cpuinfo) == native
+    assert fast_bfloat16(cpuinfo) == native
     assert processor_name(cpuinfo) == "A: B 3000"
-    monkeypatch.setattr(folder, "native_bfloat16", lambda: native)
+    monkeypatch.setattr(folder, "fast_bfloat16", lambda: native)
     assert compute_dtype("auto") == (torch.bfloat16 if native else torch.float32)
 
 
@@ -48,7 +49,7 @@ def test_a_named_type_is_taken_and_an_unknown_one_refused() -> None:
 
 def test_a_system_that_tells_nothing_has_a_name_all_the_same(tmp_path: Path) -> None:
     assert processor_name(tmp_path / "none")
-    assert not native_bfloat16(tmp_path / "none")
+    assert not fast_bfloat16(tmp_path / "none")
 
 
 @pytest.fixture

@@ -62,7 +62,7 @@ def test_a_tensor_is_overwritten_in_its_own_type() -> None:
 def test_the_type_is_that_of_the_device(
     monkeypatch: pytest.MonkeyPatch, device: str, expected: torch.dtype, *, native: bool
 ) -> None:
-    monkeypatch.setattr("areal_lab.models.folder.native_bfloat16", lambda: native)
+    monkeypatch.setattr("areal_lab.models.folder.fast_bfloat16", lambda: native)
     assert compute_dtype("auto", device) == expected
     assert has_bfloat16(device) == (expected == torch.bfloat16)
     assert compute_dtype("float32", device) == torch.float32

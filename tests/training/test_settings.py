@@ -73,7 +73,7 @@ def transformers_share(kind: str, step: int, warmup_steps: int, steps: int) -> f
 def test_weights_are_exported_in_the_type_of_the_engines_device(
     monkeypatch: pytest.MonkeyPatch, dtype: str, device: str, expected: torch.dtype
 ) -> None:
-    monkeypatch.setattr("areal_lab.models.folder.native_bfloat16", lambda: False)
+    monkeypatch.setattr("areal_lab.models.folder.fast_bfloat16", lambda: False)
     settings = TrainerSettings(
         config=TrainConfig(rollout=RolloutConfig(dtype=dtype)),  # type: ignore[arg-type]
         model_path="",

@@ -104,7 +104,7 @@ def test_an_embedded_engine_takes_a_gpu_if_there_is_one(
     found = replace(environment("embedded"), build="gpu")
     monkeypatch.setattr(f"{options}.visible_gpus", lambda: gpus)
     monkeypatch.setattr(f"{options}.environment", lambda _: found)
-    monkeypatch.setattr("areal_lab.models.folder.native_bfloat16", lambda: False)
+    monkeypatch.setattr("areal_lab.models.folder.fast_bfloat16", lambda: False)
     model = resolve_model_path("Adder-75K")
     fitted = fit_to_machine(embedded, replace(OPTIONS, model=model, device=asked, dtype="auto"))
     assert (fitted.build, fitted.dtype) == (build, dtype)
