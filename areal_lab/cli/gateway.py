@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,7 +27,7 @@ from areal_lab.host.terminal import printable
 from areal_lab.pipeline.gateway.prepare import GatewayPlan, prepare_gateway
 from areal_lab.pipeline.gateway.serve import Ready, StandaloneGateway
 from areal_lab.resolve.unread import GATEWAY
-from areal_lab.shell.display import Lines
+from areal_lab.shell.display import Lines, reminders
 from areal_lab.shell.stop import StopSignal, stop_on_interrupt
 
 MAX_NEW_TOKENS: Final = 1024
@@ -74,15 +75,16 @@ async def _until_stopped(plan: GatewayPlan) -> None:
     """Serve, and print the file of sessions, even after a failure."""
     stop, end_now = StopSignal(), StopSignal()
     serving = False
+    display, starting = Lines(Console(stderr=True)), ExitStack()
+    starting.enter_context(reminders(display))
 
     def ready(address: Ready) -> None:
         nonlocal serving
         serving = True
+        starting.close()
         _announce(address, plan)
 
-    gateway = StandaloneGateway(
-        plan=plan, display=Lines(Console(stderr=True)), ready=ready, stop=stop, end_now=end_now
-    )
+    gateway = StandaloneGateway(plan=plan, display=display, ready=ready, stop=stop, end_now=end_now)
     work = asyncio.create_task(gateway.run())
 
     def unless_serving() -> None:
@@ -96,6 +98,7 @@ async def _until_stopped(plan: GatewayPlan) -> None:
 
     stop_on_interrupt(stop, first=unless_serving, again=again)
     await asyncio.wait((work,))
+    starting.close()
     lines = gateway.written
     if lines is not None and lines.written:
         typer.echo(f"sessions are in {lines.file}")

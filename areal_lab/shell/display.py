@@ -175,7 +175,7 @@ def terminal_display(
     console = Console(stderr=True)
     if not console.is_terminal:
         lines = Lines(console, waiting_for)
-        with _reminders(lines):
+        with reminders(lines):
             yield lines
         return
     screen = Screen(console, waiting_for, live_counts)
@@ -184,7 +184,7 @@ def terminal_display(
 
 
 @contextmanager
-def _reminders(lines: Lines) -> Iterator[None]:
+def reminders(lines: Lines) -> Iterator[None]:
     """Print reminders from a separate thread, because the caller's may be blocked."""
     over = threading.Event()
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx2
 import psutil
@@ -22,6 +24,10 @@ from typer.testing import CliRunner
 from areal_lab.cli import app as cli
 from areal_lab.cli import gateway
 from areal_lab.engines.keys import key_file
+from areal_lab.pipeline.gateway.prepare import GatewayPlan
+from areal_lab.pipeline.gateway.serve import Ready
+from areal_lab.shell import display
+from areal_lab.shell.display import Display
 from benchmarks.tiny_model import write_tiny_model
 from tests.pipeline.tiny_run import rescored_difference
 from tests.warm import ForkedPopen
@@ -101,6 +107,34 @@ def test_a_gateway_serves_sessions_and_loses_no_token(
         assert admin not in "".join(told) + last + said + (out / "sessions.jsonl").read_text()
     assert not file.exists()
     _check_file(out / "sessions.jsonl", model, replies)
+
+
+def test_a_gateway_that_starts_slowly_says_what_it_waits_for_until_it_serves(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(display, "_REMIND_S", 0.0)
+    monkeypatch.setattr(display, "_CHECK_S", 0.001)
+    said = ""
+
+    class Slow:
+        written = None
+
+        def __init__(self, *, display: Display, ready: Callable[[Ready], None], **_: Any) -> None:
+            self._display, self._ready = display, ready
+
+        async def run(self) -> None:
+            nonlocal said
+            self._display.phase("waiting for 1 sglang server to start")
+            while "still: waiting for 1 sglang server to start (" not in said:
+                await asyncio.sleep(0)
+                said += capsys.readouterr().err
+            assert "reminders" in {thread.name for thread in threading.enumerate()}
+            self._ready(Ready(url="", key_file=Path(), engines="", open_to_others=False))
+            assert "reminders" not in {thread.name for thread in threading.enumerate()}
+
+    monkeypatch.setattr(gateway, "StandaloneGateway", Slow)
+    monkeypatch.setattr(gateway, "_announce", lambda *_: None)
+    asyncio.run(gateway._until_stopped(cast(GatewayPlan, None)))
 
 
 def test_a_gateway_that_fails_says_where_its_sessions_are(

@@ -8,17 +8,23 @@ and each from the exact value. So the measure is float64: an engine's error may 
 from __future__ import annotations
 
 import asyncio
+import json
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from areal_lab.engines.launch.start import EngineProcess
-from areal_lab.engines.protocol import Generated, WeightsFolder
+from areal_lab.engines.protocol import (
+    Generated,
+    GenerateRequest,
+    RequestRefused,
+    WeightsFolder,
+)
 from areal_lab.models.locate import resolve_model_path
 from tests.real_engines.conftest import Announce, start
 from tests.real_engines.engines import ENGINES
@@ -61,6 +67,59 @@ def test_logprobs_are_as_exact_as_those_of_transformers(
         f"transformers from float64 {own:.1e}\n"
     )
     assert error <= ENGINES[name].smollm2_ratio * own
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"capital": {"type": "string", "maxLength": 12}, "large": {"type": "boolean"}},
+    "required": ["capital", "large"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("name", [name for name in ENGINES if name != "vllm"])
+def test_responses_match_their_schema_and_others_are_free(
+    name: str, folder: Path, tmp_path: Path, announce: Announce
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "The capital of France?"}],
+        add_generation_prompt=True,
+        return_dict=False,
+    )
+
+    def asked(seed: int, schema: str) -> GenerateRequest:
+        values = {"json_schema": schema, "ignore_eos": False, "seed": seed}
+        return request(f"{seed} {schema}"[:8], prompt, TOKENS, **values)
+
+    async def scenario() -> list[list[Generated]]:
+        weights = WeightsFolder(path=folder, version=0, checksum="", size_bytes=0)
+        engine = await start(name, weights, tmp_path / "log", announce, tokenizer=folder)
+        try:
+            assert await engine.client.enforces_schemas()
+            schema = json.dumps(SCHEMA)
+            samples = [
+                await engine.client.generate([asked(seed, schema) for seed in range(4)]),
+                await engine.client.generate([asked(seed, "") for seed in range(4)]),
+            ]
+            with pytest.raises(RequestRefused, match="schema"):
+                await engine.client.generate([asked(0, '{"type": "nope"}')])
+            return samples
+        finally:
+            await engine.stop()
+
+    bound, free = asyncio.run(scenario())
+    for sample in bound:
+        logprobs = [one for segment in sample.segments for one in segment.logprobs]
+        assert max(logprobs) == 0, "of a token that the schema requires"
+        text = tokenizer.decode(tokens_of(sample), skip_special_tokens=True)
+        told = json.loads(text)
+        assert text == json.dumps(told, ensure_ascii=False), "without white space that is free"
+        assert set(told) == {"capital", "large"}
+        assert isinstance(told["large"], bool)
+    texts = [tokenizer.decode(tokens_of(sample)) for sample in free]
+    announce(f"free: {texts}\n")
+    assert not any(text.startswith("{") for text in texts)
 
 
 def scored(folder: Path, dtype: torch.dtype, results: list[Generated]) -> Tensor:

@@ -140,6 +140,8 @@ class Dialect:
     checks_stops: Callable[[Reply], bool]
     """True if the server ends responses at stop strings itself, from the reply to `info`. If
     not, it gets no stop strings: the client ends the responses a little later."""
+    has_grammars: Callable[[Reply], bool]
+    """True if the server's responses match the JSON schemas of their requests, from the same."""
     tells_interruptions: bool
     """True if every message reports its version and how often the sample lost its cache."""
     ready: Call

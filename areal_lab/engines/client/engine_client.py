@@ -324,15 +324,13 @@ class EngineClient:
         return self.api.engine_version(await self._connection.call(self.api.info))
 
     async def enforces_schemas(self) -> bool:
-        """Return whether responses match the `json_schema` of their requests. Only the embedded
-        engine is asked: the grammars of other servers are untested.
-        """
+        """Return whether responses match the `json_schema` of their requests."""
         try:
             return bool((await self._connection.call(get("/json_schemas"))).get("enforced"))
         except EngineUnreachable:
             raise
-        except EngineError:
-            return False
+        except EngineError:  # only the embedded engine has this path
+            return self.api.has_grammars(await self._connection.call(self.api.info))
 
     async def info(self) -> dict[str, Any]:
         """Server's report about its weights."""

@@ -224,6 +224,11 @@ def _rid(request_id: str) -> str:
     return request_id + _ID_END
 
 
+def _has_grammars(info: Reply) -> bool:
+    backend = info.get("grammar_backend") or "none"
+    return backend != "none" and not info.get("skip_tokenizer_init", True)
+
+
 SGLANG: Final = Dialect(
     name="sglang",
     together=True,
@@ -258,6 +263,7 @@ SGLANG: Final = Dialect(
     engine_name=lambda reply: str(reply.get("engine", "sglang")),
     engine_version=lambda reply: str(reply.get("version", "")),
     checks_stops=lambda reply: not reply.get("skip_tokenizer_init", True),
+    has_grammars=_has_grammars,
     tells_interruptions=True,
     ready=get("/ready"),
     ping_compute=get("/server_info"),

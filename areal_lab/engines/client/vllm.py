@@ -211,6 +211,7 @@ VLLM: Final = Dialect(
     engine_version=lambda reply: str(reply.get("version", "")),
     # Without a tokenizer it ignores them.
     checks_stops=lambda _: True,
+    has_grammars=lambda _: False,
     tells_interruptions=False,
     ready=get("/health"),
     ping_compute=get("/is_paused"),

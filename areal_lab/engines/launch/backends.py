@@ -122,6 +122,8 @@ class Backend:
     top-k and top-p; otherwise over the remaining tokens."""
     own_seeds: bool
     """True if the sampled tokens of a request depend on its seed alone, not on its batch."""
+    grammars: bool
+    """True if responses can match a JSON schema, on a CPU; it needs a tokenizer."""
     tempered_top_1: bool
     """True if log-probs with `top_k=1` are at the requested temperature; otherwise at 1."""
     reports_spans: bool
@@ -203,6 +205,8 @@ def _sglang_arguments(options: ServerOptions) -> list[str]:
         *("--watchdog-timeout", str(24 * 3600)),
         # Otherwise each message of a stream repeats all tokens so far.
         "--incremental-streaming-output",
+        # Otherwise small models fill JSON with white space until the response is full.
+        "--constrained-json-disable-any-whitespace",
     ]
     if options.build == "gpu":
         # Triton and torch for all three, so measurements do not depend on which vendor kernels fit
@@ -344,6 +348,7 @@ EMBEDDED: Final = Backend(
     whole_logprobs=True,
     tempered_top_1=True,
     own_seeds=True,
+    grammars=True,
     reports_spans=True,
     verifies_folders=True,
     tensor_parallel=False,
@@ -374,6 +379,7 @@ SGLANG: Final = Backend(
     # Seeds count with --enable-deterministic-inference only, which needs other attention kernels
     # than a CPU has.
     own_seeds=False,
+    grammars=True,
     reports_spans=False,
     tensor_parallel=True,
     releases_memory=("gpu",),
@@ -407,6 +413,7 @@ VLLM: Final = Backend(
     whole_logprobs=False,
     tempered_top_1=True,
     own_seeds=True,
+    grammars=False,
     reports_spans=False,
     tensor_parallel=True,
     releases_reason=(

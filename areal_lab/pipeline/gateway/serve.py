@@ -140,7 +140,7 @@ class StandaloneGateway:
             fleet=fleet,
             display=self.display,
             restarts=plan.served.config.rollout.max_engine_restarts,
-            conversations=True,
+            clients=True,
         )
         rollout = _rollout(plan, conversations, pool)
         numbers = itertools.count()

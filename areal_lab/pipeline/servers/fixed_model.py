@@ -33,7 +33,7 @@ async def start_servers(
     fleet: Fleet,
     display: Display,
     restarts: int = 0,
-    conversations: bool | None = None,
+    clients: bool = False,
     prepare_push: PreparePush | None = None,
 ) -> ServerPool:
     """Start the servers of a configuration, here or on its hosts, or attach to its addresses.
@@ -44,7 +44,7 @@ async def start_servers(
         fleet: stops the servers and closes the pool.
         display: shows the servers that are waited for.
         restarts: restarts allowed per server.
-        conversations: prompts continue earlier responses; None takes True with a workflow.
+        clients: requests are those of a gateway's clients, as in `engine_sources`.
         prepare_push: loads weights into servers; None leaves their weights.
 
     Raises:
@@ -70,7 +70,7 @@ async def start_servers(
         folder,
         first,
         threads=rollout.threads or (here if there is None else there.engine),
-        conversations=conversations,
+        clients=clients,
         launch=None if hosts is None else hosts.launch_engine,
     )
     pool = ServerPool(

@@ -97,7 +97,7 @@ def engine_sources(
     first: asyncio.Future[LaunchModel],
     *,
     threads: int,
-    conversations: bool | None = None,
+    clients: bool = False,
     launch: LaunchEngine | None = None,
 ) -> dict[EngineId, EngineSource]:
     """Return the sources of all engines, including those that may join later; starts nothing.
@@ -107,12 +107,11 @@ def engine_sources(
         folder: run folder, for the logs of servers.
         first: model of the first launch, for which a server waits.
         threads: CPU threads of each engine.
-        conversations: prompts continue earlier responses; None takes True with a workflow.
+        clients: requests are those of a gateway's clients: prompts continue earlier responses, and
+            responses may have to match JSON schemas.
         launch: starts a server on a host; None starts it here.
     """
     rollout = served.config.rollout
-    if conversations is None:
-        conversations = bool(rollout.workflow)
     if rollout.addresses:
         return {
             index: _attached(address, served) for index, address in enumerate(rollout.addresses)
@@ -124,7 +123,7 @@ def engine_sources(
             folder,
             first=first,
             threads=threads,
-            conversations=conversations,
+            clients=clients,
             launch=launch or launch_engine,
         )
         for index in range(max(served.engine_count, rollout.scaling.max_engines))
@@ -174,7 +173,7 @@ def _launched(
     *,
     first: asyncio.Future[LaunchModel],
     threads: int,
-    conversations: bool,
+    clients: bool,
     launch: LaunchEngine,
 ) -> EngineSource:
     """Make the function that starts engine `index`.
@@ -184,8 +183,12 @@ def _launched(
     """
     config, plan, model_path = served.config, served.engines, served.model
     rollout, share = config.rollout, served.gpu_share
-    # The server needs a tokenizer for stop strings and for images.
-    tokenizes = bool(served.codec.stops(config.gconfig.stop).strings) or is_vision_model(model_path)
+    # The server needs a tokenizer for stop strings, for images and for JSON schemas.
+    tokenizes = (
+        bool(served.codec.stops(config.gconfig.stop).strings)
+        or is_vision_model(model_path)
+        or (clients and BACKENDS[rollout.backend].grammars)
+    )
     restarts = index >= served.engine_count  # a server that joins later also starts this way
 
     async def start() -> EngineProcess:
@@ -204,7 +207,7 @@ def _launched(
             max_running_requests=rollout.max_running_requests,
             tensor_parallel=plan.tensor_parallel,
             tokenizer=model_path if tokenizes else None,
-            keeps_prefixes=conversations,
+            keeps_prefixes=clients or bool(rollout.workflow),
             lora=model.lora,
             releases_memory=plan.shared,
             cache_limit_bytes=_cache_limit_bytes(served),

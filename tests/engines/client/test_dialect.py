@@ -112,6 +112,23 @@ def test_stop_strings_go_to_servers_that_find_them() -> None:
     assert not SGLANG.checks_stops({"skip_tokenizer_init": True})
 
 
+@pytest.mark.parametrize(
+    ("told", "found"),
+    [
+        ({"grammar_backend": "xgrammar", "skip_tokenizer_init": False}, True),
+        ({"grammar_backend": "xgrammar", "skip_tokenizer_init": True}, False),
+        ({"grammar_backend": "none", "skip_tokenizer_init": False}, False),
+        ({"grammar_backend": None, "skip_tokenizer_init": False}, False),
+        ({"engine": "embedded"}, False),
+    ],
+)
+def test_sglang_matches_schemas_with_a_tokenizer_and_a_grammar(
+    told: dict[str, Any], *, found: bool
+) -> None:
+    assert SGLANG.has_grammars(told) is found
+    assert not VLLM.has_grammars(told)
+
+
 def test_every_request_has_the_key_and_no_error_tells_it(tmp_path: Path) -> None:
     seen: list[str | None] = []
 
