@@ -126,7 +126,8 @@ def _mathematics(found: Mapping[str, Any]) -> Iterator[str]:
     lines.append("|---|---|---|---|---|")
     for name, facts in found["environments"].items():
         counts = (facts["golds"], len(facts["refused"]), len(facts["not_right"]))
-        lines.append(f"| {name} | {' | '.join(map(str, counts))} | {facts['others_right']} |")
+        others = ", ".join(facts["others_right"]) or "0"
+        lines.append(f"| {name} | {' | '.join(map(str, counts))} | {others} |")
     yield "\n".join(lines)
 
 
