@@ -14,7 +14,8 @@ def check(name: str, path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Name and facts of the rows of a file with a gold answer each, in the field `answer`."""
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     golds = [row["answer"].rsplit("####", 1)[-1].strip() for row in rows]
-    facts: dict[str, Any] = {"golds": len(golds), "refused": [], "not_right": [], "others_right": []}
+    facts: dict[str, Any] = {"golds": len(golds)}
+    facts |= {"refused": [], "not_right": [], "others_right": []}
     for gold, other in zip(golds, [*golds[1:], golds[0]], strict=True):
         try:
             if math_answer(rf"So it is $\boxed{{{gold}}}$.", {"answer": gold}) < 1:
