@@ -30,8 +30,9 @@ _TOOLS_TIMEOUT_S = 60.0
 def _loaded() -> ModuleType:
     """The program as a module: its parts refer to each other only in one file."""
     module = ModuleType("areal_lab_chat_program")
-    exec(compile(CHAT_PROGRAM_SOURCE, module.__name__, "exec"), module.__dict__)
-    module.call_mcp = _readable(module.call_mcp)
+    parts = module.__dict__
+    exec(compile(CHAT_PROGRAM_SOURCE, module.__name__, "exec"), parts)
+    parts["call_mcp"] = _readable(parts["call_mcp"])
     return module
 
 
