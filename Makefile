@@ -26,7 +26,7 @@ help:
 	@echo "make test           the test suite (10 to 14 minutes)"
 	@echo "make test-slow      the tests that take about a minute each, or more"
 	@echo "make test-agents    unmodified agent libraries against the gateway, and its fuzzer (installed first; 1.4 GB)"
-	@echo "make test-environments  environments of other libraries, which download what they run (not in CI; installed first; 0.7 GB)"
+	@echo "make test-environments  environments of other libraries, which download what they run (not in CI; installed first; 1.2 GB)"
 	@echo "make test-cluster   runs on clusters of emulated nodes, with the real schedulers (installed first; 0.4 GB)"
 	@echo "make test-deploy    the files of areal-lab deploy against their validators (installed first; 0.4 GB)"
 	@echo "make test-oldest    training, engine and models with the oldest versions allowed (installed first; 4.9 GB)"

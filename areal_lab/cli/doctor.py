@@ -260,7 +260,8 @@ def _memory_of(placed: Placed) -> list[str]:
     if device != "cpu" and config.actor.offload:
         return ["the trainer's memory is not estimated with actor.offload on GPUs"]
     try:
-        problems = run_problems(config)
+        # An environment is not loaded: it can take minutes.
+        problems = None if config.dataset.type == "environment" else run_problems(config)
     except ValueError:
         problems = None  # full micro-batches, then
     missing = [path for _, path in models_of(config) if path and not is_here(path)]

@@ -23,6 +23,7 @@ from areal_lab.config.record import given_settings
 from areal_lab.config.schema import TrainConfig
 from areal_lab.data.benchmarks import REWARDS, benchmark_named
 from areal_lab.host.terminal import INTERRUPTED, printable
+from areal_lab.pipeline.console import loading
 from areal_lab.pipeline.model_evaluation import Evaluation, evaluate, prepare_evaluation
 from areal_lab.resolve.unread import EVAL
 from areal_lab.shell.display import Display, terminal_display
@@ -51,9 +52,10 @@ def run_eval(model: str, dataset: str, overrides: Sequence[str], options: EvalOp
     config = eval_config(model, dataset, overrides, options)
     stem = f"{os.path.basename(os.path.realpath(model))}-{Path(dataset).stem}"
     out = options.out or Path("evals") / f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-    evaluation = prepare_evaluation(
-        config, samples=options.samples, ks=options.ks, limit=options.limit, out=out
-    )
+    with loading(config):
+        evaluation = prepare_evaluation(
+            config, samples=options.samples, ks=options.ks, limit=options.limit, out=out
+        )
     try:
         found = _run(evaluation)
     except ConfigError:

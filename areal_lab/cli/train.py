@@ -40,7 +40,8 @@ def run_train(arguments: Sequence[str], *, resume: Path | None, restarts: int) -
         config = load_config(configs, changes)
         if not restarts:
             return console.run_to_end(config)
-        resolve(config)
+        with console.loading(config):
+            resolve(config)
         return run_with_restarts(RunFolder.create(config).path, restarts=restarts, note=_note)
     if configs:
         raise refusal(

@@ -15,7 +15,8 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from areal_lab.pipeline.state import RunState
 from areal_lab.resolve.resolved import resolve
 from areal_lab.runlog.folder import RunFolder
 from areal_lab.runlog.replay import etas_in_words
-from areal_lab.shell.display import Display
+from areal_lab.shell.display import Display, terminal_display
 from areal_lab.shell.terminal import TerminalRun, add_watching_rows, interval_text, two_columns
 
 
@@ -52,7 +53,8 @@ def run_to_end(
         ConfigError: one line per problem, before any process starts.
         Exception: the error that ended the run.
     """
-    resolved = resolve(config) if recovery is None else resolve_recovery(recovery)
+    with loading(config):
+        resolved = resolve(config) if recovery is None else resolve_recovery(recovery)
     state = RunState()
     terminal = TerminalRun(
         results=summary_table,
@@ -75,6 +77,17 @@ def run_to_end(
         return result.folder, result.summary
 
     return terminal.to_end(body)
+
+
+@contextmanager
+def loading(config: TrainConfig) -> Iterator[None]:
+    """Show that the environment of a config is being loaded, which can take minutes."""
+    if config.dataset.type != "environment":
+        yield
+        return
+    with terminal_display(str, str) as display:
+        display.phase(f"loading {config.environment.name}")
+        yield
 
 
 def _saved(state: RunState) -> str:

@@ -30,6 +30,7 @@ from areal_lab.config.problem import ConfigError, Kind, Problem
 from areal_lab.config.schema import TrainConfig
 from areal_lab.config.sections import EnvironmentConfig
 from areal_lab.data.runners.tasks import REQUIREMENTS, STANDARDS
+from benchmarks.tiny_model import write_tiny_model
 
 HEALTHY = Facts(
     python=(3, 11, 7),
@@ -251,6 +252,23 @@ def test_the_environment_of_a_config_is_checked(monkeypatch: pytest.MonkeyPatch)
     assert checks["environment"]["status"] == "FAIL"
     result = CliRunner().invoke(cli.app, [*arguments, "tiny"])
     assert "environment" not in {one["name"] for one in json.loads(result.stdout)["checks"]}
+
+
+def test_an_environment_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "gather", lambda: HEALTHY)
+    write_tiny_model(tmp_path / "model")
+    standard, loaded = tmp_path / "standard.py", tmp_path / "loaded"
+    standard.write_text(f"open({str(loaded)!r}, 'x')\n")
+    result = CliRunner().invoke(
+        cli.app,
+        [
+            *("doctor", "--config", "verifiers", f"actor.path={tmp_path / 'model'}"),
+            *("environment=own", f"environment.standard={standard}"),
+            f"environment.python={sys.executable}",
+        ],
+    )
+    assert "trainer" in result.stdout, result.output
+    assert not loaded.exists()
 
 
 def test_a_runner_and_doctor_want_the_same_library() -> None:

@@ -112,6 +112,24 @@ def test_tasks_are_listed() -> None:
     assert found["tasks"] == [{"id": str(n), "prompt": f"{n} + 1 ="} for n in range(8)]
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("environment", "list", "unknown", *OWN[1:]),
+        ("environment", "check", "unknown", *OWN[1:]),
+        ("train", "verifiers", "environment=unknown", *OWN[1:]),
+        ("train", "verifiers", "environment=unknown", *OWN[1:], "--restart", "1"),
+        ("eval", "none", "verifiers", "environment=unknown", *OWN[1:]),
+    ],
+)
+def test_loading_is_shown_before_its_end(command: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(cli.app, command)
+    assert result.exit_code == 2, result.output
+    first, *rest = result.stderr.splitlines()
+    assert first.endswith("loading unknown")
+    assert any("environment: there is no environment unknown" in line for line in rest), rest
+
+
 def test_an_episode_of_a_fixed_response_is_described() -> None:
     found = checked(*OWN, "--task", "3", "--response", "zwölf")
     (one,) = found["episodes"]

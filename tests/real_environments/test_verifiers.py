@@ -14,6 +14,7 @@ from typing import Any, Final
 import pytest
 from typer.testing import CliRunner
 
+from areal_lab.agents.hosting.runner import Played
 from areal_lab.cli import app as cli
 from areal_lab.config.sections import EnvironmentConfig
 from areal_lab.data.runners.tasks import described, environment_problems
@@ -35,7 +36,7 @@ _RIGHT: Final = cases(_TOOL)["right"].script
 
 @pytest.fixture(autouse=True)
 def importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tool servers are started in another folder: a relative path would not be found."""
+    """Packages of the tests are not installed."""
     monkeypatch.setenv("PYTHONPATH", str(PACKAGES))
 
 
@@ -67,13 +68,32 @@ def test_a_judge_that_raises_is_no_reward() -> None:
     assert "the judge does not answer" in outcome.detail
 
 
-def test_a_tool_server_that_cannot_start_is_no_reward(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tool_server_that_cannot_start_is_no_reward_and_refused_if_it_is_shared() -> None:
+    """Verifiers waits three minutes for each of them."""
+    broken = {"tools": {"broken": True}}
+
+    async def both() -> tuple[Played, str]:
+        shared = asyncio.to_thread(described, environment("products-v1", args=broken))
+        sample = play({"right": _RIGHT}, environment(args={"task": broken}))
+        found, refused = await asyncio.gather(sample, shared, return_exceptions=True)
+        assert not isinstance(found, BaseException), found
+        assert isinstance(refused, ValueError), refused
+        return found[0]["right"], str(refused)
+
+    found, refused = asyncio.run(both())
+    assert found.outcome.status == "error"
+    assert math.isnan(found.outcome.reward)
+    for text in (found.outcome.detail, refused):
+        assert "the tables are missing" in text
+        assert "\n" not in text
+
+
+def test_a_tool_server_imports_from_a_relative_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(PACKAGES.parent)
     monkeypatch.setenv("PYTHONPATH", PACKAGES.name)
     found, _, _ = asyncio.run(play({"right": _RIGHT}, environment()))
-    outcome = found["right"].outcome
-    assert outcome.status == "error"
-    assert math.isnan(outcome.reward)
+    assert found["right"].outcome.reward == 1.0
+    assert described(environment("products-v1", args={"num_tasks": 3}))[1]
 
 
 @pytest.mark.parametrize(

@@ -149,13 +149,17 @@ def command(python: Path, descriptor: int) -> list[str]:
 
 def variables(python: Path, mark: str) -> dict[str, str]:
     """Variables of a runner: the programs of its environment are found first, and its hash seed is
-    fixed, since the tasks of some change with it.
+    fixed, since the tasks of some change with it. The paths of PYTHONPATH are absolute, since tool
+    servers are started in other folders.
     """
     local = "127.0.0.1,localhost"
+    paths = os.environ.get("PYTHONPATH")
+    absolute = map(os.path.abspath, paths.split(os.pathsep)) if paths else ()
     return {
         MARK: mark,
         "PATH": os.pathsep.join([str(python.parent), os.environ.get("PATH", os.defpath)]),
         "PYTHONHASHSEED": "0",
+        "PYTHONPATH": os.pathsep.join(absolute),
         "PYTHONUNBUFFERED": "1",
         "NO_PROXY": ",".join(filter(None, [os.environ.get("NO_PROXY", ""), local])),
         "no_proxy": ",".join(filter(None, [os.environ.get("no_proxy", ""), local])),

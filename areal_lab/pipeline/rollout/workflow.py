@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Final
 
-from areal_lab.agents.workflow import Attended, Workflow, opened
+from areal_lab.agents.workflow import Attended, Opens, Workflow, opened
 from areal_lab.control.routing import routing_named
 from areal_lab.engines.protocol import PauseMode
 from areal_lab.models.vision import read_vision_facts
@@ -83,8 +83,12 @@ async def open_workflow(
         made: the workflow of `rollout.workflow`.
         model: folder with the tokenizer of the model that is sampled.
         folder: run folder, for gateway.json.
-        display: shows the notices of the workflow.
+        display: shows that the workflow starts, which takes an environment a minute, and its
+            notices.
     """
+    beside: object = made  # `Workflow` does not declare `Opens`
+    if isinstance(beside, Opens):
+        display.phase("starting the workflow")
     async with opened(made, model) as workflow:
         attended: object = workflow  # `Workflow` does not declare `Attended`
         if not isinstance(attended, Attended):

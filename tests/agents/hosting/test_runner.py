@@ -146,6 +146,25 @@ def test_a_runner_that_is_asked_for_tasks_ends_with_the_process_that_asks(tmp_pa
     os.close(runner)
 
 
+def test_a_relative_search_path_holds_in_every_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "packages").mkdir()
+    (tmp_path / "packages" / "tools_of_test.py").write_text("print('found')\n")
+    standard = tmp_path / "elsewhere.py"
+    standard.write_text(
+        "import subprocess, sys\n\n\nclass Standard:\n    version = '1'\n\n"
+        "    def __init__(self, name, args):\n        pass\n\n    def tasks(self):\n"
+        "        command = [sys.executable, '-m', 'tools_of_test']\n"
+        "        said = subprocess.check_output(command, cwd='/', text=True)\n"
+        "        return [{'id': said.strip()}]\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", "packages")
+    settings = environment(standard=str(standard))
+    assert tasks_module.described(settings) == ("1", [{"id": "found"}])
+
+
 @pytest.mark.parametrize("at", ["hello", "list"])
 def test_a_runner_that_hangs_before_its_tasks_are_known_is_refused(
     at: str, monkeypatch: pytest.MonkeyPatch

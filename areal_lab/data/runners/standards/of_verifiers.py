@@ -62,8 +62,13 @@ class Standard:
 
     async def start(self) -> None:
         """Start what the samples share."""
+        from verifiers.v1.errors import ToolsetError
+
         os.environ.pop(_NO_KEY, None)
-        await self._serving.__aenter__()
+        try:
+            await self._serving.__aenter__()
+        except ToolsetError as error:  # after three minutes: verifiers does not see that it ended
+            raise ValueError(_line(str(error))) from None
 
     async def close(self) -> None:
         """Stop it."""
@@ -97,7 +102,9 @@ class Standard:
             total += trace.reward
             rewards |= {name: one.value for name, one in trace.rewards.items() if one is not None}
             metrics |= {name: one for name, one in trace.metrics.items() if one is not None}
-            if None in trace.rewards.values() and not errors:
+            if errors:
+                continue
+            if None in trace.rewards.values():
                 return {"ok": False, "error": "a reward was not computed"}
             if not trace.rewards:
                 return {"ok": False, "error": "the task has no reward"}
@@ -108,7 +115,7 @@ class Standard:
             "metrics": metrics,
             "truncated": any(trace.is_truncated for trace in episode.traces),
             "stop": episode.traces[-1].stop_condition if episode.traces else None,
-            "error": f"{errors[-1].type}: {errors[-1].message}" if errors else "",
+            "error": _line(f"{errors[-1].type}: {errors[-1].message}") if errors else "",
         }
 
     async def _forget(self, base_url: str) -> None:
@@ -118,6 +125,12 @@ class Standard:
             clients = getattr(server, "clients", {})
             for key in [key for key, one in clients.items() if one.base_url == base_url]:
                 await clients.pop(key).close()
+
+
+def _line(message: str) -> str:
+    """The first line of a message and, if it continues with the end of a log, the last one."""
+    first, *rest = filter(None, map(str.strip, message.splitlines())) or ["no reason was given"]
+    return f"{first} ... {rest[-1]}" if rest else first
 
 
 def _import_chat() -> None:

@@ -9,6 +9,7 @@ needs, so this runs the same code, without a process.
 """
 
 import asyncio
+import json
 import traceback
 from argparse import Namespace
 from contextlib import AsyncExitStack
@@ -29,8 +30,23 @@ _TOOLS_TIMEOUT_S = 60.0
 def _loaded() -> ModuleType:
     """The program as a module: its parts refer to each other only in one file."""
     module = ModuleType("areal_lab_chat_program")
-    exec(compile(CHAT_PROGRAM_SOURCE, module.__name__, "exec"), module.__dict__)
+    parts = module.__dict__
+    exec(compile(CHAT_PROGRAM_SOURCE, module.__name__, "exec"), parts)
+    parts["call_mcp"] = _readable(parts["call_mcp"])
     return module
+
+
+def _readable(call_mcp: Any) -> Any:
+    """Arguments that cannot be sent are a mistake that the model reads, not a lost server."""
+
+    async def call(servers: Any, dispatch: Any, name: str, arguments: dict[str, Any]) -> Any:
+        try:
+            json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()
+        except (ValueError, RecursionError):
+            return "error: the arguments have characters or numbers that JSON has not"
+        return await call_mcp(servers, dispatch, name, arguments)
+
+    return call
 
 
 _PROGRAM = _loaded()

@@ -2,10 +2,9 @@ import json
 import random
 
 import verifiers.v1 as vf
-from verifiers.v1.mcp import SharedToolsetConfig
 from verifiers.v1.types import AssistantMessage, Messages, ToolCall, ToolMessage, UserMessage
 
-from products_v1.servers.tool import ProductsToolset
+from products_v1.servers.tool import ProductsToolsConfig, ProductsToolset
 
 EXAMPLES = ((34, 27, True), (12, 15, False), (61, 18, True))
 """Factors, and whether the tool is called: a small model then calls it in some samples."""
@@ -45,7 +44,7 @@ class ProductsTask(vf.Task[ProductsData]):
 
 class ProductsConfig(vf.TasksetConfig):
     num_tasks: int = 400
-    tools: SharedToolsetConfig = SharedToolsetConfig()
+    tools: ProductsToolsConfig = ProductsToolsConfig()
 
 
 class ProductsTaskset(vf.Taskset[ProductsTask, ProductsConfig]):

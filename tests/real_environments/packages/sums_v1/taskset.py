@@ -2,7 +2,7 @@ import re
 
 import verifiers.v1 as vf
 
-from sums_v1.servers.tool import SumsToolset
+from sums_v1.servers.tool import SumsToolsConfig, SumsToolset
 
 
 class SumsData(vf.TaskData):
@@ -10,7 +10,7 @@ class SumsData(vf.TaskData):
 
 
 class SumsTaskConfig(vf.TaskConfig):
-    tools: vf.ToolsetConfig = vf.ToolsetConfig()
+    tools: SumsToolsConfig = SumsToolsConfig()
 
 
 class SumsTask(vf.Task[SumsData, vf.State, SumsTaskConfig]):

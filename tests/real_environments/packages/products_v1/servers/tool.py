@@ -2,8 +2,16 @@ import verifiers.v1 as vf
 from verifiers.v1.mcp import SharedToolsetConfig
 
 
-class ProductsToolset(vf.Toolset[SharedToolsetConfig]):
+class ProductsToolsConfig(SharedToolsetConfig):
+    broken: bool = False
+
+
+class ProductsToolset(vf.Toolset[ProductsToolsConfig]):
     TOOL_PREFIX = None
+
+    async def setup(self) -> None:
+        if self.config.broken:
+            raise RuntimeError("the tables are missing")
 
     @vf.tool
     def multiply(self, a: int, b: int) -> str:

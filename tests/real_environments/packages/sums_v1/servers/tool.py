@@ -1,8 +1,16 @@
 import verifiers.v1 as vf
 
 
-class SumsToolset(vf.Toolset[vf.ToolsetConfig]):
+class SumsToolsConfig(vf.ToolsetConfig):
+    broken: bool = False
+
+
+class SumsToolset(vf.Toolset[SumsToolsConfig]):
     TOOL_PREFIX = "sums"
+
+    async def setup(self) -> None:
+        if self.config.broken:
+            raise RuntimeError("the tables are missing")
 
     @vf.tool
     def times(self, a: int, b: int) -> str:

@@ -1,0 +1,1 @@
+"""A resource server of NeMo Gym: products."""
