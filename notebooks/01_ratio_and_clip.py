@@ -128,7 +128,10 @@ def _(clip, formulas, get_slid, held, set_dragged, set_token, sign):
 
     get_slid()
     plane = mo.ui.altair_chart(
-        ratio_plane(held["token"], clip_epsilon=clip.value, advantage=sign.value), on_change=_drag
+        ratio_plane(held["token"], clip_epsilon=clip.value, advantage=sign.value),
+        on_change=_drag,
+        chart_selection=False,
+        legend_selection=False,
     )
     columns(plane, formulas, least_px=420)
     return

@@ -80,7 +80,12 @@ def _(lengths, names, set_history, start):
         held["rewards"] = clicked_rewards(tiles.selections, start, names=names)
         set_history((earlier, held["rewards"]))
 
-    tiles = mo.ui.altair_chart(reward_table(start, names=names, lengths=lengths), on_change=_click)
+    tiles = mo.ui.altair_chart(
+        reward_table(start, names=names, lengths=lengths),
+        on_change=_click,
+        chart_selection=False,
+        legend_selection=False,
+    )
     tiles
     return
 
