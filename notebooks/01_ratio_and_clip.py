@@ -177,6 +177,8 @@ def _():
     )
     from areal_lab.functional.losses import retellings
 
+    torch.set_num_threads(1)  # for small tensors, more threads wait longer than they compute
+
     return (
         anchored_at_behavior,
         cispo,

@@ -126,6 +126,8 @@ def _():
         sum_then_normalize,
     )
 
+    torch.set_num_threads(1)  # for small tensors, more threads wait longer than they compute
+
     return (
         dr_grpo_advantages,
         gdpo_advantages,
