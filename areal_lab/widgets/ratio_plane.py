@@ -224,7 +224,12 @@ def _point(start: TokenRatios) -> list[alt.Chart]:
         clear=False,
         value=[{"r": start.ratio, "w": start.weight}],
     )
-    chosen = grid.transform_filter(picked).encode(x=_x(), y=_y())
+    # From the selection itself: a filter would look at each tile for each move of the pointer.
+    chosen = (
+        alt.Chart(alt.sequence(1))
+        .transform_calculate(**{field: f"{_SELECTION}.{field}[0]" for field in ("r", "w")})
+        .encode(x=_x(), y=_y())
+    )
     numbered = chosen.transform_calculate(
         words="'r = ' + format(datum.r, '.2f') + ', w = ' + format(datum.w, '.2f')"
         " + ', r·w = ' + format(datum.r * datum.w, '.2f')"
