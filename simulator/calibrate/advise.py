@@ -38,7 +38,9 @@ _SCREENED: Final = {"workload.steps": 8, "workload.warmup_steps": 4, "seeds": 1}
 _USUALLY_SCREENED: Final = 3
 """Splits of a schedule that are tried, where the walk begins beside the best."""
 _FINALISTS: Final = 2
-"""Splits of a schedule that all seeds are simulated of."""
+"""Splits of a schedule that all seeds are simulated of, at most."""
+_RIVAL: Final = 1.1
+"""A split that one seed has this much slower than the fastest is no finalist."""
 _LESS_TO_DO: Final = 0.02
 """A change that gains less is not worth its line."""
 
@@ -263,7 +265,7 @@ def _best_split(
 
 
 def _fastest(seconds: Callable[[int], float], count: int, start: int) -> list[int]:
-    """Splits in the order of their seconds, of those that a walk downhill has tried.
+    """The fastest split first, then its rivals, of those that a walk downhill has tried.
 
     More engines make generation faster and training slower, and the slower of the two is the step:
     over the splits it falls, then rises. So the walk ends where both neighbors are slower.
@@ -280,7 +282,7 @@ def _fastest(seconds: Callable[[int], float], count: int, start: int) -> list[in
                 tried[one] = seconds(one)
         order = sorted(tried, key=lambda one: (tried[one], one))
         if order[0] == at:
-            return order
+            return [one for one in order if tried[one] < _RIVAL * tried[at]]
         at = order[0]
 
 
