@@ -128,7 +128,10 @@ def _(clip, formulas, get_slid, held, set_dragged, set_token, sign):
 
     get_slid()
     plane = mo.ui.altair_chart(
-        ratio_plane(held["token"], clip_epsilon=clip.value, advantage=sign.value), on_change=_drag
+        ratio_plane(held["token"], clip_epsilon=clip.value, advantage=sign.value),
+        on_change=_drag,
+        chart_selection=False,
+        legend_selection=False,
     )
     columns(plane, formulas, least_px=420)
     return
@@ -173,6 +176,8 @@ def _():
         sapo,
     )
     from areal_lab.functional.losses import retellings
+
+    torch.set_num_threads(1)  # for small tensors, more threads wait longer than they compute
 
     return (
         anchored_at_behavior,

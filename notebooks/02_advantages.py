@@ -80,7 +80,12 @@ def _(lengths, names, set_history, start):
         held["rewards"] = clicked_rewards(tiles.selections, start, names=names)
         set_history((earlier, held["rewards"]))
 
-    tiles = mo.ui.altair_chart(reward_table(start, names=names, lengths=lengths), on_change=_click)
+    tiles = mo.ui.altair_chart(
+        reward_table(start, names=names, lengths=lengths),
+        on_change=_click,
+        chart_selection=False,
+        legend_selection=False,
+    )
     tiles
     return
 
@@ -120,6 +125,8 @@ def _():
         rloo_advantages,
         sum_then_normalize,
     )
+
+    torch.set_num_threads(1)  # for small tensors, more threads wait longer than they compute
 
     return (
         dr_grpo_advantages,

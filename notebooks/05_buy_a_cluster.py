@@ -27,10 +27,13 @@ with app.setup:
     from areal_lab.widgets.timeline import timeline_strip
     from simulator.plan.bound import least_step_s
     from simulator.plan.frame import TOOLTIPS, outcome_at, plan_points
+    from simulator.plan.plots import tornado_content
     from simulator.plan.search import screening_job
     from simulator.plan.summary import cost, hours, verdict
     from simulator.plan.trial import key
     from simulator.report.to_json import cost_parts
+
+    MOST_DRAWN = 20  # tornados that are kept
 
 
 @app.cell(hide_code=True)
@@ -543,13 +546,24 @@ def _():
     return
 
 
+@app.cell
+def _():
+    drawn = {}  # tornados by their content: many changes leave it as it is
+    return (drawn,)
+
+
 @app.cell(hide_code=True)
-def _(complete, go, plan, settled, tick):
+def _(complete, drawn, go, plan, settled, tick):
+    _content = tornado_content(plan)
+    if plan.sensitivity and _content not in drawn:
+        if len(drawn) >= MOST_DRAWN:
+            drawn.clear()
+        drawn[_content] = fluid_svg(partial(simulator.draw_tornado, plan))
     _left = mo.hstack([mo.md("Not all of it is simulated yet."), go, tick], justify="start", gap=1)
     mo.vstack(
         [
             *([mo.callout(_left, kind="info")] if settled and not complete else []),
-            *([fluid_svg(partial(simulator.draw_tornado, plan))] if plan.sensitivity else []),
+            *([drawn[_content]] if plan.sensitivity else []),
             mo.md(sentences(simulator.sensitivity_lines(plan))),
         ]
     )
@@ -623,6 +637,7 @@ def _(candidates, run):
 
 @app.cell(hide_code=True)
 def _(plan, question):
+    _text = simulator.plan_yaml(question)
     mo.vstack(
         [
             mo.md(
@@ -634,7 +649,7 @@ def _(plan, question):
             mo.hstack(
                 [
                     mo.download(
-                        simulator.plan_yaml(question).encode(),
+                        _text.encode(),
                         filename="my_plan.yaml",
                         mimetype="application/yaml",
                         label="Plan file (YAML)",
@@ -648,7 +663,7 @@ def _(plan, question):
                 ],
                 justify="start",
             ),
-            mo.accordion({"my_plan.yaml": mo.md(f"```yaml\n{simulator.plan_yaml(question)}```")}),
+            mo.accordion({"my_plan.yaml": mo.md(f"```yaml\n{_text}```")}),
         ]
     )
     return

@@ -134,6 +134,8 @@ def _():
     )
     from areal_lab.training.objective import typed_loss
 
+    torch.set_num_threads(1)  # for small tensors, more threads wait longer than they compute
+
     return (
         anchored_at_behavior,
         drifting_policy,

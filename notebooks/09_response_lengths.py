@@ -16,7 +16,16 @@ with app.setup:
     import marimo as mo
 
     from areal_lab.host.terminal import page_text
-    from areal_lab.widgets.chart_parts import BLUE, GREY, RED, on_page, plain_axis, table, words
+    from areal_lab.widgets.chart_parts import (
+        BLUE,
+        GREY,
+        RED,
+        on_page,
+        plain_axis,
+        quickly,
+        table,
+        words,
+    )
     from areal_lab.widgets.source import code_of
     from simulator import fit_lengths, load_simulation, replicate, traces
     from simulator.calibrate.lengths import batch_curve, batch_tail, quantile_curves
@@ -194,22 +203,24 @@ def _(before, curve, fit, tail):
         {"tokens": tail.mean_tokens.mean, "what": "mean response", "at": 0.93},
         {"tokens": tail.longest_tokens.mean, "what": "longest, on average", "at": 0.8},
     ]
-    _across = alt.X(
-        "tokens:Q", axis=plain_axis(), title="decode steps since the start of the batch"
-    )
-    _up = alt.Y("running:Q", axis=plain_axis(format="%"), title="responses still running")
-    _area = alt.Chart(table(curve)).mark_area(color=BLUE, opacity=0.35, line={"color": BLUE})
-    _last = alt.Chart(table(_old if _old != curve else []))
-    _rules = alt.Chart(table(_marks)).encode(x="tokens:Q")
-    on_page(
-        _area.encode(_across.scale(domain=[0, fit.max_tokens], nice=False), _up)
-        + _last.mark_line(color=GREY, strokeDash=[4, 3], clip=True).encode(
-            x="tokens:Q", y="running:Q"
+    with quickly():
+        _across = alt.X(
+            "tokens:Q", axis=plain_axis(), title="decode steps since the start of the batch"
         )
-        + _rules.mark_rule(color=RED, strokeWidth=2)
-        + words(_rules, align="right", dx=-6).encode(y="at:Q", text="what:N"),
-        height=200,
-    )
+        _up = alt.Y("running:Q", axis=plain_axis(format="%"), title="responses still running")
+        _area = alt.Chart(table(curve)).mark_area(color=BLUE, opacity=0.35, line={"color": BLUE})
+        _last = alt.Chart(table(_old if _old != curve else []))
+        _rules = alt.Chart(table(_marks)).encode(x="tokens:Q")
+        _chart = on_page(
+            _area.encode(_across.scale(domain=[0, fit.max_tokens], nice=False), _up)
+            + _last.mark_line(color=GREY, strokeDash=[4, 3], clip=True).encode(
+                x="tokens:Q", y="running:Q"
+            )
+            + _rules.mark_rule(color=RED, strokeWidth=2)
+            + words(_rules, align="right", dx=-6).encode(y="at:Q", text="what:N"),
+            height=200,
+        )
+    _chart
     return
 
 
@@ -269,23 +280,27 @@ def _(before, fit, steps):
     ]
     _old = before.get((fit.observed.source, "steps"), rows)
     before[fit.observed.source, "steps"] = rows
-    _y = alt.Y("lengths:N", title=None, sort=list(LENGTHS.values()), axis=plain_axis())
-    _side = alt.YOffset("schedule:N", sort=list(SCHEDULES))
-    _end = max(row["high"] for row in [*rows, *_old])
-    _across = alt.X("step:Q", title="seconds per training step", axis=plain_axis(tickCount=7))
-    _across = _across.scale(domain=[0, 1.4 * _end], nice=False)
-    _color = alt.Color("schedule:N", title=None).scale(domain=list(SCHEDULES), range=[RED, BLUE])
-    _bars = alt.Chart(table(rows)).encode(_y, _side)
-    _past = alt.Chart(table(_old if _old != rows else [])).encode(_y, _side, _across)
-    on_page(
-        _past.mark_tick(color=GREY, thickness=3, size=18)
-        + _bars.mark_bar(opacity=0.75).encode(
-            _across, _color.legend(orient="top", labelFontSize=13, symbolSize=200, columns=1)
+    with quickly():
+        _y = alt.Y("lengths:N", title=None, sort=list(LENGTHS.values()), axis=plain_axis())
+        _side = alt.YOffset("schedule:N", sort=list(SCHEDULES))
+        _end = max(row["high"] for row in [*rows, *_old])
+        _across = alt.X("step:Q", title="seconds per training step", axis=plain_axis(tickCount=7))
+        _across = _across.scale(domain=[0, 1.4 * _end], nice=False)
+        _color = alt.Color("schedule:N", title=None).scale(
+            domain=list(SCHEDULES), range=[RED, BLUE]
         )
-        + _bars.mark_rule(color=GREY, strokeWidth=3).encode(x="low:Q", x2="high:Q")
-        + words(_bars, align="left", dx=8).encode(x="high:Q", text="text:N"),
-        height=170,
-    )
+        _bars = alt.Chart(table(rows)).encode(_y, _side)
+        _past = alt.Chart(table(_old if _old != rows else [])).encode(_y, _side, _across)
+        _chart = on_page(
+            _past.mark_tick(color=GREY, thickness=3, size=18)
+            + _bars.mark_bar(opacity=0.75).encode(
+                _across, _color.legend(orient="top", labelFontSize=13, symbolSize=200, columns=1)
+            )
+            + _bars.mark_rule(color=GREY, strokeWidth=3).encode(x="low:Q", x2="high:Q")
+            + words(_bars, align="left", dx=8).encode(x="high:Q", text="text:N"),
+            height=170,
+        )
+    _chart
     return (rows,)
 
 

@@ -206,8 +206,9 @@ def _(settings):
     ## Other schedules on the same GPUs
 
     The simulator is fitted to your steps: a factor on training, a factor on generation, and the
-    seconds that are then missing. Then each schedule is simulated with six splits of your GPUs
-    between engines and trainer, and the best split counts.
+    seconds that are then missing. Then each schedule is simulated with up to six splits of your
+    GPUs between engines and trainer, and the best split counts: the search starts at the best split
+    of another schedule and ends where both neighbors are slower.
     """),
             settings,
         ]
@@ -218,7 +219,7 @@ def _(settings):
 @app.cell
 def _(log, settings):
     with mo.status.progress_bar(
-        total=40, title="Simulating schedules", remove_on_exit=True
+        total=24, title="Simulating schedules", remove_on_exit=True
     ) as _bar:
         try:
             advice = advise(log, settings.value.split(), progress=lambda _: _bar.update())

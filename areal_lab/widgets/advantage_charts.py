@@ -23,6 +23,7 @@ from areal_lab.widgets.chart_parts import (
     RED,
     on_page,
     plain_axis,
+    quickly,
     table,
 )
 from areal_lab.widgets.figure import Markup
@@ -98,6 +99,7 @@ class Curves(NamedTuple):
     """Values of some of the names for comparison, drawn thin."""
 
 
+@quickly()
 def rate_curves(
     rates: Sequence[float], *pictures: Curves, height: int = 190
 ) -> list[alt.TopLevelMixin]:

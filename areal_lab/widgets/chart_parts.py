@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial, wraps
-from typing import Any, Final, Protocol, TypeVar
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Final, Protocol
 
 import altair as alt
 from altair.utils import schemapi
@@ -34,21 +35,18 @@ PURPLE: Final = "#B86A99"
 """Okabe and Ito's purple, darker: 3.8:1 on white and 4.6:1 on the dark page."""
 _AS_SVG: Final = {"embedOptions": {"renderer": "svg"}}
 """Not onto a canvas, where `currentColor` is black; programs can also read SVG text."""
+MARKS_ON_CANVAS: Final = {"embedOptions": {"renderer": "hybrid"}}
+"""`usermeta` of a chart with thousands of marks, none of them in `currentColor`: only its text is
+SVG."""
 
-_Made = TypeVar("_Made", bound=Callable[..., object])
 
-
-def quickly(make: _Made) -> _Made:
+@contextmanager
+def quickly() -> Iterator[None]:
     """Skip the check of every part against the schema, which takes half of the time; tests check
-    a whole.
+    a whole. For a function, as `@quickly()`, or for lines of a notebook, as `with quickly():`.
     """
-
-    @wraps(make)
-    def made(*args: Any, **settings: Any) -> object:
-        with schemapi.debug_mode(False):
-            return make(*args, **settings)
-
-    return made  # type: ignore[return-value] # the same arguments
+    with schemapi.debug_mode(False):
+        yield
 
 
 def table(rows: Iterable[Mapping[str, object]]) -> alt.InlineData:

@@ -192,7 +192,7 @@ _WIDTHS: Final = (2.4, 8.0, 2.4)
 _OPACITIES: Final = (1.0, 0.4, 1.0)
 
 
-@quickly
+@quickly()
 def order_curves(
     oldest: Mapping[str, Mapping[float, int]],
     seconds: Mapping[str, Mapping[float, Interval]],

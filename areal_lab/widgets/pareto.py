@@ -35,7 +35,7 @@ _COLORS: Final = (BLUE, RED, "#009E73", "#CC79A7", "#B8860B", "#56B4E9")
 _STEPS: Final = (1.0, 2.0, 5.0, 10.0)
 
 
-@quickly
+@quickly()
 def pareto_chart(
     points: Iterable[Mapping[str, Any]],
     *,

@@ -31,7 +31,7 @@ _LARGEST_ARROW: Final = 6.0
 _ZERO: Final = 1e-9
 
 
-@quickly
+@quickly()
 def push_arrows(
     pushes: Mapping[str, float], *, unclipped: float, row_height: int = 28
 ) -> alt.TopLevelMixin:
@@ -117,7 +117,7 @@ def push_fields(
     return charts
 
 
-@quickly
+@quickly()
 def _plane(
     name: str,
     rows: Sequence[Mapping[str, object]],
@@ -161,7 +161,7 @@ def _kind(push: float) -> str:
     return "none" if abs(push) <= _ZERO else "up" if push > 0 else "down"
 
 
-@quickly
+@quickly()
 def push_curves(
     ratios: Sequence[float],
     retold: Sequence[float],
@@ -185,7 +185,7 @@ def push_curves(
     return on_page(chart, height=height)
 
 
-@quickly
+@quickly()
 def ratio_paths(
     retold: Sequence[float],
     actual: Sequence[float],

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import altair as alt
 
-from areal_lab.widgets.chart_parts import BLUE, GREY, on_page, plain_axis, table, words
+from areal_lab.widgets.chart_parts import BLUE, GREY, on_page, plain_axis, quickly, table, words
 
 _SELECTION: Final = "right"
 
@@ -19,6 +19,7 @@ Rewards = Sequence[Sequence[float]]
 """One row per prompt, 0 or 1 for each of its samples."""
 
 
+@quickly()
 def reward_table(
     rewards: Rewards,
     *,

@@ -116,7 +116,7 @@ def recent_lags(log: Log, *, batches: int = MEAN_OVER) -> dict[int, LagShare]:
     }
 
 
-@quickly
+@quickly()
 def reward_chart(log: Log) -> alt.TopLevelMixin:
     """Reward of the last 100 training steps with its running mean, and manual requests."""
     steps = steps_of(log)[-SHOWN_STEPS:]
@@ -147,7 +147,7 @@ def reward_chart(log: Log) -> alt.TopLevelMixin:
     return on_page(alt.layer(*layers), height=_REWARD_HEIGHT, title=titled(title))
 
 
-@quickly
+@quickly()
 def lag_chart(log: Log) -> alt.TopLevelMixin:
     """Lags of the trained tokens of the last 100 steps: youngest to oldest, red beyond eta."""
     steps = steps_of(log)[-SHOWN_STEPS:]
@@ -196,7 +196,7 @@ def lag_chart(log: Log) -> alt.TopLevelMixin:
     return on_page(alt.layer(*layers), height=_LAG_HEIGHT, title=titled(title))
 
 
-@quickly
+@quickly()
 def idle_chart(log: Log, *, last_s: float = 60.0) -> alt.TopLevelMixin:
     """Idle time of each process by cause, in the last `last_s` seconds of training; pale: all of
     it.
@@ -298,6 +298,7 @@ _MOST: Final = 0.5
 """End of the axis: half of all tokens move against their advantage, and those are not dropped."""
 
 
+@quickly()
 def clipping_chart(
     by_lag: pandas.DataFrame, reference: pandas.DataFrame, *, height: int = 200
 ) -> alt.TopLevelMixin:
@@ -352,6 +353,7 @@ def _bars(by_lag: pandas.DataFrame) -> list[dict[str, Any]]:
     ]
 
 
+@quickly()
 def parting_chart(pairs: pandas.DataFrame, *, height: int = 180) -> alt.TopLevelMixin:
     """Points: how many tokens the responses of two runs share before they differ, by group."""
     shown = ["group_first", "about", "sample", "same_tokens", "tokens_first", "tokens_second"]

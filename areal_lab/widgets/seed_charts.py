@@ -20,6 +20,7 @@ from areal_lab.widgets.chart_parts import (
     RED,
     on_page,
     plain_axis,
+    quickly,
     table,
     titled,
     words,
@@ -29,6 +30,7 @@ _COLORS: Final = (BLUE, RED, GREEN, PURPLE, "#A07800", GREY)
 _DASHES: Final = ([1, 0], [7, 3], [2, 2], [7, 3, 2, 3], [10, 4], [1, 3])
 
 
+@quickly()
 def reward_bands(
     curves: Mapping[str, RewardCurve],
     *,
@@ -66,6 +68,7 @@ def reward_bands(
     return on_page(alt.layer(bands, lines), height=height)
 
 
+@quickly()
 def final_reward_rows(
     rewards: Mapping[str, MeanInterval],
     *,
@@ -107,6 +110,7 @@ def final_reward_rows(
     return on_page(alt.layer(*layers), height=row_height * max(1, len(rows)), title=titled(title))
 
 
+@quickly()
 def gradient_panels(
     cosines: Mapping[str, Sequence[float]],
     variances: Mapping[str, Sequence[float]],

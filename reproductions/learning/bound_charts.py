@@ -19,6 +19,7 @@ from areal_lab.widgets.chart_parts import (
     RED,
     on_page,
     plain_axis,
+    quickly,
     table,
     titled,
 )
@@ -44,6 +45,7 @@ def legend(names: Sequence[str]) -> str:
     return color_legend({name: _COLORS[place % len(_COLORS)] for place, name in enumerate(names)})
 
 
+@quickly()
 def drift_by_eta(settings: Sequence[AtHours], max_drift: float) -> alt.TopLevelMixin:
     """Drift of every setting by eta, with the bound; a ring marks the eta that it permits."""
     rows = [
@@ -78,6 +80,7 @@ def drift_by_eta(settings: Sequence[AtHours], max_drift: float) -> alt.TopLevelM
     return _finished(chart, "drift by eta; ring: permitted")
 
 
+@quickly()
 def cost_of_bounds(settings: Sequence[AtHours], max_drift: float) -> alt.TopLevelMixin:
     """Reward below the best eta of each setting: of every bound, and of every single eta."""
     bounds = [
@@ -125,6 +128,7 @@ def _best_and_worst(settings: Sequence[AtHours]) -> list[str]:
     return [found[0], found[-1]]
 
 
+@quickly()
 def drift_by_step(
     found: Evidence, cell: Cell, arms: Sequence[str], max_drift: float
 ) -> alt.TopLevelMixin:

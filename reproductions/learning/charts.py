@@ -18,6 +18,7 @@ from areal_lab.widgets.chart_parts import (
     RED,
     on_page,
     plain_axis,
+    quickly,
     table,
     titled,
 )
@@ -55,6 +56,7 @@ def legend(names: Sequence[str], shapes: Sequence[str] = ()) -> str:
     )
 
 
+@quickly()
 def learning_curves(
     curves: Curves, room: Extent, *, past: Sequence[Curves] = (), mark_hours: float | None = None
 ) -> tuple[alt.TopLevelMixin, alt.TopLevelMixin]:
@@ -135,6 +137,7 @@ def _panel(rows: Sequence[Mapping[str, Any]], room: Extent, along: str) -> Any:
     )
 
 
+@quickly()
 def loss_charts(
     cells: Sequence[Cost], *, chosen: tuple[str, str]
 ) -> tuple[alt.TopLevelMixin, alt.TopLevelMixin]:

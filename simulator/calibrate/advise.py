@@ -35,8 +35,12 @@ _SHARES: Final = (1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4, 7 / 8)
 """Shares of the GPUs that generate, of which the best is taken."""
 _AFTER_WARMUP: Final = 6
 _SCREENED: Final = {"workload.steps": 8, "workload.warmup_steps": 4, "seeds": 1}
+_USUALLY_SCREENED: Final = 3
+"""Splits of a schedule that are tried, where the walk begins beside the best."""
 _FINALISTS: Final = 2
-"""Splits of a schedule that all seeds are simulated of."""
+"""Splits of a schedule that all seeds are simulated of, at most."""
+_RIVAL: Final = 1.1
+"""A split that one seed has this much slower than the fastest is no finalist."""
 _LESS_TO_DO: Final = 0.02
 """A change that gains less is not worth its line."""
 
@@ -160,7 +164,7 @@ def advise(
     observed = observe(log, overrides)
     seeds = int(observed.own.get("seeds", seeds))
     schedules = _schedules(observed)
-    total = len(schedules) * (len(_SHARES) + _FINALISTS) + 4
+    total = len(schedules) * (_USUALLY_SCREENED + _FINALISTS) + 4
     done = 0
 
     def note(what: str) -> None:
@@ -172,12 +176,15 @@ def advise(
     fit = fit_step(observed, seeds=seeds)
     options: list[tuple[Option, Replicated, SimulationConfig]] = []
     impossible: list[str] = []
+    near = fit.config.cluster.gpus // 2
     for name, settings in schedules.items():
-        found = _best_split(name, settings, fit, seeds, note)
+        found = _best_split(name, settings, fit, seeds, note, near=near)
         if isinstance(found, str):
             impossible.append(f"{name}: {found}")
         else:
             options.append(found)
+            if settings["cluster.placement"] != "colocated":
+                near = found[2].cluster.generating_gpus
     if not options:
         raise ValueError("no other schedule can run on these GPUs:\n  " + "\n  ".join(impossible))
     options.sort(key=lambda one: one[1].step_s.mean)
@@ -219,33 +226,64 @@ def _best_split(
     fit: FittedStep,
     seeds: int,
     note: Callable[[str], None],
+    *,
+    near: int,
 ) -> tuple[Option, Replicated, SimulationConfig] | str:
-    """The option with the best of its splits; why, if none is possible."""
+    """The option with the best of its splits; why, if none is possible.
+
+    `near` is a number of GPUs that generate, near which the best is looked for first.
+    """
     splits: list[dict[str, Value]] = [{}]
     if settings["cluster.placement"] != "colocated":
         splits = [{"cluster.rollout_gpus": one} for one in _splits(fit.config)]
-    possible: list[tuple[float, dict[str, Value]]] = []
+    possible: list[dict[str, Value]] = []
     reason = "the GPUs cannot be split between engines and trainer"
     for split in splits:
-        note(name)
-        config = _config(fit, {**settings, **split, **_SCREENED})
-        if wrong := problems(config):
+        if wrong := problems(_config(fit, {**settings, **split, **_SCREENED})):
             reason = wrong[0].message
-        elif len(splits) == 1:
-            possible.append((0.0, split))
         else:
-            possible.append((replicate(config, processes=1).step_s.mean, split))
+            possible.append(split)
     if not possible:
         return reason
-    possible.sort(key=lambda one: one[0])
-    finalists: list[tuple[Replicated, SimulationConfig, dict[str, Value]]] = []
-    for _, split in possible[:_FINALISTS]:
+
+    def screened_s(at: int) -> float:
         note(name)
-        chosen: dict[str, Value] = {**settings, **split, **_filled(settings), "seeds": seeds}
+        config = _config(fit, {**settings, **possible[at], **_SCREENED})
+        return replicate(config, processes=1).step_s.mean
+
+    generating = [int(split.get("cluster.rollout_gpus", 0)) for split in possible]
+    start = min(range(len(possible)), key=lambda at: abs(generating[at] - near))
+    fastest = _fastest(screened_s, len(possible), start) if len(possible) > 1 else [0]
+    finalists: list[tuple[Replicated, SimulationConfig, dict[str, Value]]] = []
+    for at in fastest[:_FINALISTS]:
+        note(name)
+        chosen: dict[str, Value] = {**settings, **possible[at], **_filled(settings), "seeds": seeds}
         config = _config(fit, chosen)
         finalists.append((replicate(config, processes=1), config, chosen))
     run, config, chosen = min(finalists, key=lambda one: one[0].step_s.mean)
     return _option(name, chosen, run, config, fit), run, config
+
+
+def _fastest(seconds: Callable[[int], float], count: int, start: int) -> list[int]:
+    """The fastest split first, then its rivals, of those that a walk downhill has tried.
+
+    More engines make generation faster and training slower, and the slower of the two is the step:
+    over the splits it falls, then rises. So the walk ends where both neighbors are slower.
+
+    Args:
+        seconds: of a split, by its place among the `count` splits.
+        start: place where the walk begins.
+    """
+    tried: dict[int, float] = {}
+    at = start
+    while True:
+        for one in (at, at - 1, at + 1):
+            if 0 <= one < count and one not in tried:
+                tried[one] = seconds(one)
+        order = sorted(tried, key=lambda one: (tried[one], one))
+        if order[0] == at:
+            return [one for one in order if tried[one] < _RIVAL * tried[at]]
+        at = order[0]
 
 
 def _splits(config: SimulationConfig) -> list[int]:

@@ -24,7 +24,7 @@ from simulator.config.schema import SimulationConfig
 from simulator.report.notes import LARGE_REST, rest_cause
 from simulator.report.step_parts import part, seconds_of
 from simulator.run.result import Replicated
-from simulator.stats.least_squares import positive_root
+from simulator.stats.least_squares import root_near
 from simulator.workload.recorded_run import Value
 
 PARTS: Final[Mapping[str, Sequence[str]]] = {
@@ -49,6 +49,8 @@ _ENGINES: Final[Mapping[str, str]] = {"vllm": "vllm-0.8", "sglang": "sglang-0.5"
 _FACTORS: Final = (0.05, 20.0)
 _USUAL: Final = (0.5, 2.0)
 """Beyond these, a factor says that a setting is wrong rather than what a system costs."""
+_TRAINING: Final = "trainer.time_factor"
+_GENERATION: Final = "rollout.time_factor"
 _OTHER: Final = "colocation.other_s"
 _TOO_LONG: Final = (
     "; what is missing would be negative: parts of the step are simulated too slow, most likely "
@@ -155,19 +157,34 @@ def fit_step(observed: Observed, *, seeds: int = 2) -> FittedStep:
     settings = {**_START, "seeds": seeds, "name": observed.framework, **observed.settings}
     fitted: dict[str, float] = {}
     lines: list[str] = []
+    start = {
+        **{name: float(settings.get(name, 1.0)) for name in (_TRAINING, _GENERATION)},
+        _OTHER: float(settings.get(_OTHER, 0.0)),
+    }
+    runs: dict[tuple[float, ...], Replicated] = {}
 
     def run(more: Mapping[str, float]) -> Replicated:
-        return replicate(load_simulation(None, {**settings, **more}), processes=1)
+        tried = tuple({**start, **more}[name] for name in start)
+        if tried not in runs:
+            config = load_simulation(None, {**settings, **more})
+            runs[tried] = replicate(config, processes=1)
+        return runs[tried]
 
     def fit(name: str, measured_s: float, of: str, ends: tuple[float, float]) -> None:
         value = part(of)
 
         def gap(tried: float) -> float:
-            simulated_s = run({**fitted, name: tried}).estimate(value).mean
+            simulated_s = run({**fitted, name: _rounded(tried)}).estimate(value).mean
             return math.log(simulated_s / measured_s)
 
-        root = positive_root(gap, *ends)
-        fitted[name] = float(f"{root.value:.4g}")
+        def nearer(tried: float, off: float) -> float:
+            """The value if the part is proportional to the factor, or contains the seconds."""
+            if name == _OTHER:
+                return tried - measured_s * math.expm1(off)
+            return tried * math.exp(-off)
+
+        root = root_near(gap, start[name], nearer, *ends)
+        fitted[name] = _rounded(root.value)
         if not root.reached:
             off = math.exp(gap(root.value)) - 1
             lines.append(
@@ -184,15 +201,19 @@ def fit_step(observed: Observed, *, seeds: int = 2) -> FittedStep:
             lines.append(line)
 
     if "update" in observed.parts:
-        fit("trainer.time_factor", observed.parts["update"], "update", _FACTORS)
+        fit(_TRAINING, observed.parts["update"], "update", _FACTORS)
     if settings["cluster.placement"] == "colocated":
         if "generation" in observed.parts:
-            fit("rollout.time_factor", observed.parts["generation"], "generation", _FACTORS)
+            fit(_GENERATION, observed.parts["generation"], "generation", _FACTORS)
         fit(_OTHER, observed.step_s, "step", _OTHER_S)
     config = load_simulation(None, {**settings, **fitted})
     return FittedStep(
         observed=observed, config=config, run=run(fitted), fitted=fitted, lines=tuple(lines)
     )
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.4g}")
 
 
 class _Settings:

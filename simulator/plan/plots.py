@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,7 +23,7 @@ from areal_lab.plots.style import (
     nothing_yet,
     save_picture,
 )
-from simulator.plan.result import Outcome, Plan
+from simulator.plan.result import Input, Outcome, Plan
 from simulator.plan.sensitivity import at_end, measure
 from simulator.plan.summary import (
     AIMS,
@@ -92,6 +92,31 @@ def draw_tornado(plan: Plan, *, width: float = 7.0, title: str | None = None) ->
     _tornado(axes, plan, narrow=width < _WIDE)
     told = title or f"Sensitivity of {_recommended(plan)}: {_run(plan)}"
     return entitle(figure, told, alt=_tornado_in_words(plan))
+
+
+def tornado_content(plan: Plan) -> tuple[object, ...]:
+    """All that `draw_tornado` draws: plans whose contents are equal have the same picture."""
+    found = plan.sensitivity
+    if found is None:
+        return (plan.best is None,)
+    name = measure(plan.config.objective)
+    bars = tuple((one.name, tuple(_ends(one, found.base, name))) for one in found.inputs)
+    heads = (_recommended(plan), _run(plan), _tornado_in_words(plan))
+    return (*heads, name, found.base.value(name), _limit(plan, name), bars)
+
+
+def _ends(one: Input, own: Outcome, name: str) -> Iterator[tuple[float, str, str]]:
+    """Value, color and text of the ends of an input at which the recommendation can run."""
+    for end, color in ((one.low, SKY), (one.high, ORANGE)):
+        there = at_end(end, own)
+        if there is not None:
+            changes = end.best is None or end.best.candidate is not own.candidate
+            yield there.value(name), color, end.value + (" †" if changes else "")
+
+
+def _limit(plan: Plan, name: str) -> float:
+    limits = plan.config.limits
+    return {"hours": limits.deadline_h, "dollars": limits.budget_dollars}[name]
 
 
 def _recommended(plan: Plan) -> str:
@@ -192,14 +217,7 @@ def _tornado(axes: Axes, plan: Plan, *, narrow: bool = False) -> None:
     name, own = measure(plan.config.objective), found.base
     middle = own.value(name)
     for row, one in enumerate(found.inputs):
-        ends = []
-        for end, color in ((one.low, SKY), (one.high, ORANGE)):
-            there = at_end(end, own)
-            if there is not None:
-                changes = end.best is None or end.best.candidate is not own.candidate
-                text = end.value + (" †" if changes else "")
-                ends.append((there.value(name), color, text))
-        _draw_input(axes, row, middle, ends)
+        _draw_input(axes, row, middle, list(_ends(one, own, name)))
     axes.axvline(middle, color=BLACK, linewidth=0.9)
     names = [
         textwrap.fill(one.name, 17, break_on_hyphens=False) if narrow else one.name
@@ -209,10 +227,9 @@ def _tornado(axes: Axes, plan: Plan, *, narrow: bool = False) -> None:
     axes.set_ylim(len(found.inputs) - 0.5, -0.5)
     axes.margins(x=0.9 if narrow else 0.34)
     axes.grid(visible=False, axis="y")
-    limit = {"hours": plan.config.limits.deadline_h, "dollars": plan.config.limits.budget_dollars}
     low, high = axes.get_xlim()
-    if low < limit[name] < high:
-        axes.axvline(limit[name], color=GREY, linewidth=1, dashes=(4, 3), label="limit")
+    if low < (limit := _limit(plan, name)) < high:
+        axes.axvline(limit, color=GREY, linewidth=1, dashes=(4, 3), label="limit")
     told, unit = ("duration", "h") if name == "hours" else ("cost", "$")
     gap = "\n" if narrow else "; "
     nominal = with_unit(number(middle), name)

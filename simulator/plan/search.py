@@ -168,9 +168,12 @@ class PlanSearch:
         self._hourly: dict[int, Cost] = {}
         self._known: dict[int, KnownErrors] = {}
         self._least_h: dict[int, float] = {}
+        self._jobs: dict[tuple[object, ...], list[Job]] = {}
+        """Jobs of candidates: their keys are known after the first search."""
         self._space: Space
         if reuse is not None and reuse._serves(self):
             self._space, self._known, self._least_h = reuse._space, reuse._known, reuse._least_h
+            self._jobs = reuse._jobs
         else:
             self._space = expand(config)
             check_measured(config, self._space.possible)
@@ -324,7 +327,7 @@ class PlanSearch:
     def _evaluate(self, outcomes: Sequence[Outcome]) -> Generator[Step]:
         new = [one for one in outcomes if one.candidate.number not in self._evaluated]
         seeds = self._config.search.seeds
-        jobs = [job for one in new for job in evaluation_jobs(self._config, one.candidate)]
+        jobs = [job for one in new for job in self._jobs_of(one.candidate, evaluation_jobs)]
         if not jobs:
             return
         yield Step("evaluation", 0, len(jobs))
@@ -408,7 +411,8 @@ class PlanSearch:
 
     def _screen_some(self, candidates: Sequence[Candidate]) -> Iterator[int]:
         left = list(reversed(candidates))
-        for trial in self._trials([screening_job(self._config, one) for one in candidates]):
+        jobs = [job for one in candidates for job in self._jobs_of(one, screening_jobs)]
+        for trial in self._trials(jobs):
             if trial is None:
                 yield 0
                 continue
@@ -424,6 +428,16 @@ class PlanSearch:
             )
             yield 1
 
+    def _jobs_of(
+        self, candidate: Candidate, make: Callable[[PlanConfig, Candidate], list[Job]]
+    ) -> list[Job]:
+        search = self._config.search
+        sizes = (search.screening_steps, search.screening_warmup_steps, search.steps)
+        asked = (make, candidate.number, *sizes, search.warmup_steps, search.seeds)
+        if asked not in self._jobs:
+            self._jobs[asked] = make(self._config, candidate)
+        return self._jobs[asked]
+
     def _trials(self, jobs: Sequence[Job]) -> Iterator[Trial | None]:
         for trial in self._run(jobs):
             self._simulations += trial is not None
@@ -435,6 +449,11 @@ def screening_job(plan: PlanConfig, candidate: Candidate) -> Job:
     search = plan.search
     config = shortened(candidate.config, search.screening_steps, search.screening_warmup_steps)
     return Job(config=config, seed=plan.base.seed)
+
+
+def screening_jobs(plan: PlanConfig, candidate: Candidate) -> list[Job]:
+    """The one job of the screening, as `evaluation_jobs`."""
+    return [screening_job(plan, candidate)]
 
 
 def evaluation_jobs(plan: PlanConfig, candidate: Candidate) -> list[Job]:

@@ -20,6 +20,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final, Protocol, Self, TypeAlias
@@ -37,7 +38,7 @@ from simulator.run.one_seed import run_system
 from simulator.run.system import System, Timing, Training
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Job:
     """One simulation to perform."""
 
@@ -47,6 +48,11 @@ class Job:
     """Factor on the cost model's time of a training step."""
     memory_slowdown: float = 1.0
     """Factor on the times of reading weights and cache in decode steps."""
+
+    @cached_property
+    def key(self) -> str | None:
+        """The name of its trial (`key`), computed once."""
+        return key(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +215,7 @@ class TrialCache:
     def __call__(self, jobs: Sequence[Job]) -> Iterator[Trial | None]:
         """The trials of the jobs in their order; unknown ones are simulated in their turn."""
         # A job without a key is known by its place: it is never kept.
-        names = [key(job) or place for place, job in enumerate(jobs)]
+        names = [job.key or place for place, job in enumerate(jobs)]
         asked: list[str | int] = []
         fresh: Iterator[Trial | None] = iter(())
         for place, name in enumerate(names):

@@ -13,6 +13,7 @@ Values = NDArray[np.float64]
 ROOT_TOLERANCE: Final = 1e-3
 """Largest |gap| of a root."""
 _MOST_TRIALS: Final = 20
+_NEAR_TRIALS: Final = 5
 
 
 class Fit(NamedTuple):
@@ -126,3 +127,30 @@ def positive_root(gap: Callable[[float], float], low: float, high: float) -> Roo
             gaps[kept] /= 2
         kept = 1 - replaced
     return Root(math.exp(middle), reached=True)
+
+
+def root_near(
+    gap: Callable[[float], float],
+    start: float,
+    nearer: Callable[[float, float], float],
+    low: float,
+    high: float,
+) -> Root:
+    """Find where a gap is 0 with few trials, if its form is nearly known; else `positive_root`.
+
+    Args:
+        gap: as `positive_root`.
+        start: first trial.
+        nearer: from a trial and its gap, the value at which the gap would be 0 by the form.
+        low: end of the range, > 0.
+        high: other end.
+    """
+    tried = start
+    for _ in range(_NEAR_TRIALS):
+        found = gap(tried)
+        if abs(found) < ROOT_TOLERANCE and low <= tried <= high:
+            return Root(tried, reached=True)
+        tried = nearer(tried, found)
+        if not low <= tried <= high:
+            break
+    return positive_root(gap, low, high)

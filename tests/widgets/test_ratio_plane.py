@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -67,8 +68,27 @@ def test_places_are_one_in_the_middle_and_symmetric():
     assert sorted(set(places)) == places
 
 
+def tiles_of(spec):
+    """The tiles as Vega counts and calculates them."""
+    layer = next(one for one in spec["layer"] if "sequence" in one.get("data", {}))
+    sequence = layer["data"]["sequence"]
+    called = {
+        "pow": pow,
+        "floor": math.floor,
+        "round": lambda value: math.floor(value + 0.5),
+        "clamp": lambda value, low, high: min(max(value, low), high),
+    }
+    return [
+        {
+            one["as"]: eval(one["calculate"], called, {"datum": SimpleNamespace(at=at)})
+            for one in layer["transform"]
+        }
+        for at in range(sequence["start"], sequence["stop"])
+    ]
+
+
 def test_tiles_cover_the_plane_and_each_has_its_place_inside():
-    tiles = next(rows for rows in rows_of(drawn()) if "w1" in rows[0])
+    tiles = tiles_of(drawn().to_dict())
     places = axis_places()
     assert sorted((tile["r"], tile["w"]) for tile in tiles) == [
         (r, w) for r in places for w in places
@@ -88,11 +108,14 @@ def test_a_drag_is_read_from_the_selection_of_the_chart():
     assert dragged_token({"token": {}}, TokenRatios(1.02, 1.5)) == start
 
 
-def test_the_chart_has_no_background_and_is_drawn_as_svg():
+def test_the_chart_has_no_background_and_only_its_text_has_the_color_of_the_page():
     spec = drawn().to_dict()
     assert spec["background"] == "transparent"
-    assert spec["usermeta"]["embedOptions"]["renderer"] == "svg"
-    assert '"color": "black"' not in json.dumps(spec)
+    # A canvas, on which the marks are, has no color of the page.
+    assert spec["usermeta"]["embedOptions"]["renderer"] == "hybrid"
+    for layer in spec["layer"]:
+        mark = layer["mark"]
+        assert (mark["type"] == "text") == ("currentColor" in json.dumps(mark))
 
 
 @pytest.mark.parametrize(

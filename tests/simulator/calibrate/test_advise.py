@@ -7,6 +7,8 @@ import shlex
 import pytest
 
 from simulator.assembly.simulate import replicate
+from simulator.calibrate import advise as advising
+from simulator.calibrate import observed
 from simulator.calibrate.advise import advise
 from simulator.calibrate.observed import fit_step, observe
 from simulator.config.load import load_simulation
@@ -222,3 +224,43 @@ def test_advice_is_json_with_a_command_for_each_option(advice):
     ]
     parts = found["parts_s"]
     assert sum(parts.values()) == pytest.approx(found["step_s"])
+
+
+@pytest.mark.parametrize("start", range(6))
+@pytest.mark.parametrize("best", range(6))
+def test_the_walk_over_splits_finds_the_fastest_and_its_rivals(start, best):
+    """As a simulation of all splits, if the seconds fall and then rise."""
+    seconds = [10 + 4 * abs(at - best) ** 1.5 if at != best + 1 else 10.5 for at in range(6)]
+    tried = []
+
+    def of(at):
+        tried.append(at)
+        return seconds[at]
+
+    rival = [best + 1] if best < 5 else []
+    assert advising._fastest(of, 6, start) == [best, *rival]
+    assert len(tried) == len(set(tried)) <= abs(start - best) + 3
+
+
+def test_few_simulations_are_needed_for_the_fit_and_the_splits(logged, monkeypatch):
+    """A part is nearly proportional to its factor, and the best splits are near each other."""
+    counted = []
+
+    def counting(of):
+        return lambda *given, **named: counted.append(of) or of(*given, **named)
+
+    for module in (advising, observed):
+        monkeypatch.setattr(module, "replicate", counting(module.replicate))
+    found = advise(logged, ["gpu=H100"])
+    assert len(counted) <= 40  # of 4 schedules, where the whole search takes 56
+    # All splits of the best option, each with all seeds: none is faster.
+    best = found.options[0]
+    splits = advising._splits(found.fit.config)
+    runs = {
+        split: replicate(
+            advising._config(found.fit, {**best.settings, "cluster.rollout_gpus": split}),
+            processes=1,
+        ).step_s.mean
+        for split in splits
+    }
+    assert runs[best.settings["cluster.rollout_gpus"]] == min(runs.values())

@@ -11,10 +11,11 @@ from functools import cache
 from io import StringIO
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.text import Text
+from matplotlib.text import Annotation, Text
 
 from areal_lab.extras import MissingExtra
 from simulator.plan.frame import (
@@ -26,10 +27,11 @@ from simulator.plan.frame import (
     plan_points,
     plan_rows,
 )
-from simulator.plan.plots import draw_front, draw_plan, draw_tornado
+from simulator.plan.plots import draw_front, draw_plan, draw_tornado, tornado_content
 from simulator.plan.result import Plan
 from simulator.plan.schema import load_plan
 from simulator.plan.search import PlanSearch, find_plan
+from simulator.plan.sensitivity import measure
 from simulator.plan.trial import Job, run_job
 
 
@@ -299,3 +301,29 @@ def test_a_plan_without_candidates_or_sensitivity_is_drawn_as_such(tmp_path: Pat
     assert draw_front(none).alt == "No candidate to show."
     assert draw_tornado(none).alt == "No sensitivity."
     assert draw_plan(none, tmp_path / "plan.png").stat().st_size > 0
+
+
+def test_plans_with_equal_tornado_contents_have_the_same_picture() -> None:
+    plan = solved_small()
+    assert plan.sensitivity is not None
+    content = tornado_content(plan)
+    assert hash(content) == hash(tornado_content(dataclasses.replace(plan)))
+    # Another deadline is not in a picture of dollars; another budget, or another input, is.
+    config = plan.config
+    own = measure(config.objective)
+    other = {"dollars": "limits.deadline_h", "hours": "limits.budget_dollars"}[own]
+    elsewhere = dataclasses.replace(plan, config=config.with_settings({other: 12_345}))
+    assert tornado_content(elsewhere) == content
+    assert drawn_of(elsewhere) == drawn_of(plan)
+    limit = {"hours": "limits.deadline_h", "dollars": "limits.budget_dollars"}[own]
+    shifted = dataclasses.replace(plan, config=config.with_settings({limit: 12_345}))
+    assert tornado_content(shifted) != content
+    fewer = dataclasses.replace(plan.sensitivity, inputs=plan.sensitivity.inputs[1:])
+    assert tornado_content(dataclasses.replace(plan, sensitivity=fewer)) != content
+    assert tornado_content(dataclasses.replace(plan, sensitivity=None)) != content
+
+
+def drawn_of(plan: Plan) -> list[Any]:
+    """All texts of its tornado, with their places."""
+    (axes,) = draw_tornado(plan).axes
+    return [(one.get_text(), one.xy) for one in axes.findobj(Annotation)]
