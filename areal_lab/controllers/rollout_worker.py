@@ -163,7 +163,6 @@ async def start_worker(setup: StartWorker, fleet: Fleet) -> Worker:
         fleet=fleet,
         display=display,
         restarts=config.rollout.max_engine_restarts,
-        conversations=bool(config.rollout.workflow),
         prepare_push=partial(_load_folder, attached=bool(config.rollout.addresses)),
     )
     rewards = await fleet.stack.enter_async_context(
