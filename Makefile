@@ -113,7 +113,7 @@ test-agents: $(READY)
 # does not have it.
 test-environments: $(READY)
 	@$(BIN)/python -m tests.real_environments.environments
-	@echo "Testing environments of other libraries (up to ten minutes)."
+	@echo "Testing environments of other libraries (ten to twenty minutes)."
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m environments tests/real_environments $(ARGS)
 
 # What is in $(VENV), and Ray besides: it is a dependency of nothing else here.
