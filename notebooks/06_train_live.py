@@ -27,6 +27,7 @@ with app.setup:
     from areal_lab.live.mailbox import RequestRefused, RunEnded
     from areal_lab.live.snapshot import snapshot_of
     from areal_lab.runlog.incidents import in_words, requests
+    from areal_lab.widgets.chart_parts import columns
     from areal_lab.widgets.lags import lag_bars
     from areal_lab.widgets.run_charts import (
         idle_chart,
@@ -291,17 +292,13 @@ def _(snapshot, steps):
     mo.vstack(
         [
             mo.md(f"**{snapshot.state}** {page_text(_more)}").style({"font-size": "1.25rem"}),
-            mo.hstack(
-                [
-                    mo.stat(f"{snapshot.eta:g}", label="eta (versions)"),
-                    mo.stat(_oldest, label="oldest token of the last batch (versions)"),
-                    mo.stat(snapshot.step, label="training steps done"),
-                    mo.stat(snapshot.counts.in_flight, label="groups in flight"),
-                    mo.stat(snapshot.counts.finished, label="groups ready to train on"),
-                ],
-                justify="start",
-                wrap=True,
-                gap=0.5,
+            columns(
+                mo.stat(f"{snapshot.eta:g}", label="eta (versions)"),
+                mo.stat(_oldest, label="oldest token of the last batch (versions)"),
+                mo.stat(snapshot.step, label="training steps done"),
+                mo.stat(snapshot.counts.in_flight, label="groups in flight"),
+                mo.stat(snapshot.counts.finished, label="groups ready to train on"),
+                least_px=150,
             ),
         ]
     )

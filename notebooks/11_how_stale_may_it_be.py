@@ -116,36 +116,32 @@ def _(before, best_eta, bound, chosen, gain, objective, single, synchronous):
     mo.vstack(
         [
             mo.hstack([bound, objective], justify="start", align="center", gap=1.5, wrap=True),
-            mo.hstack(
-                [
-                    mo.stat(
-                        f"{chosen.speed:.2f} x",
-                        label="steps per hour",
-                        caption="of synchronous training, mean of the settings",
-                        bordered=True,
-                    ),
-                    mo.stat(
-                        f"{chosen.reward:.3f}",
-                        label="reward at equal hours",
-                        caption=f"{_last:.3f} before; synchronous {synchronous.reward:.3f}",
-                        bordered=True,
-                    ),
-                    mo.stat(
-                        f"{gain.mean:+.3f}",
-                        label=f"against η = {best_eta} everywhere",
-                        caption=f"95 %: {gain.low:+.3f} to {gain.high:+.3f}",
-                        bordered=True,
-                    ),
-                    mo.stat(
-                        f"{chosen.regret:.3f}",
-                        label="below the best η of each",
-                        caption=f"worst {chosen.worst:.3f}; η = {best_eta}: {single.regret:.3f}",
-                        bordered=True,
-                    ),
-                ],
-                justify="start",
-                wrap=True,
-                gap=0.5,
+            columns(
+                mo.stat(
+                    f"{chosen.speed:.2f} x",
+                    label="steps per hour",
+                    caption="of synchronous; mean of the settings",
+                    bordered=True,
+                ),
+                mo.stat(
+                    f"{chosen.reward:.3f}",
+                    label="reward at equal hours",
+                    caption=f"{_last:.3f} before; synchronous {synchronous.reward:.3f}",
+                    bordered=True,
+                ),
+                mo.stat(
+                    f"{gain.mean:+.3f}",
+                    label=f"against η = {best_eta} everywhere",
+                    caption=f"95 %: {gain.low:+.3f} to {gain.high:+.3f}",
+                    bordered=True,
+                ),
+                mo.stat(
+                    f"{chosen.regret:.3f}",
+                    label="below the best η of each",
+                    caption=f"worst {chosen.worst:.3f}; η = {best_eta}: {single.regret:.3f}",
+                    bordered=True,
+                ),
+                least_px=240,
             ),
         ],
         gap=0.5,

@@ -325,7 +325,7 @@ def _():
 @app.cell(hide_code=True)
 def _():
     mo.md(r"""
-    **Cost of this page:** about 10 CPU s, 1 s of it before the first picture, without torch and
+    **Cost of this page:** about 8 CPU s, 1 s of it before the first picture, without torch and
     without a GPU.
     """)
     return

@@ -110,7 +110,7 @@ def cost_of_bounds(settings: Sequence[AtHours], max_drift: float) -> alt.TopLeve
     )
     names = (
         alt.Chart(table(etas))
-        .mark_text(align="right", dx=-4, dy=-6, fontSize=12, color=GREY)
+        .mark_text(align="left", dx=5, fontSize=12, color="currentColor")
         .encode(x=alt.value("width"), y="cost:Q", text="eta:N")
     )
     chosen = [row for row in bounds if row["bound"] == max_drift]

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from areal_lab.runlog.intervals import student_t
+from simulator.stats.least_squares import ROOT_TOLERANCE, root_near
 from simulator.stats.statistics import (
     ModelError,
     estimate,
@@ -292,3 +293,25 @@ def test_what_cannot_be_explained_is_refused() -> None:
         waterfall({**values, frozenset("a"): [0.0, 1.0]}, NAMES)
     with pytest.raises(ValueError, match="needs the same seeds"):
         waterfall({**values, frozenset("a"): [1.0]}, NAMES)
+
+
+@pytest.mark.parametrize("fixed", [0.0, 0.5, 3.0])
+def test_a_root_near_a_guess_is_a_root_whether_the_form_holds_or_not(fixed: float) -> None:
+    tried: list[float] = []
+
+    def gap(value: float) -> float:
+        tried.append(value)
+        return math.log((fixed + value) / 4)
+
+    found = root_near(gap, 1.0, lambda value, off: value * math.exp(-off), 0.05, 20)
+    assert found.reached
+    assert abs(math.log((fixed + found.value) / 4)) < ROOT_TOLERANCE
+    assert len(tried) <= (2 if not fixed else 30)
+
+
+def test_a_root_outside_of_the_range_is_the_nearer_end() -> None:
+    found = root_near(
+        lambda value: math.log(value / 50), 1.0, lambda value, _: 50 * value, 0.05, 20
+    )
+    assert not found.reached
+    assert found.value == pytest.approx(20)
