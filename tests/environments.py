@@ -76,7 +76,7 @@ class Environments:
         """The Python that an environment is made with, and its version.
 
         Raises:
-            MissingPythonError: there is none.
+            MissingPythonError: this machine has no such Python.
         """
         versions = self._versions(name)
         for version in versions:

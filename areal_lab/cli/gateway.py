@@ -76,7 +76,6 @@ async def _until_stopped(plan: GatewayPlan) -> None:
     stop, end_now = StopSignal(), StopSignal()
     serving = False
     display, starting = Lines(Console(stderr=True)), ExitStack()
-    starting.enter_context(reminders(display))
 
     def ready(address: Ready) -> None:
         nonlocal serving
@@ -97,8 +96,9 @@ async def _until_stopped(plan: GatewayPlan) -> None:
         end_now.request()
 
     stop_on_interrupt(stop, first=unless_serving, again=again)
-    await asyncio.wait((work,))
-    starting.close()
+    with starting:
+        starting.enter_context(reminders(display))
+        await asyncio.wait((work,))
     lines = gateway.written
     if lines is not None and lines.written:
         typer.echo(f"sessions are in {lines.file}")

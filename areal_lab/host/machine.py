@@ -16,8 +16,10 @@ _CPUINFO: Final = Path("/proc/cpuinfo")
 _BFLOAT16_FLAGS: Final = frozenset({"amx_bf16", "bf16"})
 """CPU flags for products of bfloat16 matrices or vectors, on x86 and ARM."""
 _INTEL: Final = "GenuineIntel"
-"""Without AMX, which a virtual machine may hide, products in bfloat16 are slower than in float32 on
-these CPUs, also with the flag `avx512_bf16` (docs/log.md, 2026-11-29); on AMD's they are faster."""
+"""On the one of these CPUs that was measured, products in bfloat16 are slower than in float32.
+
+It has `avx512_bf16`, but its AMX is hidden by a virtual machine (docs/log.md, 2026-11-29).
+"""
 
 
 def processor_name(cpuinfo: Path = _CPUINFO) -> str:

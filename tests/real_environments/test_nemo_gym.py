@@ -64,7 +64,7 @@ def installed() -> None:
     if not LIBRARIES.is_ready("nemo"):
         try:
             LIBRARIES.interpreter("nemo")
-        except MissingPythonError as error:
+        except MissingPythonError as error:  # the installation has left it out and said so
             pytest.skip(str(error))
 
 

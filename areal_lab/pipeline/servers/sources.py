@@ -187,7 +187,7 @@ def _launched(
     tokenizes = (
         bool(served.codec.stops(config.gconfig.stop).strings)
         or is_vision_model(model_path)
-        or (clients and BACKENDS[rollout.backend].grammars)
+        or (clients and plan.device == "cpu" and BACKENDS[rollout.backend].grammars)
     )
     restarts = index >= served.engine_count  # a server that joins later also starts this way
 
