@@ -23,9 +23,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NoReturn, assert_never
+from typing import NamedTuple, NoReturn, assert_never
 
 from areal_lab.capacity import open_slots
 from areal_lab.control import events as ev
@@ -64,6 +64,15 @@ class Counts:
     """A recycled group counts each time."""
     trained_version: ev.Version
     pushed_version: ev.Version
+
+
+class Quiet(NamedTuple):
+    """Ends and starts of groups that need no decision, as long as a running group is left."""
+
+    ends: float
+    """Groups that may end; may be infinite."""
+    start_limit: float
+    """Groups that may have been started, of which all that slots are free for start at once."""
 
 
 class Coordinator:
@@ -122,6 +131,7 @@ class Coordinator:
         self._ending: str | None = None
         self._over: str | None = None
         self._failure = ""
+        self._leaves_starts = False
 
     def handle(self, event: ev.Event) -> tuple[ev.Action, ...]:  # noqa: PLR0912 - one case per event
         """Record `event` and return the actions to perform now, in order."""
@@ -302,6 +312,76 @@ class Coordinator:
         """
         over = self._ending is not None or self._trained >= self._last_version
         return self._copying or self._save_due or self._held or over
+
+    # --- many groups at once ---------------------------------------------------------------------
+
+    def leave_starts(self) -> None:
+        """Leave the starts of new groups to the caller, who performs `open_starts` of them after
+        each event, on the least loaded engine, the lowest of equals, and reports them (`follow`).
+
+        Raises:
+            ValueError: these limits have starts and ends that only single events tell.
+        """
+        if why := self.starts_stay(self.limits):
+            raise ValueError(f"starts cannot be left to the caller: {why}")
+        self._leaves_starts = True
+
+    @staticmethod
+    def starts_stay(limits: Limits) -> str:
+        """Return the setting for which starts cannot be left to the caller, or nothing."""
+        reasons = {
+            "routing": limits.routing.name != "least_loaded",
+            "order.on_late": limits.order.drops_late,
+            "group_slots": limits.group_slots > 1,
+            "ranks": limits.ranks > 1,
+            "sampling": limits.sampling is not None,
+            "weights_offered": limits.weights_offered,
+        }
+        return ", ".join(name for name, reason in reasons.items() if reason)
+
+    @property
+    def open_starts(self) -> int:
+        """New groups that may start now."""
+        ends = self._ending is not None and not (self._ending == _STOPPED and self._between_parts)
+        if not self._running or ends or not self._engines_run():
+            return 0
+        return self._open_slots()
+
+    def quiet(self) -> Quiet:
+        """What may happen before the next other event without a decision: groups end, and the next
+        ones start in their places.
+        """
+        waits = self._interrupted and self._pushing is None
+        if not self._running or self._ending is not None or self._held or waits:
+            return Quiet(0, 0)
+        ends = math.inf
+        if not (self._training or self._copying or self._save_due):
+            ends = max(0, self._part_groups - len(self._finished) - 1)
+        return Quiet(ends, self._limit_now() if self._engines_run() else 0)
+
+    def follow(
+        self,
+        started: Sequence[ev.StartGroup],
+        ended: Sequence[ev.GroupId],
+        loads: Mapping[ev.EngineId, int],
+    ) -> None:
+        """Record starts and ends of groups that `quiet` and `open_starts` permitted.
+
+        Args:
+            started: new groups in order.
+            ended: groups whose samples all ended and were scored.
+            loads: running groups of each engine afterwards.
+        """
+        for start in started:
+            self._in_flight[start.group] = start
+            self._backlog.started(start.group, start.version)
+        for group in ended:
+            self._finished[group] = began = self._in_flight.pop(group).version
+            self._backlog.finished(group, began)
+        self._started += len(started)
+        self._next_group += len(started)
+        self._taken += len(started) - len(ended)
+        self._router.recount(loads)
 
     # --- events ----------------------------------------------------------------------------------
 
@@ -691,21 +771,23 @@ class Coordinator:
         if push:
             self._pushing = newest
             actions.append(ev.PushWeights(newest))
-        engines_run = (
-            self._pushing is None
-            and not (self._carry_over and self._training)
-            and not self._held
-            and len(self._router) > 0
-        )
         # Most events come while eq. 3 admits nothing, so checking before the call saves time.
         to_do = self._started < self._start_limit or self._interrupted or self._orphans
-        if engines_run and to_do:
+        if to_do and self._engines_run():
             self._generate(actions)
         if self._trained >= self._last_version and self._nothing_runs and not self._held:
             if self._interrupted:  # by a push that no engine was left to end
                 actions.append(ev.Resume())
             actions.append(self._finish("complete"))
         return tuple(actions)
+
+    def _engines_run(self) -> bool:
+        return (
+            self._pushing is None
+            and not (self._carry_over and self._training)
+            and not self._held
+            and len(self._router) > 0
+        )
 
     @property
     def _next_part(self) -> tuple[int, int]:
@@ -788,6 +870,8 @@ class Coordinator:
                     break  # the next one waits, too, however few it needs
                 actions.append(self._start(group, self._pushed if began is None else began))
                 del self._orphans[group]
+        if self._leaves_starts:
+            return
         slots = self._open_slots()
         self._started += slots
         if self._recycled and slots:
@@ -808,6 +892,15 @@ class Coordinator:
         return slots
 
     def _open_slots(self) -> int:
+        return open_slots(
+            started=self._started,
+            in_flight=-(-self._taken // self._group_slots),
+            limit=self._limit_now(),
+            max_in_flight=self._slots // self._group_slots,
+        )
+
+    def _limit_now(self) -> float:
+        """Groups that may have been started now: eq. 3, or less."""
         limit = self._start_limit
         if self._refills_exhausted():
             return 0
@@ -820,12 +913,7 @@ class Coordinator:
             if self._pushed + self.limits.order.max_lag < self._newest:
                 return 0  # A new group would exceed the lag bound from the start.
             limit = min(limit, whole_batches(self._started, self.limits.batch_groups))
-        return open_slots(
-            started=self._started,
-            in_flight=-(-self._taken // self._group_slots),
-            limit=limit,
-            max_in_flight=self._slots // self._group_slots,
-        )
+        return limit
 
     def _start(self, group: ev.GroupId, version: ev.Version) -> ev.StartGroup:
         slots = self._slots_of(group) if self._ended_samples else self._group_slots

@@ -261,12 +261,7 @@ class Ledger:
                     return
                 # Without a report: one sample, with the oldest version of the group.
                 one = self._open[group] = _Group({event.head_version: 1}, 0)
-            one.queued = True
-            if one.entered == _NOT_ENTERED:  # else it was in the queue before a recovery
-                entered = one.entered = self.version
-                offered = self._offered
-                for first, samples in one.heads.items():
-                    offered[first, entered] = offered.get((first, entered), 0) + samples
+            self._enter_queue(one)
             return
         match event:
             case ev.GroupFiltered(group, reason):
@@ -282,6 +277,21 @@ class Ledger:
                 self._run_started(event)
             case _:
                 pass
+
+    def finished(self, group: ev.GroupId, heads: Mapping[ev.Version, int], tokens: int) -> None:
+        """Follow the end of a running group that nothing interrupted: `report` and its event."""
+        self._generated += tokens
+        self._waiting += tokens
+        self._open[group] = one = _Group(heads, tokens)
+        self._enter_queue(one)
+
+    def _enter_queue(self, one: _Group) -> None:
+        one.queued = True
+        if one.entered == _NOT_ENTERED:  # else it was in the queue before a recovery
+            entered = one.entered = self.version
+            offered = self._offered
+            for first, samples in one.heads.items():
+                offered[first, entered] = offered.get((first, entered), 0) + samples
 
     def action(self, action: ev.Action) -> None:
         """Follow an action of the coordinator."""

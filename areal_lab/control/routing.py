@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_right, insort
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Final, Literal
@@ -67,6 +67,10 @@ class Router(ABC):
         """Record that tasks of `engine` ended."""
         self._loads[engine] -= tasks
 
+    def recount(self, loads: Mapping[EngineId, int]) -> None:
+        """Replace the numbers of running tasks of these engines, which the caller assigned."""
+        self._loads |= loads
+
     def forget(self, key: Hashable) -> None:  # noqa: B027 - most policies have no keys
         """Forget a key that gets no more tasks."""
 
@@ -108,11 +112,19 @@ class LeastLoaded(Router):
         self._loads[engine] = load = self._loads[engine] - tasks
         self._note(load, engine)
 
+    def recount(self, loads: Mapping[EngineId, int]) -> None:
+        """Replace loads, in O(engines)."""
+        super().recount(loads)
+        self._rebuild()
+
     def _note(self, load: int, engine: EngineId) -> None:
         heappush(self._heap, (load, engine))
         if len(self._heap) > 2 * len(self._loads) + SPARE_ENTRIES:
-            self._heap = [(load, engine) for engine, load in self._loads.items()]
-            heapify(self._heap)
+            self._rebuild()
+
+    def _rebuild(self) -> None:
+        self._heap = [(load, engine) for engine, load in self._loads.items()]
+        heapify(self._heap)
 
 
 class RoundRobin(Router):

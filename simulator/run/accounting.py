@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -40,7 +40,7 @@ from simulator.costs.switch import TO_TRAINING
 from simulator.costs.training_timing import OUTSIDE
 from simulator.engine.clock import UNCOUNTED, Clock
 from simulator.engine.replica import NOT_WORK
-from simulator.engine.sequences import Decoded, tally
+from simulator.engine.sequences import Tally
 from simulator.run.flights import BATCHES, REPLIES, ControllerQueue, Slot
 from simulator.run.pools import EXPORT, GENERATE
 from simulator.run.system import System, Timing
@@ -202,7 +202,10 @@ class Accounting:
         self._there_s = 0.0
         self.groups_in_flight = 0
         """Number of groups that were started and have not entered the queue."""
-        self._in_flight_since_s = self._in_flight_group_s = 0.0
+        self.in_flight_since_s = 0.0
+        """Time of the latest change of `groups_in_flight`."""
+        self.in_flight_group_s = 0.0
+        """Group-seconds in flight from the end of the step before until then."""
         self.engines: list[float] = []
         """Mean number of engines in each step, where it changes."""
         self.token_lags: Counter[int] = Counter()
@@ -350,22 +353,21 @@ class Accounting:
 
     def in_flight(self, now_s: float, groups: int) -> None:
         """Note a new value of `groups_in_flight`."""
-        self._in_flight_group_s += self.groups_in_flight * (now_s - self._in_flight_since_s)
-        self.groups_in_flight, self._in_flight_since_s = groups, now_s
+        self.in_flight_group_s += self.groups_in_flight * (now_s - self.in_flight_since_s)
+        self.groups_in_flight, self.in_flight_since_s = groups, now_s
 
-    def batch(self, now_s: float, version: Version, responses: Iterable[Decoded]) -> None:
+    def batch(self, now_s: float, version: Version, counts: Tally) -> None:
         """The trainer, at `version`, starts on a batch, which fixes the lags of its tokens.
 
         A batch in parts comes part by part.
         """
         self._training = True
         self.trainer_clock.set(now_s, UNCOUNTED)
-        heads, tails, tokens, several = tally(responses)
         head_lags, tail_lags, token_lags = (
-            {version - of: count for of, count in counts.items()}
-            for counts in (heads, tails, tokens)
+            {version - of: count for of, count in by_version.items()}
+            for by_version in (counts.heads, counts.tails, counts.tokens)
         )
-        self._step.add(head_lags, tail_lags, token_lags, several)
+        self._step.add(head_lags, tail_lags, token_lags, counts.several)
         if version >= self._system.workload.warmup_steps:
             self.head_lags.update(head_lags)
             self.tail_lags.update(tail_lags)
@@ -388,13 +390,13 @@ class Accounting:
         row["end_s"] = now_s
         row |= self._step.columns()
         self._step = StepLags()
-        group_s = self._in_flight_group_s + self.groups_in_flight * (
-            now_s - self._in_flight_since_s
+        group_s = self.in_flight_group_s + self.groups_in_flight * (
+            now_s - self.in_flight_since_s
         )
         row["in_flight"] = (
             group_s / row["step_s"] if row["step_s"] else float(self.groups_in_flight)
         )
-        self._in_flight_group_s, self._in_flight_since_s = 0.0, now_s
+        self.in_flight_group_s, self.in_flight_since_s = 0.0, now_s
         parts = self._ledger.step
         row |= {f"lag_{part}": mean for part, mean in parts.means.items()}
         if version > self._system.workload.warmup_steps:

@@ -25,8 +25,10 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import assert_never, cast
 
+import numpy as np
 import simpy
 
 from areal_lab.control import events as ev
@@ -40,11 +42,11 @@ from areal_lab.runlog.records import (
     EventRecord,
     engine_process,
 )
-from simulator.engine.sequences import versions_of
+from simulator.engine.sequences import tally, versions_of
 from simulator.run.accounting import Accounting
 from simulator.run.availability import ScaledRun, Scaling, node_of_engines
 from simulator.run.conversations import Conversations
-from simulator.run.flights import ControllerQueue, Flight, RewardQueue, Slot
+from simulator.run.flights import Batch, ControllerQueue, Flight, RewardQueue, Slot
 from simulator.run.pools import LOAD
 from simulator.run.recorder import Recorder, Write
 from simulator.run.responses import Draws, Responses
@@ -72,7 +74,7 @@ class EventLoop:
         write: Write | None = None,
         responses: Responses | None = None,
     ) -> None:
-        self.env = simpy.Environment()
+        self.env = self._environment()
         self.system = system
         self.seed = seed
         self.responses = Draws(system, seed) if responses is None else responses
@@ -109,6 +111,9 @@ class EventLoop:
         self._inbox: deque[ev.Event] = deque()
         self._telling = False
 
+    def _environment(self) -> simpy.Environment:
+        return simpy.Environment()
+
     def run(self) -> ev.Finish:
         """Run from the start to `Finish`."""
         system = self.system
@@ -121,9 +126,12 @@ class EventLoop:
         if system.requests:
             self.env.process(self._request())
         self.tell(ev.RunStarted(tuple(range(system.engines))))
-        self.env.run(until=self.over)
+        self._run_until_over()
         assert self.finish is not None
         return self.finish
+
+    def _run_until_over(self) -> None:
+        self.env.run(until=self.over)
 
     def tell(self, event: ev.Event) -> None:
         """Let the coordinator handle `event`, and perform the actions it returns.
@@ -182,6 +190,7 @@ class EventLoop:
                     self._finish(action)
                 case _ as never:
                     assert_never(never)
+        self._start_others(now_s)
         if len(self.flights) != self.accounting.groups_in_flight:
             self.accounting.in_flight(now_s, len(self.flights))
         if self._pause_due and self.loaded is None:
@@ -191,9 +200,7 @@ class EventLoop:
         if self.scaling is not None and isinstance(event, ev.TrainStepDone):
             self.scaling.step_done(now_s)
         if self._dirty:
-            for slot in self._dirty:
-                self._set_timer(now_s, slot)
-            self._dirty.clear()
+            self._set_dirty_timers(now_s)
 
     # --- engines ---------------------------------------------------------------------------------
 
@@ -233,6 +240,9 @@ class EventLoop:
     def _begin(self, starts: Sequence[ev.StartGroup]) -> None:
         """Announce groups that start at the same moment together; all have the same version."""
         self.responses.begin([start.group for start in starts], starts[0].version)
+
+    def _start_others(self, now_s: float) -> None:
+        """Start groups that the coordinator leaves to the loop: none."""
 
     def _start(self, now_s: float, start: ev.StartGroup) -> None:
         slot, group = self.slots[start.engine], start.group
@@ -481,10 +491,12 @@ class EventLoop:
 
     def _set_timers(self) -> None:
         if not self._telling:
-            now_s = self.env.now
-            for slot in self._dirty:
-                self._set_timer(now_s, slot)
-            self._dirty.clear()
+            self._set_dirty_timers(self.env.now)
+
+    def _set_dirty_timers(self, now_s: float) -> None:
+        for slot in self._dirty:
+            self._set_timer(now_s, slot)
+        self._dirty.clear()
 
     def _push(self, version: ev.Version) -> Process:
         system, env = self.system, self.env
@@ -535,6 +547,15 @@ class EventLoop:
             yield self.loaded
 
     # --- the trainer's side ----------------------------------------------------------------------
+
+    def take(self, groups: Sequence[ev.GroupId]) -> Batch:
+        """The responses of groups that are trained on now."""
+        flights, workload = [self.kept.pop(group) for group in groups], self.system.workload
+        lengths = workload.prompt_tokens + np.concatenate([f.draws.tokens for f in flights])
+        if workload.tool_tokens:
+            lengths += np.concatenate([f.draws.read_from_tools(workload) for f in flights])
+        responses = chain.from_iterable([flight.decoded for flight in flights])
+        return Batch(lengths, tally(responses))
 
     def part_done(self, version: ev.Version) -> None:
         """Report that the trainer has finished a part of the batch that leads to `version`."""

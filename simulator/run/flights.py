@@ -19,14 +19,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from heapq import heapify, heapreplace
+from typing import NamedTuple
 
+import numpy as np
 import simpy
+from numpy.typing import NDArray
 
 from areal_lab.control.events import EngineId, GroupId
 from areal_lab.runlog.activity import LOST
 from simulator.costs.controller import ControllerCost, Fetched
 from simulator.engine.clock import Clock
-from simulator.engine.sequences import Decoded
+from simulator.engine.sequences import Decoded, Tally
 from simulator.run.responses import GroupDraws
 from simulator.run.system import Done, Engine, Process
 
@@ -50,6 +53,15 @@ class Flight:
     def generated(self) -> bool:
         """Whether all its responses ended; it may wait to be scored."""
         return not math.isnan(self.generated_s)
+
+
+class Batch(NamedTuple):
+    """What the trainer takes: a batch, or a part of one."""
+
+    lengths: NDArray[np.int64]
+    """Tokens of each sample, its prompt and what tools added included, in batch order."""
+    tally: Tally
+    """The generated tokens by version."""
 
 
 class Slot:

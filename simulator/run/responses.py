@@ -173,12 +173,16 @@ class Draws:
     def give_up(self, group: GroupId) -> None:
         """Do nothing."""
 
+    def lengths(self, number: int) -> NDArray[np.int64]:
+        """Lengths of the groups of batch `number`: [groups, samples]."""
+        system, generator = self._system, stream(self._seed, LENGTHS, number)
+        samples = system.workload.samples_per_prompt
+        return system.lengths.draw(generator, self._size, samples, step=float(number))
+
     def _draw(self, number: int) -> list[GroupDraws]:
         system, size = self._system, self._size
         samples, turns_most = system.workload.samples_per_prompt, system.workload.most_turns
-        tokens = system.lengths.draw(
-            stream(self._seed, LENGTHS, number), size, samples, step=float(number)
-        )
+        tokens = self.lengths(number)
         rewards: Iterable[list[float] | None] = repeat(None, size)
         tools: Iterable[list[list[float]] | None] = repeat(None, size)
         if system.reward is not None:

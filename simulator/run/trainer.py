@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from typing import Protocol
 
-import numpy as np
 import simpy
 
 from areal_lab.control.events import GroupId, Train, Version
 from areal_lab.runlog.activity import LOST, WAIT_CONTROLLER, WAIT_WEIGHTS
 from simulator.costs.training_timing import FETCH
 from simulator.run.accounting import Accounting
-from simulator.run.flights import ControllerQueue, Flight
+from simulator.run.flights import Batch, ControllerQueue
 from simulator.run.pools import EXPORT
 from simulator.run.responses import Responses
 from simulator.run.system import Process, System, Timing
@@ -35,8 +33,11 @@ class Run(Protocol):
     system: System
     accounting: Accounting
     responses: Responses
-    kept: dict[GroupId, Flight]
     controller: ControllerQueue | None
+
+    def take(self, groups: Sequence[GroupId], /) -> Batch:
+        """The responses of groups that are trained on now."""
+        ...
 
     def until_loaded(self) -> Process:
         """Wait until all engines hold the newest weights."""
@@ -72,21 +73,16 @@ class Trainer:
         """Perform one step, from the batch to a version that can be pushed, or a part of one."""
         run, env, system = self._run, self._env, self._run.system
         run.responses.learn(train)
-        flights = [run.kept.pop(group) for group in train.groups]
-        workload = system.workload
-        lengths = workload.prompt_tokens + np.concatenate([f.draws.tokens for f in flights])
-        if workload.tool_tokens:
-            lengths += np.concatenate([f.draws.read_from_tools(workload) for f in flights])
-        responses = chain.from_iterable([flight.decoded for flight in flights])
-        run.accounting.batch(env.now, train.version, responses)
-        minibatches = workload.minibatches // system.limits.batch_parts
-        timing = system.training.step(lengths, minibatches=minibatches)
+        batch = run.take(train.groups)
+        run.accounting.batch(env.now, train.version, batch.tally)
+        minibatches = system.workload.minibatches // system.limits.batch_parts
+        timing = system.training.step(batch.lengths, minibatches=minibatches)
         if system.push_holds_trainer:
             yield from self._until_loaded()
         if run.controller is not None:
-            yield from self._responses(run.controller, flights)
+            yield from self._responses(run.controller, batch)
         if system.outside is not None:
-            yield from self._all_of(system.outside.before_training(len(lengths)))
+            yield from self._all_of(system.outside.before_training(len(batch.lengths)))
         if system.switch is not None:
             yield from self._all_of(system.switch.to_training)
         yield from self._work(timing)
@@ -108,10 +104,9 @@ class Trainer:
         self._run.accounting.trainer_clock.add(WAIT_WEIGHTS, self._env.now - begin_s)
         self._run.trainer_span("wait", begin_s, self._env.now, WAIT_WEIGHTS)
 
-    def _responses(self, controller: ControllerQueue, flights: Sequence[Flight]) -> Process:
+    def _responses(self, controller: ControllerQueue, batch: Batch) -> Process:
         begin_s = self._env.now
-        responses = sum(len(flight.draws.lengths) for flight in flights)
-        tokens = sum(int(flight.draws.tokens.sum()) for flight in flights)
+        responses, tokens = len(batch.lengths), sum(batch.tally.tokens.values())
         yield from controller.batch(responses, tokens)
         waited_s = self._env.now - begin_s
         self._run.accounting.trainer_clock.add(WAIT_CONTROLLER, waited_s)
