@@ -182,7 +182,7 @@ class _Engines:
             return
         self._version, a = version, self.arrays
         if version + 3 > a.epoch.shape[1]:
-            self.arrays = a = a._replace(epoch=np.repeat(a.epoch, 2, axis=1))
+            self.arrays = a = a._replace(epoch=np.concatenate([a.epoch, a.epoch], axis=1))
         running = a.group[a.group[:, kernel.LEFT] > 0, kernel.BASE]
         width = version - int(running.min(initial=version)) + 1
         if width > a.by_version.shape[1]:

@@ -31,6 +31,7 @@ from areal_lab.runlog.activity import (
     WAIT_REWARDS,
     WAIT_WEIGHTS,
 )
+from simulator import fast
 from simulator.costs.economics import HOUR_S, Cost, Energy, PoolUse, run_cost, run_energy
 from simulator.costs.switch import TO_TRAINING
 from simulator.run.accounting import Moment, add_up
@@ -79,7 +80,7 @@ def run_system(
     Raises:
         ConfigError: dynamic sampling found too few groups with different rewards.
     """
-    loop = EventLoop(system, seed, write, responses)
+    loop = _loop(system, seed, write, responses)
     with no_search_for_cycles():
         finish = loop.run()
     if finish.reason == TOO_FEW_GROUPS:
@@ -123,6 +124,20 @@ def run_system(
         cost=cost,
         energy=energy,
     )
+
+
+def _loop(
+    system: System, seed: int, write: Write | None, responses: Responses | None
+) -> EventLoop:
+    workload = system.workload
+    sequences = workload.steps * system.limits.batch_groups * workload.samples_per_prompt
+    if write is None and responses is None and fast.simulates(sequences):
+        # Not at the top of the module: it needs numba.
+        from simulator.run.compiled_loop import CompiledLoop, serves
+
+        if serves(system):
+            return CompiledLoop(system, seed)
+    return EventLoop(system, seed, write, responses)
 
 
 _ALWAYS_BUSY: Final = 0.01
