@@ -43,9 +43,9 @@ def available() -> bool:
 
 def compiled_before() -> bool:
     """Whether an earlier process has left its compiled functions beside ours, or in a cache."""
-    from simulator.run.lane import run_lane
+    from simulator.engine.kernel import perform
 
-    return any(Path(run_lane.stats.cache_path).glob("lane.run_lane-*.nbi"))
+    return any(Path(perform.stats.cache_path).glob("kernel.perform-*.nbi"))
 
 
 def use(wanted: bool) -> None:

@@ -20,7 +20,7 @@ is exact after each event, and so is lag = lag before the queue + lag in the que
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -278,12 +278,21 @@ class Ledger:
             case _:
                 pass
 
-    def finished(self, group: ev.GroupId, heads: Mapping[ev.Version, int], tokens: int) -> None:
-        """Follow the end of a running group that nothing interrupted: `report` and its event."""
-        self._generated += tokens
-        self._waiting += tokens
-        self._open[group] = one = _Group(heads, tokens)
-        self._enter_queue(one)
+    def finished(
+        self,
+        groups: Sequence[ev.GroupId],
+        heads: Sequence[Mapping[ev.Version, int]],
+        tokens: Sequence[int],
+    ) -> None:
+        """Follow ends of running groups that nothing interrupted: `report` and `GroupFinished`."""
+        opened, offered, entered = self._open, self._offered, self.version
+        for group, by_version, count in zip(groups, heads, tokens, strict=True):
+            opened[group] = one = _Group(by_version, count)
+            one.queued, one.entered = True, entered
+            for first, samples in by_version.items():
+                offered[first, entered] = offered.get((first, entered), 0) + samples
+        self._generated += sum(tokens)
+        self._waiting += sum(tokens)
 
     def _enter_queue(self, one: _Group) -> None:
         one.queued = True

@@ -3,19 +3,19 @@
     Replica         method by method, one engine       the rule, which tests compare with this
     kernel          function by function, all engines  arrays, one row for each engine
 
-Every function here has the name of its twin in `Replica` or `DecodeBatch`, or says which it is, and
-computes the same numbers in the same order, so that results are equal to the last bit. What only
-some runs have is left out: spans, samples that are reported before their group ends, kept contexts,
-responses whose lengths change.
+A function here has the name of its twin in `Replica`, `DecodeBatch` or `EventLoop`, or says which it
+is, and computes the same numbers in the same order, so that results are equal to the last bit. What
+only some runs have is left out: spans, samples that are reported before their group ends, kept
+contexts, responses whose lengths change.
 
-    run_lane        timers of all engines, ends of groups and starts of the next ones, until the
-                    coordinator has to decide (`Coordinator.quiet`) or another event is due
+    _run_lane    timers of all engines, ends of groups and the starts that follow, until the
+                 coordinator has to decide (`Coordinator.quiet`) or another event is due
 
-A group is a row of `group` from its submission until it is trained on. Its tokens are counted by
-version, from the one with which it was submitted (`by_version`).
+A group is a row of `Engines.group` from its submission until it is trained on. Its tokens are
+counted by version, from the one with which it was submitted.
 
-numba is the optional dependency `areal_lab[fast]`. It keeps the compiled functions beside this
-file, so that only the first run on a machine waits for them.
+numba is the optional dependency `areal_lab[fast]`. It keeps the compiled `perform` beside this file,
+all of which is one file because numba compiles again when the file of `perform` changes.
 """
 
 from __future__ import annotations
@@ -28,10 +28,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from simulator.engine.replica import RETRACT_STEPS
-
-compiled: Final = njit(cache=True)
-
+compiled: Final = njit
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
@@ -41,15 +38,16 @@ _CLOCK_ROUNDING: Final = 1e-12  # `event_loop._CLOCK_ROUNDING`
 _ROUNDING: Final = 1e-6  # `decode_batch._ROUNDING`
 _STEP_ROUNDING: Final = 1e-6  # `decode._ROUNDING`
 _NEVER: Final = math.inf
+_NO_TIME: Final = -math.inf
 _NO_END: Final = 1 << 62
 FREE: Final = -(1 << 62)  # `sequences.NO_START`
 _NOTHING, _COHORT_ENDS, _ANY_ENDS, _FULL = range(4)
 IDLE, DECODE, PREFILL, RECOMPUTE, PAUSED = range(5)  # `replica.ACTIVITIES`
 
-# Columns of `seconds`, one row for each engine; the last five are those of the activities.
+# `Engines.seconds`, by engine; the last five columns are those of the activities.
 TIME, NOW, SINCE, JOINED_AT, AHEAD_AT, LAST_READ_S, ACTIVE = range(7)
 SECONDS: Final = ACTIVE + 5
-# Columns of `number`, one row for each engine.
+# `Engines.number`, by engine; from EPOCHS on versions and their first steps.
 STEP, SEQUENCES, ORIGINS, OWNED, PREFIXES, KNOWN = range(6)
 IS_AHEAD, A_STEP, A_SEQUENCES, A_ORIGINS, A_OWNED, A_BEHIND, A_EVENT = range(6, 13)
 FIRST_END, FIRST_LAST, LASTS, FREE_SLOTS, ENDED = range(13, 18)
@@ -57,76 +55,42 @@ STATE, EPOCH, SERIAL, DUE, READING, STOPS = range(18, 24)
 JOINED, READ_TOKENS, READ_PAIRS, READ_AGAIN, LAST_TOKENS, LAST_PAIRS = range(24, 30)
 ENDED_TOKENS, RECOMPUTED, PREEMPTIONS, GROUPS, COST = range(30, 35)
 QUEUE, QUEUE_END, DONE, DONE_END = range(35, 39)
-NUMBERS: Final = 39
-# Columns of `slot`: a cohort in a slot of an engine's batch.
+RUNNING, CACHE, SHARING, RESERVE_RUNNING, RESERVE_NEW, RETRACTS, BITS, EPOCHS = range(39, 47)
+# `Engines.batch`, by engine and slot: cohorts; sorted ends of sequences and of cohorts, from the
+# places FIRST_END and FIRST_LAST on; a stack of free slots; cohorts that ended just now.
 ROW, START, FIRST_STEP, ORIGIN, OWN, LAST, BEGAN, HAD = range(8)
-SLOTS: Final = 8
-# Columns of `group`.
-NAME, PROMPT, LEFT, COHORTS, TOKENS, ENGINE, BASE, ORDER, NEXT, HEAD, TAIL, SEVERAL = range(12)
-GROUP: Final = 12
-# Columns of `item`: responses in a queue, `group.member[FROM:UNTIL]`.
-I_ROW, FROM, UNTIL, HAS, I_NEXT = range(5)
-ITEM: Final = 5
-# Columns of `member`: a response of a group.
-LENGTH, PLACE, FIRST_VERSION = range(3)
-MEMBER: Final = 3
-_QUEUED: Final = -1
-_OVER: Final = -2
-# Columns of `by_version`.
+ENDS, LASTS_OF, FREE_OF, ENDED_OF = range(8, 12)
+BATCH: Final = 12
+# `Engines.group`, by row: a group, its responses from MEMBERS on, its tokens by version from there.
+NAME, PROMPT, LEFT, COHORTS, TOKENS, ENGINE, BASE, ORDER, NEXT = range(9)
+HEAD, TAIL, SEVERAL, TAKEN, QUEUED_FROM, GROUP_FOLLOWING, MEMBERS = range(9, 16)
+LENGTH, PLACE, FIRST_VERSION, DONE_BEFORE, FOLLOWING, MEMBER = range(6)
 HEADS, TAILS, OF_VERSION = range(3)
-# Columns of `cost`, one row for each speed of engines.
+SAMPLES, VERSIONS, FREE_GROUP, FREE_GROUPS = range(4)  # of row 0, which is no group
+_QUEUED, _OVER = -1, -2
+# `Engines.cost`, by speed of engines.
+SCALARS, GPU_S, BASE_S, RISE_S = range(4)
 TOKEN_S, ENGINE_S, SEQUENCE_S, FLOOR_S, OVERLAP, BATCH_FLOOR_S, BATCH_RISE_S, RISING = range(8)
-PAIR_S, CHUNK, MEASURED, PASS_S, READ_TOKEN_S, SLOWDOWN = range(8, 14)
-COSTS: Final = 14
-# Places of `size`.
-RUNNING, CACHE, SHARING, RESERVE_RUNNING, RESERVE_NEW, BITS, FREE_GROUP, FREE_ITEM, FREE_GROUPS = (
-    range(9)
-)
-FREE_ITEMS: Final = 9
-SIZES: Final = 10
+PAIR_S, CHUNK, MEASURED, PASS_S, READ_TOKEN_S, SLOWDOWN, COSTS = range(8, 15)
 
 
 class Engines(NamedTuple):
-    """All engines of a run."""
+    """All engines of a run, and their groups. Few arrays: numba passes each as nine values."""
 
+    number: Integers
+    """[engines, EPOCHS + 2 epochs]"""
+    batch: Integers
+    """[engines, BATCH, 2 slots]"""
     seconds: Floats
     """[engines, SECONDS]"""
-    number: Integers
-    """[engines, NUMBERS]"""
-    ends: Integers
-    """[engines, 2 slots]: as `DecodeBatch.ends`, from the place `FIRST_END` on."""
-    lasts: Integers
-    """[engines, 2 slots]: the same of the last of each cohort, from `FIRST_LAST` on."""
-    slot: Integers
-    """[engines, slots, SLOTS]"""
-    free: Integers
-    """[engines, slots]: a stack of free slots."""
-    ended: Integers
-    """[engines, slots]: cohorts that ended just now."""
-    epoch: Integers
-    """[engines, epochs, 2]: version, and its first step."""
-    cost: Floats
-    """[speeds, COSTS]"""
-    gpu_s: Floats
-    """[speeds, slots + 1]: `DecodeCost.base_s` by number of sequences."""
-    base_s: Floats
-    """[speeds, slots + 1]: the same with the engine's CPU, if the GPU waits for it."""
-    rise_s: Floats
-    """[speeds, slots + 1]: difference to one sequence less."""
-    pass_s: Floats
-    """[speeds, chunk + 1]: `PrefillCost.pass_s`"""
     group: Integers
-    """[rows, GROUP]"""
+    """[rows, MEMBERS + MEMBER samples + 3 versions]"""
     done_s: Floats
-    """[rows]: when its last response ended."""
-    member: Integers
-    """[rows, samples, MEMBER]"""
-    by_version: Integers
-    """[rows, versions, 3]: first tokens, last tokens and tokens, from the version `BASE` on."""
-    item: Integers
-    """[items, ITEM]"""
-    size: Integers
-    """[SIZES]"""
+    """[rows]: when the last response of a group ended."""
+    cost: Floats
+    """[speeds, 4, slots + 1]: scalars, and seconds of decode steps by number of sequences."""
+    pass_s: Floats
+    """[chunk + 1]: `PrefillCost.pass_s` by tokens, without a slowdown."""
 
 
 # --- costs: `DecodeCost`, `_BaseCosts`, `PrefillCost` ------------------------------------------
@@ -162,28 +126,26 @@ def _waiting_steps(missing_s: Any, growth_s: Any, steps: Any) -> Any:
 
 
 @compiled
-def _steps_s(a: Any, c: Any, sequences: Any, context: Any, steps: Any) -> Any:
-    cost = a.cost[c]
-    first_s = a.gpu_s[c, sequences] + cost[TOKEN_S] * context
-    if cost[OVERLAP] == 0:
-        first_s += cost[ENGINE_S] + cost[SEQUENCE_S] * sequences
-    growth_s = cost[TOKEN_S] * sequences
-    least_s = cost[FLOOR_S] + cost[SEQUENCE_S] * sequences
+def _steps_s(k: Any, c: Any, sequences: Any, context: Any, steps: Any) -> Any:
+    first_s = k[c, GPU_S, sequences] + k[c, SCALARS, TOKEN_S] * context
+    if k[c, SCALARS, OVERLAP] == 0:
+        first_s += k[c, SCALARS, ENGINE_S] + k[c, SCALARS, SEQUENCE_S] * sequences
+    growth_s = k[c, SCALARS, TOKEN_S] * sequences
+    least_s = k[c, SCALARS, FLOOR_S] + k[c, SCALARS, SEQUENCE_S] * sequences
     waiting = _waiting_steps(least_s - first_s, growth_s, steps) if first_s < least_s else 0
     reading = steps * (steps - 1) // 2 - waiting * (waiting - 1) // 2
     return waiting * least_s + (steps - waiting) * first_s + growth_s * reading
 
 
 @compiled
-def _steps_within(a: Any, c: Any, sequences: Any, context: Any, seconds: Any) -> Any:
+def _steps_within(k: Any, c: Any, sequences: Any, context: Any, seconds: Any) -> Any:
     if seconds <= 0:
         return 0
-    cost = a.cost[c]
-    first_s = a.gpu_s[c, sequences] + cost[TOKEN_S] * context
-    if cost[OVERLAP] == 0:
-        first_s += cost[ENGINE_S] + cost[SEQUENCE_S] * sequences
-    growth_s = cost[TOKEN_S] * sequences
-    least_s = cost[FLOOR_S] + cost[SEQUENCE_S] * sequences
+    first_s = k[c, GPU_S, sequences] + k[c, SCALARS, TOKEN_S] * context
+    if k[c, SCALARS, OVERLAP] == 0:
+        first_s += k[c, SCALARS, ENGINE_S] + k[c, SCALARS, SEQUENCE_S] * sequences
+    growth_s = k[c, SCALARS, TOKEN_S] * sequences
+    least_s = k[c, SCALARS, FLOOR_S] + k[c, SCALARS, SEQUENCE_S] * sequences
     most = int(seconds / least_s) + 1 if least_s != 0 else 0
     waiting = _waiting_steps(least_s - first_s, growth_s, most)
     left_s = seconds - waiting * least_s
@@ -195,25 +157,28 @@ def _steps_within(a: Any, c: Any, sequences: Any, context: Any, seconds: Any) ->
     root = math.sqrt(half_s * half_s + 2 * growth_s * left_s)
     guess = 2 * left_s / (half_s + root) if half_s > 0 else (root - half_s) / growth_s
     done = waiting + int(guess)
-    while _steps_s(a, c, sequences, context, done + 1) <= seconds + _STEP_ROUNDING * first_s:
+    while _steps_s(k, c, sequences, context, done + 1) <= seconds + _STEP_ROUNDING * first_s:
         done += 1
     return done
 
 
 @compiled
-def _prefill_s(a: Any, c: Any, tokens: Any, pairs: Any) -> Any:
+def _prefill_s(k: Any, p: Any, c: Any, tokens: Any, pairs: Any) -> Any:
     if tokens <= 0:
         return 0.0
-    cost = a.cost[c]
-    if cost[MEASURED] != 0:
-        read_s = cost[PASS_S] + cost[READ_TOKEN_S] * tokens + cost[PAIR_S] * pairs
-        return cost[SLOWDOWN] * read_s
-    chunk = int(cost[CHUNK])
+    if k[c, SCALARS, MEASURED] != 0:
+        read_s = (
+            k[c, SCALARS, PASS_S]
+            + k[c, SCALARS, READ_TOKEN_S] * tokens
+            + k[c, SCALARS, PAIR_S] * pairs
+        )
+        return k[c, SCALARS, SLOWDOWN] * read_s
+    chunk = int(k[c, SCALARS, CHUNK])
     chunks, rest = tokens // chunk, tokens % chunk
-    linear_s = a.pass_s[c, rest] if rest else 0.0
+    linear_s = p[rest] * k[c, SCALARS, SLOWDOWN] if rest else 0.0
     if chunks:
-        linear_s += chunks * a.pass_s[c, chunk]
-    return linear_s + cost[PAIR_S] * pairs
+        linear_s += chunks * (p[chunk] * k[c, SCALARS, SLOWDOWN])
+    return linear_s + k[c, SCALARS, PAIR_S] * pairs
 
 
 @compiled
@@ -226,12 +191,12 @@ def _pairs(tokens: Any, cached: Any) -> Any:
 
 
 @compiled
-def _place(row: Any, first: Any, count: Any, code: Any, after: Any) -> Any:
-    """`bisect_left`, or `bisect_right` if `after`, among `row[first:first + count]`."""
+def _place(b: Any, e: Any, row: Any, first: Any, count: Any, code: Any, after: Any) -> Any:
+    """`bisect_left`, or `bisect_right` if `after`, among the `count` codes from `first` on."""
     low, high = first, first + count
     while low < high:
         middle = (low + high) // 2
-        if row[middle] < code or (after and row[middle] == code):
+        if b[e, row, middle] < code or (after and b[e, row, middle] == code):
             low = middle + 1
         else:
             high = middle
@@ -239,26 +204,26 @@ def _place(row: Any, first: Any, count: Any, code: Any, after: Any) -> Any:
 
 
 @compiled
-def _insert(row: Any, first: Any, count: Any, code: Any) -> Any:
-    """`insort`; returns the new first place, as rows move to the left when they reach the end."""
-    if first + count == len(row):
+def _insert(b: Any, e: Any, row: Any, first: Any, count: Any, code: Any) -> Any:
+    """`insort`; returns the new first place, as codes move to the left when they reach the end."""
+    if first + count == b.shape[2]:
         for place in range(count):
-            row[place] = row[first + place]
+            b[e, row, place] = b[e, row, first + place]
         first = 0
     place = first + count
-    while place > first and row[place - 1] > code:
-        row[place] = row[place - 1]
+    while place > first and b[e, row, place - 1] > code:
+        b[e, row, place] = b[e, row, place - 1]
         place -= 1
-    row[place] = code
+    b[e, row, place] = code
     return first
 
 
 @compiled
-def _remove(row: Any, first: Any, count: Any, code: Any) -> Any:
+def _remove(b: Any, e: Any, row: Any, first: Any, count: Any, code: Any) -> Any:
     """Remove `code`; returns the new first place."""
-    place = _place(row, first, count, code, False)
+    place = _place(b, e, row, first, count, code, False)
     while place > first:
-        row[place] = row[place - 1]
+        b[e, row, place] = b[e, row, place - 1]
         place -= 1
     return first + 1
 
@@ -268,159 +233,154 @@ def _remove(row: Any, first: Any, count: Any, code: Any) -> Any:
 
 @compiled
 def _cached_tokens(a: Any, e: Any) -> Any:
-    n = a.number[e]
-    return n[SEQUENCES] * n[STEP] - n[OWNED] + n[PREFIXES]
+    n = a.number
+    return n[e, SEQUENCES] * n[e, STEP] - n[e, OWNED] + n[e, PREFIXES]
 
 
 @compiled
 def _nothing_known(a: Any, e: Any) -> Any:
-    n = a.number[e]
-    if n[IS_AHEAD]:
+    n, b = a.number, a.batch
+    if n[e, IS_AHEAD]:
         return False
-    return not (n[SEQUENCES] and a.ends[e, n[FIRST_END]] >> a.size[BITS] == n[STEP])
+    return not (n[e, SEQUENCES] and b[e, ENDS, n[e, FIRST_END]] >> n[e, BITS] == n[e, STEP])
 
 
 @compiled
 def _join(a: Any, e: Any, g: Any, first: Any, until: Any, had: Any) -> Any:
-    n, bits = a.number[e], a.size[BITS]
-    n[FREE_SLOTS] -= 1
-    s = a.free[e, n[FREE_SLOTS]]
-    slot, group = a.slot[e, s], a.group[g]
-    start = n[STEP] - had
-    slot[ROW], slot[BEGAN], slot[HAD] = g, n[EPOCH], had
-    slot[START] = slot[FIRST_STEP] = start
-    slot[ORIGIN] = origin = start - group[PROMPT]
-    slot[OWN] = own = start if a.size[SHARING] else origin
-    if a.size[SHARING] and not group[COHORTS]:
-        n[PREFIXES] += group[PROMPT]
-    group[COHORTS] += 1
+    n, b, q = a.number, a.batch, a.group
+    bits = n[e, BITS]
+    n[e, FREE_SLOTS] -= 1
+    s = b[e, FREE_OF, n[e, FREE_SLOTS]]
+    start = n[e, STEP] - had
+    b[e, ROW, s], b[e, BEGAN, s], b[e, HAD, s] = g, n[e, EPOCH], had
+    b[e, START, s] = b[e, FIRST_STEP, s] = start
+    b[e, ORIGIN, s] = origin = start - q[g, PROMPT]
+    b[e, OWN, s] = own = start if n[e, SHARING] else origin
+    if n[e, SHARING] and not q[g, COHORTS]:
+        n[e, PREFIXES] += q[g, PROMPT]
+    q[g, COHORTS] += 1
     last = 0
     for m in range(first, until):
-        a.member[g, m, PLACE] = s
-        code = ((start + a.member[g, m, LENGTH]) << bits) | s
+        q[g, MEMBERS + MEMBER * m + PLACE] = s
+        code = ((start + q[g, MEMBERS + MEMBER * m + LENGTH]) << bits) | s
         last = max(last, code)
-        n[FIRST_END] = _insert(a.ends[e], n[FIRST_END], n[SEQUENCES], code)
-        n[SEQUENCES] += 1
-    slot[LAST] = last
-    n[FIRST_LAST] = _insert(a.lasts[e], n[FIRST_LAST], n[LASTS], last)
-    n[LASTS] += 1
-    n[ORIGINS] += (until - first) * origin
-    n[OWNED] += (until - first) * own
-    n[IS_AHEAD] = 0
+        n[e, FIRST_END] = _insert(b, e, ENDS, n[e, FIRST_END], n[e, SEQUENCES], code)
+        n[e, SEQUENCES] += 1
+    b[e, LAST, s] = last
+    n[e, FIRST_LAST] = _insert(b, e, LASTS_OF, n[e, FIRST_LAST], n[e, LASTS], last)
+    n[e, LASTS] += 1
+    n[e, ORIGINS] += (until - first) * origin
+    n[e, OWNED] += (until - first) * own
+    n[e, IS_AHEAD] = 0
 
 
 @compiled
 def _subtract(a: Any, e: Any, code: Any) -> Any:
-    n = a.number[e]
-    slot = a.slot[e, code & ((1 << a.size[BITS]) - 1)]
-    n[IS_AHEAD] = 0
-    n[ORIGINS] -= slot[ORIGIN]
-    n[OWNED] -= slot[OWN]
+    n, b = a.number, a.batch
+    s = code & ((1 << n[e, BITS]) - 1)
+    n[e, IS_AHEAD] = 0
+    n[e, ORIGINS] -= b[e, ORIGIN, s]
+    n[e, OWNED] -= b[e, OWN, s]
 
 
 @compiled
 def _close(a: Any, e: Any, s: Any) -> Any:
-    n, slot = a.number[e], a.slot[e, s]
-    group = a.group[slot[ROW]]
-    n[FIRST_LAST] = _remove(a.lasts[e], n[FIRST_LAST], n[LASTS], slot[LAST])
-    n[LASTS] -= 1
-    slot[START] = FREE
-    a.free[e, n[FREE_SLOTS]] = s
-    n[FREE_SLOTS] += 1
-    group[COHORTS] -= 1
-    if a.size[SHARING] and not group[COHORTS]:
-        n[PREFIXES] -= group[PROMPT]
+    n, b, q = a.number, a.batch, a.group
+    g = b[e, ROW, s]
+    n[e, FIRST_LAST] = _remove(b, e, LASTS_OF, n[e, FIRST_LAST], n[e, LASTS], b[e, LAST, s])
+    n[e, LASTS] -= 1
+    b[e, START, s] = FREE
+    b[e, FREE_OF, n[e, FREE_SLOTS]] = s
+    n[e, FREE_SLOTS] += 1
+    q[g, COHORTS] -= 1
+    if n[e, SHARING] and not q[g, COHORTS]:
+        n[e, PREFIXES] -= q[g, PROMPT]
 
 
 @compiled
 def _end_cohort(a: Any, e: Any, s: Any) -> Any:
     """Close a cohort, and remember it for `_finish_ended`."""
+    n, b = a.number, a.batch
     _close(a, e, s)
-    a.ended[e, a.number[e, ENDED]] = s
-    a.number[e, ENDED] += 1
+    b[e, ENDED_OF, n[e, ENDED]] = s
+    n[e, ENDED] += 1
 
 
 @compiled
 def _ended_cohorts(a: Any, e: Any, first: Any, count: Any) -> Any:
     """Close the cohorts whose last entries are among those at `first`."""
-    mask = (1 << a.size[BITS]) - 1
+    n, b = a.number, a.batch
+    mask = (1 << n[e, BITS]) - 1
     for place in range(first, first + count):
-        code = a.ends[e, place]
+        code = b[e, ENDS, place]
         s = code & mask
         # Two members that end together have the same entry.
-        if a.slot[e, s, START] != FREE and code == a.slot[e, s, LAST]:
+        if b[e, START, s] != FREE and code == b[e, LAST, s]:
             _end_cohort(a, e, s)
 
 
 @compiled
 def _know(a: Any, e: Any, sequences: Any) -> Any:
-    a.number[e, KNOWN] = max(a.number[e, KNOWN], sequences)
+    n = a.number
+    n[e, KNOWN] = max(n[e, KNOWN], sequences)
 
 
 @compiled
-def _look_ahead(
-    a: Any,
-    e: Any,
-    at: Any,
-    step: Any,
-    sequences: Any,
-    origins: Any,
-    owned: Any,
-    behind: Any,
-    event: Any,
+def _look_ahead(  # noqa: PLR0913 - the fields of `_Ahead`
+    a: Any, e: Any, at: Any, step: Any, running: Any, origins: Any, owned: Any, behind: Any, event: Any
 ) -> Any:
-    n = a.number[e]
-    a.seconds[e, AHEAD_AT] = at
-    n[A_STEP], n[A_SEQUENCES], n[A_ORIGINS], n[A_OWNED] = step, sequences, origins, owned
-    n[A_BEHIND], n[A_EVENT] = behind, event
+    n = a.number
+    a.seconds[e, AHEAD_AT], n[e, A_STEP], n[e, A_SEQUENCES] = at, step, running
+    n[e, A_ORIGINS], n[e, A_OWNED], n[e, A_BEHIND], n[e, A_EVENT] = origins, owned, behind, event
 
 
 @compiled
 def _next_change_s(a: Any, e: Any, any_end: Any) -> Any:
-    n = a.number[e]
-    if not n[IS_AHEAD]:
-        if not n[SEQUENCES]:
+    n, r = a.number, a.seconds
+    if not n[e, IS_AHEAD]:
+        if not n[e, SEQUENCES]:
             return _NEVER
         if any_end:
             _first_end(a, e)
         elif not _stride(a, e):
             _walk(a, e, _NEVER)
-        n[IS_AHEAD] = 1
-    return a.seconds[e, AHEAD_AT]
+        n[e, IS_AHEAD] = 1
+    return r[e, AHEAD_AT]
 
 
 @compiled
 def _arrive(a: Any, e: Any) -> Any:
-    n = a.number[e]
-    a.seconds[e, TIME] = a.seconds[e, AHEAD_AT]
-    n[STEP], n[SEQUENCES] = n[A_STEP], n[A_SEQUENCES]
-    n[ORIGINS], n[OWNED] = n[A_ORIGINS], n[A_OWNED]
-    n[FIRST_END] += n[A_BEHIND]
-    n[IS_AHEAD] = 0
+    n, r = a.number, a.seconds
+    r[e, TIME] = r[e, AHEAD_AT]
+    n[e, STEP], n[e, SEQUENCES] = n[e, A_STEP], n[e, A_SEQUENCES]
+    n[e, ORIGINS], n[e, OWNED] = n[e, A_ORIGINS], n[e, A_OWNED]
+    n[e, FIRST_END] += n[e, A_BEHIND]
+    n[e, IS_AHEAD] = 0
 
 
 @compiled
 def _go_to_change(a: Any, e: Any) -> Any:
     """Move to the next change; returns whether the cache is full."""
-    n = a.number[e]
+    n, b = a.number, a.batch
     _arrive(a, e)
-    event, behind = n[A_EVENT], n[A_BEHIND]
+    event, behind = n[e, A_EVENT], n[e, A_BEHIND]
     if event == _FULL:
         return True
-    first = n[FIRST_END] - behind
+    first = n[e, FIRST_END] - behind
     if event == _ANY_ENDS and behind > 1:
         _ended_cohorts(a, e, first, behind)
         return False
-    code = a.ends[e, first + behind - 1]
-    s = code & ((1 << a.size[BITS]) - 1)
-    if code == a.slot[e, s, LAST]:
+    code = b[e, ENDS, first + behind - 1]
+    s = code & ((1 << n[e, BITS]) - 1)
+    if code == b[e, LAST, s]:
         _end_cohort(a, e, s)
     return False
 
 
 @compiled
 def _settle(a: Any, e: Any, now_s: Any) -> Any:
-    if now_s > a.seconds[e, TIME] and a.number[e, SEQUENCES]:
+    n, r = a.number, a.seconds
+    if now_s > r[e, TIME] and n[e, SEQUENCES]:
         _walk(a, e, now_s)
         _arrive(a, e)
 
@@ -428,142 +388,145 @@ def _settle(a: Any, e: Any, now_s: Any) -> Any:
 @compiled
 def _batch_end_step(a: Any, e: Any, now_s: Any) -> Any:
     """`DecodeBatch.end_step`"""
-    n, seconds = a.number[e], a.seconds[e]
+    n, b, r, k = a.number, a.batch, a.seconds, a.cost
     _settle(a, e, now_s)
-    left_s = now_s - seconds[TIME]
-    if left_s <= 0 or not n[SEQUENCES]:
+    left_s = now_s - r[e, TIME]
+    if left_s <= 0 or not n[e, SEQUENCES]:
         return
-    c, sequences = n[COST], n[SEQUENCES]
-    context = sequences * n[STEP] - n[ORIGINS]
-    steps = _steps_within(a, c, sequences, context, left_s)
-    taken_s = _steps_s(a, c, sequences, context, steps)
-    step_s = _steps_s(a, c, sequences, context + steps * sequences, 1)
+    c, sequences = n[e, COST], n[e, SEQUENCES]
+    context = sequences * n[e, STEP] - n[e, ORIGINS]
+    steps = _steps_within(k, c, sequences, context, left_s)
+    taken_s = _steps_s(k, c, sequences, context, steps)
+    step_s = _steps_s(k, c, sequences, context + steps * sequences, 1)
     if left_s - taken_s > _ROUNDING * step_s:
         steps, taken_s = steps + 1, taken_s + step_s
-    n[STEP] += steps
-    seconds[TIME] = max(now_s, seconds[TIME] + taken_s)
-    first = n[FIRST_END]
-    count = _place(a.ends[e], first, sequences, (n[STEP] + 1) << a.size[BITS], False) - first
+    n[e, STEP] += steps
+    r[e, TIME] = max(now_s, r[e, TIME] + taken_s)
+    first = n[e, FIRST_END]
+    count = _place(b, e, ENDS, first, sequences, (n[e, STEP] + 1) << n[e, BITS], False) - first
     for place in range(first, first + count):
-        _subtract(a, e, a.ends[e, place])
-    n[IS_AHEAD] = 0
-    n[FIRST_END] += count
-    n[SEQUENCES] -= count
+        _subtract(a, e, b[e, ENDS, place])
+    n[e, IS_AHEAD] = 0
+    n[e, FIRST_END] += count
+    n[e, SEQUENCES] -= count
     _ended_cohorts(a, e, first, count)
 
 
 @compiled
 def _stride(a: Any, e: Any) -> Any:
-    n, ends, bits = a.number[e], a.ends[e], a.size[BITS]
-    now, sequences, c = n[STEP], n[SEQUENCES], n[COST]
+    n, b, r, k = a.number, a.batch, a.seconds, a.cost
+    bits = n[e, BITS]
+    now, sequences, c = n[e, STEP], n[e, SEQUENCES], n[e, COST]
     mask = (1 << bits) - 1
-    code = a.lasts[e, n[FIRST_LAST]]
+    code = b[e, LASTS_OF, n[e, FIRST_LAST]]
     end = code >> bits
-    if sequences * end - n[OWNED] > a.size[CACHE] - n[PREFIXES]:
+    if sequences * end - n[e, OWNED] > n[e, CACHE] - n[e, PREFIXES]:
         return False
-    cost, base_s, rise_s = a.cost[c], a.base_s[c], a.rise_s[c]
-    token_s, steps = cost[TOKEN_S], end - now
+    token_s, steps = k[c, SCALARS, TOKEN_S], end - now
     _know(a, e, sequences)
-    first = n[FIRST_END]
-    behind = _place(ends, first, sequences, code, True) - first
+    first = n[e, FIRST_END]
+    behind = _place(b, e, ENDS, first, sequences, code, True) - first
     left = sequences - behind
-    if n[KNOWN] > cost[RISING]:
+    if n[e, KNOWN] > k[c, SCALARS, RISING]:
         return False
     over_origins = over_own = 0
     for place in range(first, first + behind):
-        slot = a.slot[e, ends[place] & mask]
-        over_origins += slot[ORIGIN]
-        over_own += slot[OWN]
-    lasting = n[ORIGINS] - over_origins
+        s = b[e, ENDS, place] & mask
+        over_origins += b[e, ORIGIN, s]
+        over_own += b[e, OWN, s]
+    lasting = n[e, ORIGINS] - over_origins
     lasting_tokens = left * now - lasting
-    floor_s, floor_rise_s = cost[BATCH_FLOOR_S], cost[BATCH_RISE_S]
+    floor_s, floor_rise_s = k[c, SCALARS, BATCH_FLOOR_S], k[c, SCALARS, BATCH_RISE_S]
     least_s = floor_s + floor_rise_s * (left + 1)
-    if base_s[sequences] + token_s * (sequences * end - n[ORIGINS]) <= least_s:
+    if k[c, BASE_S, sequences] + token_s * (sequences * end - n[e, ORIGINS]) <= least_s:
         spent_s = steps * least_s
         if floor_rise_s:
             to_go = 0
             for place in range(first, first + behind - 1):
-                to_go += (ends[place] >> bits) - now
+                to_go += (b[e, ENDS, place] >> bits) - now
             spent_s += floor_rise_s * to_go
-    elif base_s[left + 1] + token_s * lasting_tokens >= floor_s + floor_rise_s * sequences:
+    elif k[c, BASE_S, left + 1] + token_s * lasting_tokens >= floor_s + floor_rise_s * sequences:
         twice, read = 2 * now - 1, 0
         for place in range(first, first + behind):
-            x = (ends[place] >> bits) - now
-            o = a.slot[e, ends[place] & mask, ORIGIN]
+            x = (b[e, ENDS, place] >> bits) - now
+            o = b[e, ORIGIN, b[e, ENDS, place] & mask]
             read += x * (x + twice - o - o)
         read = (read + left * steps * (steps - 1)) // 2 + steps * lasting_tokens
-        spent_s = token_s * read + steps * base_s[left + 1]
+        spent_s = token_s * read + steps * k[c, BASE_S, left + 1]
         added_s = np.empty(behind)
         for place in range(behind - 1):
-            added_s[place] = ((ends[first + place] >> bits) - now) * rise_s[sequences - place]
+            added_s[place] = ((b[e, ENDS, first + place] >> bits) - now) * k[
+                c, RISE_S, sequences - place
+            ]
         spent_s += _total(added_s, behind - 1)
     else:
         return False
-    at = a.seconds[e, TIME] + spent_s
-    _look_ahead(a, e, at, end, left, lasting, n[OWNED] - over_own, behind, _COHORT_ENDS)
+    at = r[e, TIME] + spent_s
+    _look_ahead(a, e, at, end, left, lasting, n[e, OWNED] - over_own, behind, _COHORT_ENDS)
     return True
 
 
 @compiled
-def _spent_s(a: Any, c: Any, sequences: Any, origins: Any, step: Any, end: Any) -> Any:
-    cost = a.cost[c]
-    step_s, floor_s = a.base_s[c, sequences], cost[BATCH_FLOOR_S]
-    if cost[BATCH_RISE_S]:
-        floor_s += cost[BATCH_RISE_S] * sequences
-    if step_s + cost[TOKEN_S] * (sequences * end - origins) <= floor_s:
+def _spent_s(k: Any, c: Any, sequences: Any, origins: Any, step: Any, end: Any) -> Any:
+    step_s, floor_s = k[c, BASE_S, sequences], k[c, SCALARS, BATCH_FLOOR_S]
+    if k[c, SCALARS, BATCH_RISE_S]:
+        floor_s += k[c, SCALARS, BATCH_RISE_S] * sequences
+    if step_s + k[c, SCALARS, TOKEN_S] * (sequences * end - origins) <= floor_s:
         return (end - step) * floor_s
     if step_s < floor_s:
-        return _steps_s(a, c, sequences, sequences * step - origins, end - step)
+        return _steps_s(k, c, sequences, sequences * step - origins, end - step)
     twice = sequences * (step + end - 1) - origins - origins
-    return (end - step) * (step_s + cost[TOKEN_S] / 2 * twice)
+    return (end - step) * (step_s + k[c, SCALARS, TOKEN_S] / 2 * twice)
 
 
 @compiled
 def _first_end(a: Any, e: Any) -> Any:
-    n, ends, bits = a.number[e], a.ends[e], a.size[BITS]
-    step, sequences, c = n[STEP], n[SEQUENCES], n[COST]
-    origins, owned, at = n[ORIGINS], n[OWNED], a.seconds[e, TIME]
-    first, mask = n[FIRST_END], (1 << bits) - 1
-    code = ends[first]
+    n, b, r, k = a.number, a.batch, a.seconds, a.cost
+    bits = n[e, BITS]
+    step, sequences, c = n[e, STEP], n[e, SEQUENCES], n[e, COST]
+    origins, owned, at = n[e, ORIGINS], n[e, OWNED], r[e, TIME]
+    first, mask = n[e, FIRST_END], (1 << bits) - 1
+    code = b[e, ENDS, first]
     end = code >> bits
     if end != step:
         _know(a, e, sequences)
-        room = a.size[CACHE] - n[PREFIXES]
+        room = n[e, CACHE] - n[e, PREFIXES]
         if sequences * end - owned > room:
             end = (room + owned) // sequences
-            at += _spent_s(a, c, sequences, origins, step, end)
+            at += _spent_s(k, c, sequences, origins, step, end)
             _look_ahead(a, e, at, end, sequences, origins, owned, 0, _FULL)
             return
-        at += _spent_s(a, c, sequences, origins, step, end)
+        at += _spent_s(k, c, sequences, origins, step, end)
     following = (end + 1) << bits
-    slot = a.slot[e, code & mask]
-    origins -= slot[ORIGIN]
-    owned -= slot[OWN]
+    s = code & mask
+    origins -= b[e, ORIGIN, s]
+    owned -= b[e, OWN, s]
     behind = 1
-    while behind < sequences and ends[first + behind] < following:
-        slot = a.slot[e, ends[first + behind] & mask]
-        origins -= slot[ORIGIN]
-        owned -= slot[OWN]
+    while behind < sequences and b[e, ENDS, first + behind] < following:
+        s = b[e, ENDS, first + behind] & mask
+        origins -= b[e, ORIGIN, s]
+        owned -= b[e, OWN, s]
         behind += 1
     _look_ahead(a, e, at, end, sequences - behind, origins, owned, behind, _ANY_ENDS)
 
 
 @compiled
 def _walk(a: Any, e: Any, until_s: Any) -> Any:
-    n, ends, bits = a.number[e], a.ends[e], a.size[BITS]
-    c, mask = n[COST], (1 << bits) - 1
-    _know(a, e, n[SEQUENCES])
-    room, first, count = a.size[CACHE] - n[PREFIXES], n[FIRST_END], n[SEQUENCES]
-    at, step, sequences = a.seconds[e, TIME], n[STEP], n[SEQUENCES]
-    origins, owned, behind = n[ORIGINS], n[OWNED], 0
+    n, b, r, k = a.number, a.batch, a.seconds, a.cost
+    bits = n[e, BITS]
+    c, mask = n[e, COST], (1 << bits) - 1
+    _know(a, e, n[e, SEQUENCES])
+    room, first, count = n[e, CACHE] - n[e, PREFIXES], n[e, FIRST_END], n[e, SEQUENCES]
+    at, step, sequences = r[e, TIME], n[e, STEP], n[e, SEQUENCES]
+    origins, owned, behind = n[e, ORIGINS], n[e, OWNED], 0
     for place in range(first, first + count):
-        code = ends[place]
+        code = b[e, ENDS, place]
         end = code >> bits
         if end != step:
             full = sequences * end - owned > room
             if full:
                 end = (room + owned) // sequences
-            spent_s = _spent_s(a, c, sequences, origins, step, end)
+            spent_s = _spent_s(k, c, sequences, origins, step, end)
             if at + spent_s > until_s:
                 _look_ahead(a, e, at, step, sequences, origins, owned, behind, _NOTHING)
                 return
@@ -572,16 +535,16 @@ def _walk(a: Any, e: Any, until_s: Any) -> Any:
             if full:
                 _look_ahead(a, e, at, step, sequences, origins, owned, behind, _FULL)
                 return
-        slot = a.slot[e, code & mask]
-        alone = place + 1 == first + count or ends[place + 1] != code
-        cohort_ends = code == slot[LAST] and alone
+        s = code & mask
+        alone = place + 1 == first + count or b[e, ENDS, place + 1] != code
+        cohort_ends = code == b[e, LAST, s] and alone
         if cohort_ends and until_s < _NEVER:
             _look_ahead(a, e, at, step, sequences, origins, owned, behind, _NOTHING)
             return
         behind += 1
         sequences -= 1
-        origins -= slot[ORIGIN]
-        owned -= slot[OWN]
+        origins -= b[e, ORIGIN, s]
+        owned -= b[e, OWN, s]
         if cohort_ends:
             _look_ahead(a, e, at, step, sequences, origins, owned, behind, _COHORT_ENDS)
             return
@@ -594,60 +557,59 @@ def _walk(a: Any, e: Any, until_s: Any) -> Any:
 @compiled
 def _count_tokens(a: Any, e: Any, g: Any, m: Any, s: Any, start: Any, had: Any, until: Any) -> Any:
     """Count the tokens from `had` to `until` of a response; returns the version of the last."""
-    group, member = a.group[g], a.member[g, m]
-    done, k, newest = had, a.slot[e, s, BEGAN], a.number[e, EPOCH]
-    version = a.epoch[e, k, 0]
+    n, b, q = a.number, a.batch, a.group
+    done, place, newest = had, b[e, BEGAN, s], n[e, EPOCH]
+    version = n[e, EPOCHS + 2 * place]
     while done < until:
-        end = a.epoch[e, k + 1, 1] - start if k < newest else _NO_END
+        end = n[e, EPOCHS + 2 * place + 3] - start if place < newest else _NO_END
         if end > done:
-            version = a.epoch[e, k, 0]
+            version = n[e, EPOCHS + 2 * place]
             reached = min(end, until)
-            a.by_version[g, version - group[BASE], OF_VERSION] += reached - done
-            if member[FIRST_VERSION] < 0:
-                member[FIRST_VERSION] = version
+            q[g, q[0, VERSIONS] + 3 * (version - q[g, BASE]) + OF_VERSION] += reached - done
+            if q[g, MEMBERS + MEMBER * m + FIRST_VERSION] < 0:
+                q[g, MEMBERS + MEMBER * m + FIRST_VERSION] = version
             done = reached
-        k += 1
+        place += 1
     return version
 
 
 @compiled
 def _finish(a: Any, e: Any, s: Any) -> Any:
     """A cohort has ended, and with the last one of a group the group."""
-    n, slot = a.number[e], a.slot[e, s]
-    g = slot[ROW]
-    start, had = slot[FIRST_STEP], slot[HAD]
-    group = a.group[g]
-    for m in range(a.member.shape[1]):
-        member = a.member[g, m]
-        if member[PLACE] != s:
+    n, b, r, q, t = a.number, a.batch, a.seconds, a.group, a.done_s
+    g = b[e, ROW, s]
+    start, had = b[e, FIRST_STEP, s], b[e, HAD, s]
+    for m in range(q[0, SAMPLES]):
+        if q[g, MEMBERS + MEMBER * m + PLACE] != s:
             continue
-        member[PLACE] = _OVER
-        last = _count_tokens(a, e, g, m, s, start, had, member[LENGTH])
-        head = member[FIRST_VERSION]
-        a.by_version[g, head - group[BASE], HEADS] += 1
-        a.by_version[g, last - group[BASE], TAILS] += 1
-        group[SEVERAL] += head != last
-        group[HEAD] = min(group[HEAD], head)
-        group[TAIL] = max(group[TAIL], last)
-        group[LEFT] -= 1
-    if group[LEFT]:
+        q[g, MEMBERS + MEMBER * m + PLACE] = _OVER
+        last = _count_tokens(a, e, g, m, s, start, had, q[g, MEMBERS + MEMBER * m + LENGTH])
+        head = q[g, MEMBERS + MEMBER * m + FIRST_VERSION]
+        q[g, q[0, VERSIONS] + 3 * (head - q[g, BASE]) + HEADS] += 1
+        q[g, q[0, VERSIONS] + 3 * (last - q[g, BASE]) + TAILS] += 1
+        q[g, SEVERAL] += head != last
+        q[g, HEAD] = min(q[g, HEAD], head)
+        q[g, TAIL] = max(q[g, TAIL], last)
+        q[g, LEFT] -= 1
+    if q[g, LEFT]:
         return
-    n[GROUPS] -= 1
-    n[ENDED_TOKENS] += group[TOKENS]
-    a.done_s[g] = a.seconds[e, TIME]
-    group[NEXT] = -1
-    if n[DONE] < 0:
-        n[DONE] = g
+    n[e, GROUPS] -= 1
+    n[e, ENDED_TOKENS] += q[g, TOKENS]
+    t[g] = r[e, TIME]
+    q[g, NEXT] = -1
+    if n[e, DONE] < 0:
+        n[e, DONE] = g
     else:
-        a.group[n[DONE_END], NEXT] = g
-    n[DONE_END] = g
+        q[n[e, DONE_END], NEXT] = g
+    n[e, DONE_END] = g
 
 
 @compiled
 def _finish_ended(a: Any, e: Any) -> Any:
-    for place in range(a.number[e, ENDED]):
-        _finish(a, e, a.ended[e, place])
-    a.number[e, ENDED] = 0
+    n, b = a.number, a.batch
+    for place in range(n[e, ENDED]):
+        _finish(a, e, b[e, ENDED_OF, place])
+    n[e, ENDED] = 0
 
 
 # --- the engine: `Replica` ---------------------------------------------------------------------
@@ -656,127 +618,136 @@ def _finish_ended(a: Any, e: Any) -> Any:
 @compiled
 def _set_state(a: Any, e: Any, at: Any, state: Any) -> Any:
     """`Clock.set`"""
-    n, seconds = a.number[e], a.seconds[e]
-    if state == n[STATE]:
+    n, r = a.number, a.seconds
+    if state == n[e, STATE]:
         return
-    if at > seconds[SINCE]:
-        seconds[ACTIVE + n[STATE]] += at - seconds[SINCE]
-    n[STATE] = state
-    seconds[SINCE] = at
+    if at > r[e, SINCE]:
+        r[e, ACTIVE + n[e, STATE]] += at - r[e, SINCE]
+    n[e, STATE] = state
+    r[e, SINCE] = at
 
 
 @compiled
 def _clock(a: Any, e: Any, now_s: Any) -> Any:
-    seconds = a.seconds[e]
-    seconds[NOW] = max(seconds[NOW], now_s)
-    return seconds[NOW]
+    r = a.seconds
+    r[e, NOW] = max(r[e, NOW], now_s)
+    return r[e, NOW]
 
 
 @compiled
-def _queue_item(a: Any, e: Any, g: Any, first: Any, until: Any, has: Any) -> Any:
-    """Append to the queue."""
-    n, size = a.number[e], a.size
-    place = size[FREE_ITEM]
-    item = a.item[place]
-    size[FREE_ITEM] = item[I_NEXT]
-    size[FREE_ITEMS] -= 1
-    item[I_ROW], item[FROM], item[UNTIL], item[HAS], item[I_NEXT] = g, first, until, has, -1
-    if n[QUEUE] < 0:
-        n[QUEUE] = place
+def _queue_item(a: Any, e: Any, item: Any) -> Any:
+    """Append to the queue: all responses of a group, or a preempted one (`_item`)."""
+    n = a.number
+    _set_following(a, item, -1)
+    if n[e, QUEUE] < 0:
+        n[e, QUEUE] = item
     else:
-        a.item[n[QUEUE_END], I_NEXT] = place
-    n[QUEUE_END] = place
+        _set_following(a, n[e, QUEUE_END], item)
+    n[e, QUEUE_END] = item
 
 
 @compiled
-def _free_item(a: Any, place: Any) -> Any:
-    a.item[place, I_NEXT] = a.size[FREE_ITEM]
-    a.size[FREE_ITEM] = place
-    a.size[FREE_ITEMS] += 1
+def _set_following(a: Any, item: Any, following: Any) -> Any:
+    q = a.group
+    g, m = item // (q[0, SAMPLES] + 1), item % (q[0, SAMPLES] + 1)
+    if m:
+        q[g, MEMBERS + MEMBER * (m - 1) + FOLLOWING] = following
+    else:
+        q[g, GROUP_FOLLOWING] = following
 
 
 @compiled
-def _run(a: Any, e: Any, now_s: Any, more_to_come: Any) -> Any:
-    n, seconds = a.number[e], a.seconds[e]
-    while seconds[TIME] <= now_s and not n[STOPS]:
-        if n[READING]:
-            n[READING] = 0
-            _set_state(a, e, seconds[TIME], DECODE if n[SEQUENCES] else IDLE)
-            if n[QUEUE] >= 0:
-                n[DUE] = 1
-                seconds[JOINED_AT] = -_NEVER
-        if n[DUE]:
-            at = seconds[TIME]
-            if more_to_come and at == now_s and now_s != seconds[JOINED_AT]:
+def _following(a: Any, item: Any) -> Any:
+    q = a.group
+    g, m = item // (q[0, SAMPLES] + 1), item % (q[0, SAMPLES] + 1)
+    return q[g, MEMBERS + MEMBER * (m - 1) + FOLLOWING] if m else q[g, GROUP_FOLLOWING]
+
+
+@compiled
+def _run(a: Any, e: Any, now_s: Any, more_at: Any) -> Any:
+    """`Replica._run`; the owner has another command at `more_at`, or it is `_NO_TIME`."""
+    n, r = a.number, a.seconds
+    while r[e, TIME] <= now_s and not n[e, STOPS]:
+        if n[e, READING]:
+            n[e, READING] = 0
+            _set_state(a, e, r[e, TIME], DECODE if n[e, SEQUENCES] else IDLE)
+            if n[e, QUEUE] >= 0:
+                n[e, DUE] = 1
+                r[e, JOINED_AT] = -_NEVER
+        if n[e, DUE]:
+            at = r[e, TIME]
+            if at == more_at and at != r[e, JOINED_AT]:
                 return
             _admit(a, e)
-        elif seconds[TIME] == now_s and _nothing_known(a, e):
+        elif r[e, TIME] == now_s and _nothing_known(a, e):
             return
-        elif _next_change_s(a, e, n[QUEUE] >= 0) > now_s:
+        elif _next_change_s(a, e, n[e, QUEUE] >= 0) > now_s:
             return
         else:
             full = _go_to_change(a, e)
             _finish_ended(a, e)
             if full:
                 _retract(a, e)
-            elif n[QUEUE] >= 0:
-                n[DUE] = 1
-            elif not n[SEQUENCES]:
+            elif n[e, QUEUE] >= 0:
+                n[e, DUE] = 1
+            elif not n[e, SEQUENCES]:
                 _after_change(a, e)
 
 
 @compiled
 def _end_step(a: Any, e: Any, now_s: Any) -> Any:
-    if a.number[e, SEQUENCES]:
+    n, r = a.number, a.seconds
+    if n[e, SEQUENCES]:
         _batch_end_step(a, e, now_s)
         _finish_ended(a, e)
         _after_change(a, e)
-    elif a.seconds[e, TIME] < now_s:
-        a.seconds[e, TIME] = now_s
+    elif r[e, TIME] < now_s:
+        r[e, TIME] = now_s
 
 
 @compiled
 def _after_change(a: Any, e: Any) -> Any:
-    n = a.number[e]
-    if n[QUEUE] >= 0:
-        n[DUE] = 1
-    elif not n[SEQUENCES] and not n[READING]:
-        _set_state(a, e, a.seconds[e, TIME], IDLE)
+    n, r = a.number, a.seconds
+    if n[e, QUEUE] >= 0:
+        n[e, DUE] = 1
+    elif not n[e, SEQUENCES] and not n[e, READING]:
+        _set_state(a, e, r[e, TIME], IDLE)
 
 
 @compiled
 def _admit(a: Any, e: Any) -> Any:
-    n, seconds, size = a.number[e], a.seconds[e], a.size
-    at, sequences, reserve = seconds[TIME], n[SEQUENCES], size[RESERVE_NEW]
-    joined = n[JOINED] if at == seconds[JOINED_AT] else 0
-    free = size[CACHE] - _cached_tokens(a, e)
-    free -= size[RESERVE_RUNNING] * (sequences - joined) + reserve * joined
-    n[DUE] = 0
-    while n[QUEUE] >= 0 and sequences < size[RUNNING]:
-        place = n[QUEUE]
-        item = a.item[place]
-        g, had = item[I_ROW], item[HAS]
-        group = a.group[g]
-        once, each, cached = group[PROMPT], had, group[PROMPT]
-        if not size[SHARING]:
+    n, r, q = a.number, a.seconds, a.group
+    at, sequences, reserve = r[e, TIME], n[e, SEQUENCES], n[e, RESERVE_NEW]
+    joined = n[e, JOINED] if at == r[e, JOINED_AT] else 0
+    free = n[e, CACHE] - _cached_tokens(a, e)
+    free -= n[e, RESERVE_RUNNING] * (sequences - joined) + reserve * joined
+    n[e, DUE] = 0
+    while n[e, QUEUE] >= 0 and sequences < n[e, RUNNING]:
+        item = n[e, QUEUE]
+        g, m = item // (q[0, SAMPLES] + 1), item % (q[0, SAMPLES] + 1) - 1
+        had = 0 if m < 0 else q[g, MEMBERS + MEMBER * m + DONE_BEFORE]
+        once, each, cached = q[g, PROMPT], had, q[g, PROMPT]
+        if not n[e, SHARING]:
             once, each, cached = 0, once + had, 0
-        elif group[COHORTS]:
+        elif q[g, COHORTS]:
             once = 0
         count = (free - once) // (each + reserve)
         if count < 1:
             if sequences:
                 break
             count = 1
-        first = item[FROM]
-        until = min(item[UNTIL], first + min(count, size[RUNNING] - sequences))
+        first, last = q[g, QUEUED_FROM], q[0, SAMPLES]
+        if m >= 0:
+            first, last = m, m + 1
+        until = min(last, first + min(count, n[e, RUNNING] - sequences))
         count = until - first
-        item[FROM] = until
-        if until == item[UNTIL]:
-            n[QUEUE] = item[I_NEXT]
-            _free_item(a, place)
+        if m < 0:
+            q[g, QUEUED_FROM] = until
+        if until == last:
+            n[e, QUEUE] = _following(a, item)
         if not joined:
-            seconds[JOINED_AT] = at
-            n[READ_TOKENS] = n[READ_PAIRS] = n[READ_AGAIN] = 0
+            r[e, JOINED_AT] = at
+            n[e, READ_TOKENS] = n[e, READ_PAIRS] = n[e, READ_AGAIN] = 0
         _join(a, e, g, first, until, had)
         free -= once + count * (each + reserve)
         sequences += count
@@ -784,36 +755,37 @@ def _admit(a: Any, e: Any) -> Any:
         if once or each:
             pairs = count * _pairs(each, cached) if each else 0
             tokens = once + count * each
-            n[READ_TOKENS] += tokens
-            n[READ_PAIRS] += _pairs(once, 0) + pairs
+            n[e, READ_TOKENS] += tokens
+            n[e, READ_PAIRS] += _pairs(once, 0) + pairs
             if had:
-                n[READ_AGAIN] += tokens
-                n[RECOMPUTED] += tokens
+                n[e, READ_AGAIN] += tokens
+                n[e, RECOMPUTED] += tokens
     if joined:
         _begin_reading(a, e, at, joined)
 
 
 @compiled
 def _begin_reading(a: Any, e: Any, at: Any, joined: Any) -> Any:
-    n, seconds = a.number[e], a.seconds[e]
-    n[JOINED] = joined
-    if n[READ_TOKENS]:
-        again = n[READ_AGAIN] == n[READ_TOKENS]
+    n, r, k, p = a.number, a.seconds, a.cost, a.pass_s
+    n[e, JOINED] = joined
+    if n[e, READ_TOKENS]:
+        again = n[e, READ_AGAIN] == n[e, READ_TOKENS]
         _set_state(a, e, at, RECOMPUTE if again else PREFILL)
-        if n[READ_TOKENS] != n[LAST_TOKENS] or n[READ_PAIRS] != n[LAST_PAIRS]:
-            n[LAST_TOKENS], n[LAST_PAIRS] = n[READ_TOKENS], n[READ_PAIRS]
-            seconds[LAST_READ_S] = _prefill_s(a, n[COST], n[READ_TOKENS], n[READ_PAIRS])
-        seconds[TIME] = at + seconds[LAST_READ_S]
-        n[READING] = 1
-    elif n[STATE] != DECODE:
+        if n[e, READ_TOKENS] != n[e, LAST_TOKENS] or n[e, READ_PAIRS] != n[e, LAST_PAIRS]:
+            n[e, LAST_TOKENS], n[e, LAST_PAIRS] = n[e, READ_TOKENS], n[e, READ_PAIRS]
+            r[e, LAST_READ_S] = _prefill_s(k, p, n[e, COST], n[e, READ_TOKENS], n[e, READ_PAIRS])
+        r[e, TIME] = at + r[e, LAST_READ_S]
+        n[e, READING] = 1
+    elif n[e, STATE] != DECODE:
         _set_state(a, e, at, DECODE)
 
 
 @compiled
 def _latest(a: Any, g: Any, s: Any, done: Any) -> Any:
     """The last running response of a cohort, or -1."""
-    for m in range(a.member.shape[1] - 1, -1, -1):
-        if a.member[g, m, PLACE] == s and a.member[g, m, LENGTH] > done:
+    q = a.group
+    for m in range(q[0, SAMPLES] - 1, -1, -1):
+        if q[g, MEMBERS + MEMBER * m + PLACE] == s and q[g, MEMBERS + MEMBER * m + LENGTH] > done:
             return m
     return -1
 
@@ -821,28 +793,28 @@ def _latest(a: Any, g: Any, s: Any, done: Any) -> Any:
 @compiled
 def _retract(a: Any, e: Any) -> Any:
     """`Replica._retract` and `DecodeBatch.retract`"""
-    n, bits = a.number[e], a.size[BITS]
+    n, b, q = a.number, a.batch, a.group
+    bits = n[e, BITS]
     while True:
         s = -1
-        for other in range(a.size[RUNNING]):
-            start = a.slot[e, other, START]
-            if s < 0 or start > a.slot[e, s, START]:
+        for other in range(n[e, RUNNING]):
+            start = b[e, START, other]
+            if s < 0 or start > b[e, START, s]:
                 s = other
-            elif start == a.slot[e, s, START] and start != FREE:
-                g, h = a.slot[e, s, ROW], a.slot[e, other, ROW]
-                done = n[STEP] - start
-                one = (a.group[g, PROMPT], a.group[g, ORDER], _latest(a, g, s, done))
-                two = (a.group[h, PROMPT], a.group[h, ORDER], _latest(a, h, other, done))
+            elif start == b[e, START, s] and start != FREE:
+                g, h = b[e, ROW, s], b[e, ROW, other]
+                done = n[e, STEP] - start
+                one = (q[g, PROMPT], q[g, ORDER], _latest(a, g, s, done))
+                two = (q[h, PROMPT], q[h, ORDER], _latest(a, h, other, done))
                 if two > one:
                     s = other
-        slot = a.slot[e, s]
-        g, start, had = slot[ROW], slot[START], slot[HAD]
-        done = n[STEP] - start
+        g, start, had = b[e, ROW, s], b[e, START, s], b[e, HAD, s]
+        done = n[e, STEP] - start
         m = _latest(a, g, s, done)
-        a.member[g, m, PLACE] = _QUEUED
-        code = ((start + a.member[g, m, LENGTH]) << bits) | s
-        n[FIRST_END] = _remove(a.ends[e], n[FIRST_END], n[SEQUENCES], code)
-        n[SEQUENCES] -= 1
+        q[g, MEMBERS + MEMBER * m + PLACE] = _QUEUED
+        code = ((start + q[g, MEMBERS + MEMBER * m + LENGTH]) << bits) | s
+        n[e, FIRST_END] = _remove(b, e, ENDS, n[e, FIRST_END], n[e, SEQUENCES], code)
+        n[e, SEQUENCES] -= 1
         _subtract(a, e, code)
         _count_tokens(a, e, g, m, s, start, had, done)
         closed = _latest(a, g, s, done) < 0
@@ -850,249 +822,245 @@ def _retract(a: Any, e: Any) -> Any:
             _end_cohort(a, e, s)
         else:
             longest = 0
-            for other in range(a.member.shape[1]):
-                if a.member[g, other, PLACE] == s:
-                    longest = max(longest, a.member[g, other, LENGTH])
-            n[FIRST_LAST] = _remove(a.lasts[e], n[FIRST_LAST], n[LASTS], slot[LAST])
-            slot[LAST] = ((start + longest) << bits) | s
-            n[FIRST_LAST] = _insert(a.lasts[e], n[FIRST_LAST], n[LASTS] - 1, slot[LAST])
-        _queue_item(a, e, g, m, m + 1, done)
-        n[PREEMPTIONS] += 1
+            for other in range(q[0, SAMPLES]):
+                if q[g, MEMBERS + MEMBER * other + PLACE] == s:
+                    longest = max(longest, q[g, MEMBERS + MEMBER * other + LENGTH])
+            n[e, FIRST_LAST] = _remove(b, e, LASTS_OF, n[e, FIRST_LAST], n[e, LASTS], b[e, LAST, s])
+            b[e, LAST, s] = ((start + longest) << bits) | s
+            n[e, FIRST_LAST] = _insert(
+                b, e, LASTS_OF, n[e, FIRST_LAST], n[e, LASTS] - 1, b[e, LAST, s]
+            )
+        q[g, MEMBERS + MEMBER * m + DONE_BEFORE] = done
+        _queue_item(a, e, g * (q[0, SAMPLES] + 1) + m + 1)
+        n[e, PREEMPTIONS] += 1
         _finish_ended(a, e)  # others of its cohort, which had all ended
-        free = a.size[CACHE] - _cached_tokens(a, e)
-        if n[SEQUENCES] == 1 or free >= RETRACT_STEPS * n[SEQUENCES]:
+        free = n[e, CACHE] - _cached_tokens(a, e)
+        if n[e, SEQUENCES] == 1 or free >= n[e, RETRACTS] * n[e, SEQUENCES]:
             return
 
 
 @compiled
 def next_s(a: Any, e: Any) -> Any:
     """`Replica.next_s`"""
-    n, seconds = a.number[e], a.seconds[e]
-    if (n[DUE] or n[READING]) and seconds[TIME] <= seconds[NOW]:
-        _run(a, e, seconds[NOW], False)
-    if n[DONE] >= 0:
-        return max(a.done_s[n[DONE]], seconds[NOW])
-    if n[STOPS]:
+    n, r, t = a.number, a.seconds, a.done_s
+    if (n[e, DUE] or n[e, READING]) and r[e, TIME] <= r[e, NOW]:
+        _run(a, e, r[e, NOW], _NO_TIME)
+    if n[e, DONE] >= 0:
+        return max(t[n[e, DONE]], r[e, NOW])
+    if n[e, STOPS]:
         return _NEVER
-    if n[DUE]:
-        return seconds[TIME]
-    if n[QUEUE] < 0:
-        return _next_change_s(a, e, False)
-    if n[READING] and n[SEQUENCES] < a.size[RUNNING]:
-        return seconds[TIME]
-    return _next_change_s(a, e, True)
+    if n[e, DUE]:
+        return r[e, TIME]
+    waits = n[e, QUEUE] >= 0
+    if waits and n[e, READING] and n[e, SEQUENCES] < n[e, RUNNING]:
+        return r[e, TIME]
+    return _next_change_s(a, e, waits)
 
 
 @compiled
 def advance(a: Any, e: Any, now_s: Any) -> Any:
     """`Replica.advance`; groups that ended are taken by `take_done`."""
     now_s = _clock(a, e, now_s)
-    _run(a, e, now_s, False)
+    _run(a, e, now_s, _NO_TIME)
 
 
 @compiled
 def take_done(a: Any, e: Any, now_s: Any) -> Any:
     """Row of a group that ended until `now_s`, once, in the order of their ends; -1 for none."""
-    n = a.number[e]
-    g = n[DONE]
-    if g < 0 or a.done_s[g] > a.seconds[e, NOW]:
+    n, r, q, t = a.number, a.seconds, a.group, a.done_s
+    g = n[e, DONE]
+    if g < 0 or t[g] > r[e, NOW]:
         return -1
-    n[DONE] = a.group[g, NEXT]
+    n[e, DONE] = q[g, NEXT]
+    q[g, TAKEN] = 1
     return g
 
 
 @compiled
 def submit(a: Any, e: Any, now_s: Any, name: Any, prompt: Any, lengths: Any, version: Any) -> Any:
     """`Replica.submit`; returns the row of the group."""
+    n, r, q = a.number, a.seconds, a.group
     now_s = _clock(a, e, now_s)
-    n, seconds = a.number[e], a.seconds[e]
-    if seconds[TIME] < now_s or not _nothing_known(a, e):
-        _run(a, e, now_s, True)
-    if version > a.epoch[e, n[EPOCH], 0]:
+    if r[e, TIME] < now_s or not _nothing_known(a, e):
+        _run(a, e, now_s, now_s)
+    if version > n[e, EPOCHS + 2 * n[e, EPOCH]]:
         _change_epoch(a, e, version)
-    g = a.size[FREE_GROUP]
-    group = a.group[g]
-    a.size[FREE_GROUP] = group[NEXT]
-    a.size[FREE_GROUPS] -= 1
-    base = a.epoch[e, n[EPOCH], 0]
-    group[NAME], group[PROMPT], group[COHORTS], group[ENGINE] = name, prompt, 0, e
-    group[LEFT], group[BASE], group[ORDER], group[NEXT] = len(lengths), base, n[SERIAL], -1
-    group[HEAD], group[TAIL], group[SEVERAL], group[TOKENS] = _NO_END, -1, 0, 0
-    a.by_version[g] = 0
+    g = q[0, FREE_GROUP]
+    q[0, FREE_GROUP] = q[g, NEXT]
+    q[0, FREE_GROUPS] -= 1
+    base = n[e, EPOCHS + 2 * n[e, EPOCH]]
+    q[g, NAME], q[g, PROMPT], q[g, COHORTS], q[g, ENGINE] = name, prompt, 0, e
+    q[g, LEFT], q[g, BASE], q[g, ORDER], q[g, NEXT] = len(lengths), base, n[e, SERIAL], -1
+    q[g, HEAD], q[g, TAIL], q[g, SEVERAL], q[g, TOKENS] = _NO_END, -1, 0, 0
+    q[g, TAKEN] = 0
+    q[g, q[0, VERSIONS] :] = 0
     for m in range(len(lengths)):
-        a.member[g, m, LENGTH], a.member[g, m, PLACE] = lengths[m], _QUEUED
-        a.member[g, m, FIRST_VERSION] = -1
-        group[TOKENS] += lengths[m]
-    n[SERIAL] += 1
-    n[GROUPS] += 1
-    if n[QUEUE] < 0 and not n[STOPS]:
-        if seconds[JOINED_AT] == now_s:
-            seconds[TIME] = now_s
-            n[READING] = 0
-            n[DUE] = 1
+        q[g, MEMBERS + MEMBER * m + LENGTH], q[g, MEMBERS + MEMBER * m + PLACE] = (
+            lengths[m],
+            _QUEUED,
+        )
+        q[g, MEMBERS + MEMBER * m + FIRST_VERSION] = -1
+        q[g, MEMBERS + MEMBER * m + DONE_BEFORE] = 0
+        q[g, TOKENS] += lengths[m]
+    n[e, SERIAL] += 1
+    n[e, GROUPS] += 1
+    if n[e, QUEUE] < 0 and not n[e, STOPS]:
+        if r[e, JOINED_AT] == now_s:
+            r[e, TIME] = now_s
+            n[e, READING] = 0
+            n[e, DUE] = 1
         else:
             _settle(a, e, now_s)
-            if n[SEQUENCES] < a.size[RUNNING]:
-                if seconds[TIME] < now_s:
+            if n[e, SEQUENCES] < n[e, RUNNING]:
+                if r[e, TIME] < now_s:
                     _end_step(a, e, now_s)
-                n[DUE] = 1
-        n[IS_AHEAD] = 0
-    _queue_item(a, e, g, 0, len(lengths), 0)
+                n[e, DUE] = 1
+        n[e, IS_AHEAD] = 0
+    q[g, QUEUED_FROM] = 0
+    _queue_item(a, e, g * (q[0, SAMPLES] + 1))
     return g
 
 
 @compiled
 def _change_epoch(a: Any, e: Any, version: Any) -> Any:
-    a.number[e, EPOCH] += 1
-    a.epoch[e, a.number[e, EPOCH], 0] = version
-    a.epoch[e, a.number[e, EPOCH], 1] = a.number[e, STEP]
+    n = a.number
+    n[e, EPOCH] += 1
+    n[e, EPOCHS + 2 * n[e, EPOCH]] = version
+    n[e, EPOCHS + 2 * n[e, EPOCH] + 1] = n[e, STEP]
 
 
 @compiled
 def pause(a: Any, e: Any, now_s: Any) -> Any:
     """`Replica.pause`"""
+    n, r = a.number, a.seconds
     now_s = _clock(a, e, now_s)
-    _run(a, e, now_s, True)
-    n, seconds = a.number[e], a.seconds[e]
-    if n[STOPS]:
+    _run(a, e, now_s, now_s)
+    if n[e, STOPS]:
         return
-    if n[READING]:
-        stops_s = max(now_s, seconds[SINCE])
-        seconds[TIME] = stops_s
-        n[READING] = 0
+    if n[e, READING]:
+        stops_s = max(now_s, r[e, SINCE])
+        r[e, TIME] = stops_s
+        n[e, READING] = 0
     else:
         _end_step(a, e, now_s)
-    n[STOPS] = 1
-    _set_state(a, e, seconds[TIME], PAUSED)
+    n[e, STOPS] = 1
+    _set_state(a, e, r[e, TIME], PAUSED)
 
 
 @compiled
 def _contexts(a: Any, e: Any) -> Any:
     """Pairs of attention of all running sequences."""
-    n, mask = a.number[e], (1 << a.size[BITS]) - 1
+    n, b, q = a.number, a.batch, a.group
+    mask = (1 << n[e, BITS]) - 1
     pairs = 0
-    for place in range(n[FIRST_END], n[FIRST_END] + n[SEQUENCES]):
-        slot = a.slot[e, a.ends[e, place] & mask]
-        done, prompt = n[STEP] - slot[START], a.group[slot[ROW], PROMPT]
-        pairs += _pairs(done, prompt) if a.size[SHARING] else _pairs(prompt + done, 0)
-    if a.size[SHARING]:
-        for place in range(n[FIRST_LAST], n[FIRST_LAST] + n[LASTS]):
-            g = a.slot[e, a.lasts[e, place] & mask, ROW]
+    for place in range(n[e, FIRST_END], n[e, FIRST_END] + n[e, SEQUENCES]):
+        s = b[e, ENDS, place] & mask
+        done, prompt = n[e, STEP] - b[e, START, s], q[b[e, ROW, s], PROMPT]
+        pairs += _pairs(done, prompt) if n[e, SHARING] else _pairs(prompt + done, 0)
+    if n[e, SHARING]:
+        for place in range(n[e, FIRST_LAST], n[e, FIRST_LAST] + n[e, LASTS]):
+            g = b[e, ROW, b[e, LASTS_OF, place] & mask]
             first = True  # of the cohorts of its group
-            for before in range(n[FIRST_LAST], place):
-                first = first and a.slot[e, a.lasts[e, before] & mask, ROW] != g
+            for before in range(n[e, FIRST_LAST], place):
+                first = first and b[e, ROW, b[e, LASTS_OF, before] & mask] != g
             if first:
-                pairs += _pairs(a.group[g, PROMPT], 0)
+                pairs += _pairs(q[g, PROMPT], 0)
     return pairs
 
 
 @compiled
 def resume(a: Any, e: Any, now_s: Any, version: Any) -> Any:
     """`Replica.resume`"""
+    n, r, k, p = a.number, a.seconds, a.cost, a.pass_s
     now_s = _clock(a, e, now_s)
-    n, seconds = a.number[e], a.seconds[e]
-    if version != a.epoch[e, n[EPOCH], 0]:
+    if version != n[e, EPOCHS + 2 * n[e, EPOCH]]:
         _change_epoch(a, e, version)
-    activity, left_s, reads = DECODE if n[SEQUENCES] else IDLE, 0.0, 0
-    if n[SEQUENCES]:
+    activity, left_s, reads = DECODE if n[e, SEQUENCES] else IDLE, 0.0, 0
+    if n[e, SEQUENCES]:
         tokens = _cached_tokens(a, e)
-        n[RECOMPUTED] += tokens
+        n[e, RECOMPUTED] += tokens
         activity, reads = RECOMPUTE, 1
-        left_s = _prefill_s(a, n[COST], tokens, _contexts(a, e))
-    seconds[TIME] = max(now_s, seconds[TIME])
-    _set_state(a, e, seconds[TIME], activity)
-    seconds[TIME] += left_s
-    n[READING], n[STOPS] = reads, 0
-    n[DUE] = n[QUEUE] >= 0
-    seconds[JOINED_AT] = -_NEVER
-    n[IS_AHEAD] = 0
+        left_s = _prefill_s(k, p, n[e, COST], tokens, _contexts(a, e))
+    r[e, TIME] = max(now_s, r[e, TIME])
+    _set_state(a, e, r[e, TIME], activity)
+    r[e, TIME] += left_s
+    n[e, READING], n[e, STOPS] = reads, 0
+    n[e, DUE] = n[e, QUEUE] >= 0
+    r[e, JOINED_AT] = -_NEVER
+    n[e, IS_AHEAD] = 0
 
 
 @compiled
 def _tokens_so_far(a: Any, e: Any, g: Any) -> Any:
     """Tokens of an unfinished group: of ended, running and preempted responses."""
-    n, tokens = a.number[e], 0
-    for m in range(a.member.shape[1]):
-        place, length = a.member[g, m, PLACE], a.member[g, m, LENGTH]
+    n, b, q = a.number, a.batch, a.group
+    tokens = 0
+    for m in range(q[0, SAMPLES]):
+        place, length = q[g, MEMBERS + MEMBER * m + PLACE], q[g, MEMBERS + MEMBER * m + LENGTH]
         if place == _OVER:
             tokens += length
         elif place >= 0:
-            tokens += min(length, n[STEP] - a.slot[e, place, START])
-    item = n[QUEUE]
-    while item >= 0:
-        if a.item[item, I_ROW] == g:
-            tokens += a.item[item, HAS]
-        item = a.item[item, I_NEXT]
+            tokens += min(length, n[e, STEP] - b[e, START, place])
+        else:
+            tokens += q[g, MEMBERS + MEMBER * m + DONE_BEFORE]
     return tokens
 
 
 @compiled
 def free_group(a: Any, g: Any) -> Any:
     """Forget a group."""
-    a.group[g, LEFT], a.group[g, NEXT] = 0, a.size[FREE_GROUP]
-    a.size[FREE_GROUP] = g
-    a.size[FREE_GROUPS] += 1
-
-
-@compiled
-def free_groups(a: Any, rows: Any) -> Any:
-    """Forget several."""
-    for g in rows:
-        free_group(a, g)
+    q = a.group
+    q[g, LEFT], q[g, NEXT] = 0, q[0, FREE_GROUP]
+    q[0, FREE_GROUP] = g
+    q[0, FREE_GROUPS] += 1
 
 
 @compiled
 def drop(a: Any, e: Any, now_s: Any, g: Any) -> Any:
     """`Replica.drop`; returns the tokens of the group, whose row is then free."""
+    n, b, r, q = a.number, a.batch, a.seconds, a.group
     now_s = _clock(a, e, now_s)
-    _run(a, e, now_s, True)
-    n, mask = a.number[e], (1 << a.size[BITS]) - 1
-    if a.group[g, LEFT] and not n[STOPS]:
+    _run(a, e, now_s, now_s)
+    mask = (1 << n[e, BITS]) - 1
+    if q[g, LEFT] and not n[e, STOPS]:
         _end_step(a, e, now_s)
-    if not a.group[g, LEFT]:  # it ends with the running step
-        before, other = -1, n[DONE]
+    if not q[g, LEFT]:  # it ends with the running step
+        before, other = -1, n[e, DONE]
         while other != g:
-            before, other = other, a.group[other, NEXT]
+            before, other = other, q[other, NEXT]
         if before < 0:
-            n[DONE] = a.group[g, NEXT]
+            n[e, DONE] = q[g, NEXT]
         else:
-            a.group[before, NEXT] = a.group[g, NEXT]
-        if n[DONE_END] == g:
-            n[DONE_END] = before
+            q[before, NEXT] = q[g, NEXT]
+        if n[e, DONE_END] == g:
+            n[e, DONE_END] = before
         free_group(a, g)
-        return a.group[g, TOKENS]
+        return q[g, TOKENS]
     tokens = _tokens_so_far(a, e, g)
-    n[GROUPS] -= 1
-    before, item = -1, n[QUEUE]
+    n[e, GROUPS] -= 1
+    item = n[e, QUEUE]
+    n[e, QUEUE] = -1
     while item >= 0:
-        following = a.item[item, I_NEXT]
-        if a.item[item, I_ROW] == g:
-            if before < 0:
-                n[QUEUE] = following
-            else:
-                a.item[before, I_NEXT] = following
-            if n[QUEUE_END] == item:
-                n[QUEUE_END] = before
-            _free_item(a, item)
-        else:
-            before = item
+        following = _following(a, item)
+        if item // (q[0, SAMPLES] + 1) != g:
+            _queue_item(a, e, item)
         item = following
-    first, kept = n[FIRST_END], 0
-    for place in range(first, first + n[SEQUENCES]):
-        code = a.ends[e, place]
-        if a.slot[e, code & mask, ROW] == g:
+    first, kept = n[e, FIRST_END], 0
+    for place in range(first, first + n[e, SEQUENCES]):
+        code = b[e, ENDS, place]
+        if b[e, ROW, code & mask] == g:
             _subtract(a, e, code)
         else:
-            a.ends[e, first + kept] = code
+            b[e, ENDS, first + kept] = code
             kept += 1
-    n[SEQUENCES] = kept
-    for s in range(a.size[RUNNING]):
-        if a.slot[e, s, START] != FREE and a.slot[e, s, ROW] == g:
+    n[e, SEQUENCES] = kept
+    for s in range(n[e, RUNNING]):
+        if b[e, START, s] != FREE and b[e, ROW, s] == g:
             _close(a, e, s)
-    n[IS_AHEAD] = 0
-    a.seconds[e, JOINED_AT] = -_NEVER
-    n[ENDED_TOKENS] += tokens
-    if not n[STOPS]:
+    n[e, IS_AHEAD] = 0
+    r[e, JOINED_AT] = -_NEVER
+    n[e, ENDED_TOKENS] += tokens
+    if not n[e, STOPS]:
         _after_change(a, e)
     free_group(a, g)
     return tokens
@@ -1102,44 +1070,290 @@ def drop(a: Any, e: Any, now_s: Any, g: Any) -> Any:
 def look(a: Any, e: Any) -> Any:
     """Bring an engine to its latest time; returns its decode steps, sequences and cached tokens
     then."""
-    n, seconds = a.number[e], a.seconds[e]
-    _run(a, e, seconds[NOW], False)
-    now_s = seconds[TIME] if n[STOPS] else seconds[NOW]
-    if now_s <= seconds[TIME] or not n[SEQUENCES]:
-        return n[STEP], n[SEQUENCES], _cached_tokens(a, e)
-    had = n[IS_AHEAD]
-    at, event = seconds[AHEAD_AT], n[A_EVENT]
-    kept = n[A_STEP], n[A_SEQUENCES], n[A_ORIGINS], n[A_OWNED], n[A_BEHIND]
+    n, r, k = a.number, a.seconds, a.cost
+    _run(a, e, r[e, NOW], _NO_TIME)
+    now_s = r[e, TIME] if n[e, STOPS] else r[e, NOW]
+    if now_s <= r[e, TIME] or not n[e, SEQUENCES]:
+        return n[e, STEP], n[e, SEQUENCES], _cached_tokens(a, e)
+    had = n[e, IS_AHEAD]
+    at, event = r[e, AHEAD_AT], n[e, A_EVENT]
+    kept = n[e, A_STEP], n[e, A_SEQUENCES], n[e, A_ORIGINS], n[e, A_OWNED], n[e, A_BEHIND]
     _walk(a, e, now_s)
-    step, sequences, origins, owned = n[A_STEP], n[A_SEQUENCES], n[A_ORIGINS], n[A_OWNED]
-    left_s = max(0.0, now_s - seconds[AHEAD_AT])
+    step, sequences, origins, owned = (
+        n[e, A_STEP],
+        n[e, A_SEQUENCES],
+        n[e, A_ORIGINS],
+        n[e, A_OWNED],
+    )
+    left_s = max(0.0, now_s - r[e, AHEAD_AT])
     _look_ahead(a, e, at, kept[0], kept[1], kept[2], kept[3], kept[4], event)
-    n[IS_AHEAD] = had
-    step += _steps_within(a, n[COST], sequences, sequences * step - origins, left_s)
-    return step, sequences, sequences * step - owned + n[PREFIXES]
+    n[e, IS_AHEAD] = had
+    step += _steps_within(k, n[e, COST], sequences, sequences * step - origins, left_s)
+    return step, sequences, sequences * step - owned + n[e, PREFIXES]
 
 
 @compiled
 def generated_tokens(a: Any, e: Any) -> Any:
     """`Replica.generated_tokens`"""
+    n, b, q = a.number, a.batch, a.group
     step = look(a, e)[0]
-    n = a.number[e]
-    tokens = n[ENDED_TOKENS]
-    counted = np.zeros(len(a.group), np.bool_)
-    for place in range(n[FIRST_LAST], n[FIRST_LAST] + n[LASTS]):
-        s = a.lasts[e, place] & ((1 << a.size[BITS]) - 1)
-        counted[a.slot[e, s, ROW]] = True
-    item = n[QUEUE]
+    tokens = n[e, ENDED_TOKENS]
+    counted = np.zeros(len(q), np.bool_)
+    for place in range(n[e, FIRST_LAST], n[e, FIRST_LAST] + n[e, LASTS]):
+        s = b[e, LASTS_OF, place] & ((1 << n[e, BITS]) - 1)
+        counted[b[e, ROW, s]] = True
+    item = n[e, QUEUE]
     while item >= 0:
-        counted[a.item[item, I_ROW]] = True
-        tokens += a.item[item, HAS]
-        item = a.item[item, I_NEXT]
+        counted[item // (q[0, SAMPLES] + 1)] = True
+        item = _following(a, item)
     for g in range(len(counted)):
         if counted[g]:
-            for m in range(a.member.shape[1]):
-                place, length = a.member[g, m, PLACE], a.member[g, m, LENGTH]
+            for m in range(q[0, SAMPLES]):
+                place, length = (
+                    q[g, MEMBERS + MEMBER * m + PLACE],
+                    q[g, MEMBERS + MEMBER * m + LENGTH],
+                )
                 if place == _OVER:
                     tokens += length
                 elif place >= 0:
-                    tokens += min(length, step - a.slot[e, place, START])
+                    tokens += min(length, step - b[e, START, place])
+                else:
+                    tokens += q[g, MEMBERS + MEMBER * m + DONE_BEFORE]
     return tokens
+
+
+# --- lanes: `EventLoop` ------------------------------------------------------------------------
+
+WAITS, GROUP_ENDED, FULL, DRAWS = range(4)
+"""Why a lane ends: another event is due; a group has ended, which the coordinator must know;
+arrays are full; lengths are missing."""
+
+# What `perform` does.
+RUN, START_GROUPS, SET_TIMERS, NEXT_S, ADVANCE, TAKE_DONE = range(6)
+PAUSE, PAUSE_ALL, RESUME, DROP, FREE_GROUPS_OF, GENERATED = range(6, 12)
+# `Lane.state`.
+L_NOW, IN_FLIGHT_S, IN_FLIGHT_SINCE, RESULT, STATES = range(5)
+# `Lane.count`.
+TIMERS, SET, MAY_END, STARTED, LIMIT, FLIGHTS, ALL_SLOTS, NEXT_GROUP, FIRST_DRAWN = range(9)
+VERSION, LAST_START, STARTS, ENDINGS, CHANGES, AT_ENGINE, TOKENS_OF_PROMPT, COUNTS = range(9, 17)
+
+
+class Lane(NamedTuple):
+    """Timers of the engines, what a lane may do, and what it did."""
+
+    state: Floats
+    count: Integers
+    timer_s: Floats
+    """A heap of timers, with `timer`."""
+    timer: Integers
+    """[timers, 2]: the order in which they were set, and the engine."""
+    wake_s: Floats
+    """[engines]: as `Slot.wake_s`."""
+    load: Integers
+    """[engines]: groups of each, as the router counts; huge for engines that get none."""
+    works: Integers
+    """[engines]: groups that each generates."""
+    drawn: Integers
+    """[groups, samples]: lengths of the next groups, from `FIRST_DRAWN` on."""
+    start: Integers
+    """[starts, 2]: row and engine."""
+    ending: Integers
+    """[ends]: row."""
+    some: Integers
+    """Engines, or rows of groups, of which `perform` does something."""
+    changed_s: Floats
+    changed: Integers
+    """[changes, 2]: an engine got its first group (1) or lost its last one (0); engine -1: the last
+    group of the run has started."""
+
+
+@compiled
+def _earlier(lane: Any, one: Any, two: Any) -> Any:
+    if lane.timer_s[one] != lane.timer_s[two]:
+        return lane.timer_s[one] < lane.timer_s[two]
+    return lane.timer[one, 0] < lane.timer[two, 0]
+
+
+@compiled
+def _swap(lane: Any, one: Any, two: Any) -> Any:
+    at, order, engine = lane.timer_s[one], lane.timer[one, 0], lane.timer[one, 1]
+    lane.timer_s[one], lane.timer[one, 0] = lane.timer_s[two], lane.timer[two, 0]
+    lane.timer[one, 1] = lane.timer[two, 1]
+    lane.timer_s[two], lane.timer[two, 0], lane.timer[two, 1] = at, order, engine
+
+
+@compiled
+def _push_timer(lane: Any, at: Any, e: Any) -> Any:
+    place = lane.count[TIMERS]
+    lane.count[TIMERS] += 1
+    lane.timer_s[place] = at
+    lane.timer[place, 0], lane.timer[place, 1] = lane.count[SET], e
+    lane.count[SET] += 1
+    while place and _earlier(lane, place, (place - 1) // 2):
+        _swap(lane, place, (place - 1) // 2)
+        place = (place - 1) // 2
+
+
+@compiled
+def _pop_timer(lane: Any) -> Any:
+    """Remove the first timer; returns its engine."""
+    e = lane.timer[0, 1]
+    lane.count[TIMERS] -= 1
+    last, place = lane.count[TIMERS], 0
+    _swap(lane, 0, last)
+    while True:
+        first = place
+        for below in (2 * place + 1, 2 * place + 2):
+            if below < last and _earlier(lane, below, first):
+                first = below
+        if first == place:
+            return e
+        _swap(lane, place, first)
+        place = first
+
+
+@compiled
+def _set_timer(a: Any, lane: Any, now_s: Any, e: Any) -> Any:
+    """`EventLoop._set_timer`"""
+    at = next_s(a, e)
+    if at < lane.wake_s[e]:
+        lane.wake_s[e] = at
+        _push_timer(lane, now_s + (at - now_s if at > now_s else 0.0), e)
+
+
+@compiled
+def _changes(lane: Any, now_s: Any, e: Any, works: Any) -> Any:
+    place = lane.count[CHANGES]
+    lane.changed_s[place] = now_s
+    lane.changed[place, 0], lane.changed[place, 1] = e, works
+    lane.count[CHANGES] += 1
+
+
+@compiled
+def _start(a: Any, lane: Any, now_s: Any) -> Any:
+    """Start the next group on the least loaded engine; returns the engine."""
+    count = lane.count
+    e = np.argmin(lane.load)  # the first of equals
+    lane.load[e] += 1
+    lane.works[e] += 1
+    if lane.works[e] == 1:
+        _changes(lane, now_s, e, 1)
+    name = count[NEXT_GROUP]
+    lengths = lane.drawn[name - count[FIRST_DRAWN]]
+    g = submit(a, e, now_s, name, count[TOKENS_OF_PROMPT], lengths, count[VERSION])
+    lane.start[count[STARTS], 0], lane.start[count[STARTS], 1] = g, e
+    count[STARTS] += 1
+    count[NEXT_GROUP] += 1
+    count[STARTED] += 1
+    count[FLIGHTS] += 1
+    return e
+
+
+@compiled
+def _room(a: Any, lane: Any, e: Any) -> Any:
+    """Why the next timer of an engine cannot be performed; `WAITS` if it can."""
+    groups, count = a.number[e, GROUPS], lane.count
+    if (
+        a.group[0, FREE_GROUPS] < groups
+        or count[STARTS] + groups > len(lane.start)
+        or count[ENDINGS] + groups > len(lane.ending)
+        or count[CHANGES] + 3 * groups > len(lane.changed)
+        or count[TIMERS] + groups + 1 > len(lane.timer)
+    ):
+        return FULL
+    if count[NEXT_GROUP] + groups > count[FIRST_DRAWN] + len(lane.drawn):
+        return DRAWS
+    return WAITS
+
+
+@compiled
+def _run_lane(a: Any, lane: Any, until_s: Any) -> Any:
+    """Perform timers before `until_s`; returns why it ends.
+
+    After `GROUP_ENDED`, the groups of `AT_ENGINE` that ended until `L_NOW` are still to be taken.
+    """
+    count, state = lane.count, lane.state
+    while count[TIMERS] and lane.timer_s[0] < until_s:
+        e = lane.timer[0, 1]
+        why = _room(a, lane, e)
+        if why != WAITS:
+            return why
+        now_s = lane.timer_s[0]
+        _pop_timer(lane)
+        if lane.wake_s[e] > now_s * (1 + _CLOCK_ROUNDING):
+            continue  # an earlier timer has replaced it
+        lane.wake_s[e] = _NEVER
+        advance(a, e, now_s)
+        while a.number[e, DONE] >= 0 and a.done_s[a.number[e, DONE]] <= now_s:
+            if count[MAY_END] <= 0 or count[FLIGHTS] == 1:
+                state[L_NOW], count[AT_ENGINE] = now_s, e
+                return GROUP_ENDED
+            g = take_done(a, e, now_s)
+            before = count[FLIGHTS]
+            count[MAY_END] -= 1
+            count[FLIGHTS] -= 1
+            lane.load[e] -= 1
+            lane.works[e] -= 1
+            if not lane.works[e]:
+                _changes(lane, now_s, e, 0)
+            lane.ending[count[ENDINGS]] = g
+            count[ENDINGS] += 1
+            if count[STARTED] < count[LIMIT] and count[FLIGHTS] < count[ALL_SLOTS]:
+                other = _start(a, lane, now_s)
+                if count[STARTED] == count[LAST_START]:
+                    _changes(lane, now_s, -1, 0)
+                _set_timer(a, lane, now_s, other)
+            else:
+                state[IN_FLIGHT_S] += before * (now_s - state[IN_FLIGHT_SINCE])
+                state[IN_FLIGHT_SINCE] = now_s
+        if lane.wake_s[e] == _NEVER:
+            _set_timer(a, lane, now_s, e)
+    return WAITS
+
+
+@njit(cache=True)
+def perform(a: Any, lane: Any, what: Any, e: Any, at: Any, number: Any) -> Any:  # noqa: PLR0911, PLR0912
+    """Do something with engines. One function, since numba loads each one by itself.
+
+    RUN             `_run_lane` until `at`                      returns why it ends
+    START_GROUPS    start `number` groups; `start` has them
+    SET_TIMERS      of the first `number` engines in `some`, in this order
+    PAUSE_ALL       engines from `e` on; returns one that must advance first, or -1
+    RESUME          the first `number` engines in `some`, under the weights of version `e`
+    FREE_GROUPS_OF  the first `number` rows of `some`
+    others          the function of that name; NEXT_S is in `state`
+    """
+    if what == RUN:
+        return _run_lane(a, lane, at)
+    if what == START_GROUPS:
+        for _ in range(number):
+            _start(a, lane, at)
+    elif what == SET_TIMERS:
+        for place in range(number):
+            _set_timer(a, lane, at, lane.some[place])
+    elif what == NEXT_S:
+        lane.state[RESULT] = next_s(a, e)
+    elif what == ADVANCE:
+        advance(a, e, at)
+    elif what == TAKE_DONE:
+        return take_done(a, e, at)
+    elif what == PAUSE:
+        pause(a, e, at)
+    elif what == PAUSE_ALL:
+        for other in range(e, len(a.number)):
+            if not a.number[other, STOPS]:
+                if next_s(a, other) <= at:
+                    return other
+                pause(a, other, at)
+        return -1
+    elif what == RESUME:
+        for place in range(number):
+            resume(a, lane.some[place], at, e)
+    elif what == DROP:
+        return drop(a, e, at, number)
+    elif what == FREE_GROUPS_OF:
+        for place in range(number):
+            free_group(a, lane.some[place])
+    elif what == GENERATED:
+        return generated_tokens(a, e)
+    return 0

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, Final, cast
 
@@ -26,9 +26,8 @@ from simulator.costs.decode import DecodeCost
 from simulator.costs.measured_engine import MeasuredPrefill
 from simulator.costs.prefill import PrefillCost
 from simulator.engine import kernel
-from simulator.engine.replica import ACTIVITIES, Replica
+from simulator.engine.replica import ACTIVITIES, RETRACT_STEPS, Replica
 from simulator.engine.sequences import Tally
-from simulator.run import lane as lanes
 from simulator.run.event_loop import EventLoop
 from simulator.run.flights import Batch, Flight, Slot
 from simulator.run.responses import Draws
@@ -38,7 +37,8 @@ _WORKS: Final = cast(dict[ev.GroupId, Flight], {-1: None})
 """`Slot.flights` of an engine with groups, which the kernel has."""
 _MANY: Final = 1 << 60
 _VERSIONS: Final = 4
-"""Versions by which the tokens of a group are counted, at first."""
+_EPOCHS: Final = 64
+"""Versions by which the tokens of a group are counted, and those of an engine, at first."""
 _TIMERS: Final = 1024
 _NOTES: Final = 4096
 """Ends, starts and changes of engines of one lane."""
@@ -55,15 +55,15 @@ class _Clocked(simpy.Environment):
 class _Engine:
     """One of the engines in arrays, as the event loop uses a `Replica`."""
 
-    def __init__(self, engines: _Engines, number: ev.EngineId) -> None:
-        self._engines = engines
+    def __init__(self, loop: CompiledLoop, number: ev.EngineId) -> None:
+        self._loop = loop
         self._number = number
 
     @property
     def activity_s(self) -> dict[str, float]:
         """Seconds by activity."""
-        a, e = self._engines.arrays, self._number
-        kernel.look(a, e)
+        self.next_s()  # brings the engine to its latest time
+        a, e = self._loop.arrays, self._number
         row = a.seconds[e]
         seconds = dict(zip(ACTIVITIES, row[kernel.ACTIVE :].tolist(), strict=True))
         state = ACTIVITIES[a.number[e, kernel.STATE]]
@@ -73,42 +73,42 @@ class _Engine:
     @property
     def generated_tokens(self) -> int:
         """Since the start."""
-        return int(kernel.generated_tokens(self._engines.arrays, self._number))
+        return self._loop.perform(kernel.GENERATED, self._number)
 
     @property
     def recomputed_tokens(self) -> int:
         """Tokens prefilled again."""
-        return int(self._engines.arrays.number[self._number, kernel.RECOMPUTED])
+        return int(self._loop.arrays.number[self._number, kernel.RECOMPUTED])
 
     @property
     def preemptions(self) -> int:
         """Sequences sent back to the queue."""
-        return int(self._engines.arrays.number[self._number, kernel.PREEMPTIONS])
+        return int(self._loop.arrays.number[self._number, kernel.PREEMPTIONS])
 
     def next_s(self) -> float:
         """When `advance` has something to do next."""
-        return float(kernel.next_s(self._engines.arrays, self._number))
+        self._loop.perform(kernel.NEXT_S, self._number)
+        return self._loop.performed_s
 
     def advance(self, now_s: float) -> list[int]:
         """Do everything until `now_s`; returns the rows of groups that ended."""
-        a, rows = self._engines.arrays, []
-        kernel.advance(a, self._number, now_s)
-        while (row := int(kernel.take_done(a, self._number, now_s))) >= 0:
+        perform, rows = self._loop.perform, []
+        perform(kernel.ADVANCE, self._number, now_s)
+        while (row := perform(kernel.TAKE_DONE, self._number, now_s)) >= 0:
             rows.append(row)
         return rows
 
     def pause(self, now_s: float) -> None:
         """Stop, and keep unfinished groups."""
-        kernel.pause(self._engines.arrays, self._number, now_s)
+        self._loop.perform(kernel.PAUSE, self._number, now_s)
 
     def resume(self, now_s: float, version: ev.Version) -> None:
         """Continue under the weights of `version`."""
-        self._engines.expect(version)
-        kernel.resume(self._engines.arrays, self._number, now_s, version)
+        self._loop.resume(now_s, version, [self._number])
 
     def drop(self, now_s: float, row: int) -> int:
         """Drop a group; returns the tokens lost."""
-        return int(kernel.drop(self._engines.arrays, self._number, now_s, row))
+        return self._loop.perform(kernel.DROP, self._number, now_s, row)
 
 
 class _Engines:
@@ -117,123 +117,112 @@ class _Engines:
     def __init__(self, replicas: Sequence[Replica], samples: int) -> None:
         first, engines = replicas[0].settings, len(replicas)
         running = first.max_running
-        costs = dict.fromkeys((one.settings.decode, one.settings.prefill) for one in replicas)
-        places = {both: place for place, both in enumerate(costs)}
-        cost, gpu_s, base_s, rise_s, pass_s = map(
-            np.array, zip(*[_costs(*both, running) for both in costs], strict=True)
-        )
-        size = np.zeros(kernel.SIZES, np.int64)
-        size[kernel.RUNNING], size[kernel.CACHE] = running, first.cache_tokens
-        size[kernel.SHARING], size[kernel.BITS] = first.prefix_sharing, running.bit_length()
-        size[kernel.RESERVE_RUNNING] = first.reserve_running_tokens
-        size[kernel.RESERVE_NEW] = first.reserve_new_tokens
-        size[kernel.FREE_GROUP] = size[kernel.FREE_ITEM] = -1
-        number = np.zeros((engines, kernel.NUMBERS), np.int64)
+        speeds = list(dict.fromkeys((one.settings.decode, one.settings.prefill) for one in replicas))
+        number = np.zeros((engines, kernel.EPOCHS + 2 * _EPOCHS), np.int64)
         number[:, [kernel.QUEUE, kernel.QUEUE_END, kernel.DONE, kernel.DONE_END]] = -1
-        number[:, kernel.FREE_SLOTS] = running
-        number[:, kernel.COST] = [places[one.settings[:2]] for one in replicas]
+        number[:, kernel.FREE_SLOTS] = number[:, kernel.RUNNING] = running
+        number[:, kernel.COST] = [speeds.index(one.settings[:2]) for one in replicas]
+        number[:, kernel.CACHE], number[:, kernel.SHARING] = first.cache_tokens, first.prefix_sharing
+        number[:, kernel.RESERVE_RUNNING] = first.reserve_running_tokens
+        number[:, kernel.RESERVE_NEW] = first.reserve_new_tokens
+        number[:, kernel.RETRACTS], number[:, kernel.BITS] = RETRACT_STEPS, running.bit_length()
+        number[:, kernel.EPOCHS] = -1  # the version of an engine before its first group
+        batch = np.zeros((engines, kernel.BATCH, 2 * running), np.int64)
+        batch[:, kernel.START] = kernel.FREE
+        batch[:, kernel.FREE_OF, :running] = np.arange(running - 1, -1, -1)
         seconds = np.zeros((engines, kernel.SECONDS))
         seconds[:, kernel.JOINED_AT] = -math.inf
-        epoch = np.zeros((engines, 64, 2), np.int64)
-        epoch[:, 0, 0] = -1
-        slot = np.zeros((engines, running, kernel.SLOTS), np.int64)
-        slot[:, :, kernel.START] = kernel.FREE
+        versions = kernel.MEMBERS + kernel.MEMBER * samples
+        group = np.zeros((1, versions + 3 * _VERSIONS), np.int64)
+        group[0, [kernel.SAMPLES, kernel.VERSIONS]] = samples, versions
+        group[0, kernel.FREE_GROUP] = -1
+        prefill = speeds[0][1]
         self.arrays = kernel.Engines(
-            seconds=seconds,
             number=number,
-            ends=np.zeros((engines, 2 * running), np.int64),
-            lasts=np.zeros((engines, 2 * running), np.int64),
-            slot=slot,
-            free=np.tile(np.arange(running - 1, -1, -1), (engines, 1)),
-            ended=np.zeros((engines, running), np.int64),
-            epoch=epoch,
-            cost=cost,
-            gpu_s=gpu_s,
-            base_s=base_s,
-            rise_s=rise_s,
-            pass_s=pass_s,
-            group=np.zeros((0, kernel.GROUP), np.int64),
-            done_s=np.zeros(0),
-            member=np.zeros((0, samples, kernel.MEMBER), np.int64),
-            by_version=np.zeros((0, _VERSIONS, 3), np.int64),
-            item=np.zeros((0, kernel.ITEM), np.int64),
-            size=size,
+            batch=batch,
+            seconds=seconds,
+            group=group,
+            done_s=np.zeros(1),
+            cost=np.array([_costs(*both, running) for both in speeds]),
+            pass_s=_passes(dataclasses.replace(prefill, slowdown=1.0))
+            if isinstance(prefill, PrefillCost)
+            else np.zeros(1),
         )
         self._version = 0
 
     def reserve(self, groups: int) -> None:
-        """Make room for so many more groups, and what queues may need."""
+        """Make room for so many more groups."""
         a = self.arrays
-        if (missing := groups - a.size[kernel.FREE_GROUPS]) > 0:
-            had, more = len(a.group), max(int(missing), len(a.group))
-            a = a._replace(**{name: _longer(a, name, more) for name in _OF_GROUPS})
-            _link(a.group, had, kernel.NEXT, a.size, kernel.FREE_GROUP)
-            a.size[kernel.FREE_GROUPS] += more
-        if (missing := groups + a.size[kernel.RUNNING] - a.size[kernel.FREE_ITEMS]) > 0:
-            had, more = len(a.item), max(int(missing), len(a.item))
-            a = a._replace(item=_longer(a, "item", more))
-            _link(a.item, had, kernel.I_NEXT, a.size, kernel.FREE_ITEM)
-            a.size[kernel.FREE_ITEMS] += more
-        self.arrays = a
+        missing = groups - int(a.group[0, kernel.FREE_GROUPS])
+        if missing <= 0:
+            return
+        had, more = len(a.group), max(missing, len(a.group))
+        group = np.concatenate([a.group, np.zeros((more, a.group.shape[1]), np.int64)])
+        group[had:, kernel.NEXT] = np.arange(had + 1, had + more + 1)
+        group[-1, kernel.NEXT] = group[0, kernel.FREE_GROUP]
+        group[0, kernel.FREE_GROUP] = had
+        group[0, kernel.FREE_GROUPS] += more
+        self.arrays = a._replace(group=group, done_s=np.concatenate([a.done_s, np.zeros(more)]))
 
     def expect(self, version: ev.Version) -> None:
         """Make room for the tokens of a version."""
         if version == self._version:
             return
         self._version, a = version, self.arrays
-        if version + 3 > a.epoch.shape[1]:
-            self.arrays = a = a._replace(epoch=np.concatenate([a.epoch, a.epoch], axis=1))
-        running = a.group[a.group[:, kernel.LEFT] > 0, kernel.BASE]
-        width = version - int(running.min(initial=version)) + 1
-        if width > a.by_version.shape[1]:
-            wider = np.zeros((len(a.group), 2 * width, 3), np.int64)
-            wider[:, : a.by_version.shape[1]] = a.by_version
-            self.arrays = a._replace(by_version=wider)
+        if kernel.EPOCHS + 2 * (version + 3) > a.number.shape[1]:
+            more = np.zeros((len(a.number), a.number.shape[1]), np.int64)
+            self.arrays = a = a._replace(number=np.concatenate([a.number, more], axis=1))
+        running = a.group[1:][a.group[1:, kernel.LEFT] > 0, kernel.BASE]
+        width = 3 * (version - int(running.min(initial=version)) + 1)
+        had = a.group.shape[1] - int(a.group[0, kernel.VERSIONS])
+        if width > had:
+            more = np.zeros((len(a.group), width), np.int64)
+            self.arrays = a._replace(group=np.concatenate([a.group, more], axis=1))
 
+    def by_version(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """First tokens, last tokens and tokens of groups from their `BASE` on."""
+        group = self.arrays.group
+        counts = group[rows, group[0, kernel.VERSIONS] :]
+        return counts.reshape(len(rows), -1, 3)
 
-_OF_GROUPS: Final = ("group", "done_s", "member", "by_version")
-
-
-def _longer(a: kernel.Engines, name: str, more: int) -> NDArray[Any]:
-    array = getattr(a, name)
-    return np.concatenate([array, np.zeros((more, *array.shape[1:]), array.dtype)])
-
-
-def _link(rows: NDArray[np.int64], first: int, column: int, size: Any, head: int) -> None:
-    """Put the rows from `first` on into the list of free ones."""
-    rows[first:, column] = np.arange(first + 1, len(rows) + 1)
-    rows[-1, column] = size[head]
-    size[head] = first
+    def lengths(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Tokens of each response of groups."""
+        group = self.arrays.group
+        first = kernel.MEMBERS + kernel.LENGTH
+        return group[rows, first : group[0, kernel.VERSIONS] : kernel.MEMBER].ravel()
 
 
 def _costs(decode: DecodeCost, prefill: PrefillCost | MeasuredPrefill, running: int) -> Any:
-    """Rows of `cost`, `gpu_s`, `base_s`, `rise_s` and `pass_s`."""
+    """`Engines.cost` of one speed."""
     waits = decode.overlap or decode.floor_s > decode.engine_s
     added_s = 0.0 if decode.overlap else decode.engine_s
     added_sequence_s = 0.0 if decode.overlap else decode.engine_sequence_s
-    gpu_s, base_s, rise_s, rising = [0.0], [0.0], [0.0], running
+    table = np.zeros((4, max(running + 1, kernel.COSTS)))
+    scalars, gpu_s, base_s, rise_s = table
+    rising = running
     for sequences in range(1, running + 1):
-        gpu_s.append(decode.base_s(sequences))
-        base_s.append(gpu_s[-1] + (added_s + added_sequence_s * sequences))
-        rise_s.append(base_s[-1] - base_s[-2])
-        if rise_s[-1] < 0:
+        gpu_s[sequences] = decode.base_s(sequences)
+        base_s[sequences] = gpu_s[sequences] + (added_s + added_sequence_s * sequences)
+        rise_s[sequences] = base_s[sequences] - base_s[sequences - 1]
+        if rise_s[sequences] < 0:
             rising = min(rising, sequences - 1)
-    cost = [
-        *(decode.context_token_s, decode.engine_s, decode.engine_sequence_s, decode.floor_s),
-        *(float(decode.overlap), decode.floor_s if waits else 0.0),
-        *(decode.engine_sequence_s if waits else 0.0, float(rising)),
-    ]
+    scalars[kernel.TOKEN_S], scalars[kernel.ENGINE_S] = decode.context_token_s, decode.engine_s
+    scalars[kernel.SEQUENCE_S], scalars[kernel.FLOOR_S] = decode.engine_sequence_s, decode.floor_s
+    scalars[kernel.OVERLAP], scalars[kernel.RISING] = decode.overlap, rising
+    scalars[kernel.BATCH_FLOOR_S] = decode.floor_s if waits else 0.0
+    scalars[kernel.BATCH_RISE_S] = decode.engine_sequence_s if waits else 0.0
+    scalars[kernel.PAIR_S], scalars[kernel.SLOWDOWN] = prefill.pair_s, prefill.slowdown
     if isinstance(prefill, MeasuredPrefill):
-        cost += [prefill.pair_s, 1.0, 1.0, prefill.pass_s, prefill.token_s, prefill.slowdown]
-        return cost, gpu_s, base_s, rise_s, [0.0]
-    cost += [prefill.pair_s, float(prefill.chunk_tokens), 0.0, 0.0, 0.0, prefill.slowdown]
-    passes_s = _passes(dataclasses.replace(prefill, slowdown=1.0))
-    return cost, gpu_s, base_s, rise_s, passes_s * prefill.slowdown
+        scalars[kernel.MEASURED] = 1.0
+        scalars[kernel.PASS_S], scalars[kernel.READ_TOKEN_S] = prefill.pass_s, prefill.token_s
+    else:
+        scalars[kernel.CHUNK] = prefill.chunk_tokens
+    return table
 
 
 @cache
 def _passes(prefill: PrefillCost) -> NDArray[np.float64]:
-    """Seconds of a pass by its number of tokens."""
+    """`Engines.pass_s`"""
     return np.array([0.0, *map(prefill.pass_s, range(1, prefill.chunk_tokens + 1))])
 
 
@@ -271,17 +260,16 @@ class CompiledLoop(EventLoop):
         replicas = [cast(Replica, slot.engine) for slot in self.slots]
         self._engines = _Engines(replicas, samples)
         for slot in self.slots:
-            slot.engine = cast(Engine, _Engine(self._engines, slot.number))
-        self._flights: dict[ev.GroupId, None] = {}
-        self.flights = cast(dict[ev.GroupId, Flight], self._flights)
+            slot.engine = cast(Engine, _Engine(self, slot.number))
+        self._groups = 0
         self._rows: dict[ev.GroupId, int] = {}
         """Of groups in flight, and of those that wait for training."""
-        count = np.zeros(lanes.COUNTS, np.int64)
-        count[lanes.SLOTS] = system.limits.max_in_flight
-        count[lanes.TOKENS_OF_PROMPT] = system.workload.prompt_tokens
-        count[lanes.LAST_START] = -1 if self._last_start is None else self._last_start
-        self._lane = lanes.Lane(
-            state=np.zeros(lanes.STATES),
+        count = np.zeros(kernel.COUNTS, np.int64)
+        count[kernel.ALL_SLOTS] = system.limits.max_in_flight
+        count[kernel.TOKENS_OF_PROMPT] = system.workload.prompt_tokens
+        count[kernel.LAST_START] = -1 if self._last_start is None else self._last_start
+        self._lane = kernel.Lane(
+            state=np.zeros(kernel.STATES),
             count=count,
             timer_s=np.zeros(_TIMERS),
             timer=np.zeros((_TIMERS, 2), np.int64),
@@ -291,9 +279,11 @@ class CompiledLoop(EventLoop):
             drawn=np.zeros((0, samples), np.int64),
             start=np.zeros((_NOTES, 2), np.int64),
             ending=np.zeros(_NOTES, np.int64),
+            some=np.zeros(_NOTES, np.int64),
             changed_s=np.zeros(_NOTES),
             changed=np.zeros((_NOTES, 2), np.int64),
         )
+        self._known_heads: dict[tuple[int, ...], Mapping[ev.Version, int]] = {}
         self._blocks = 0
         """Batches whose lengths were drawn."""
 
@@ -304,10 +294,59 @@ class CompiledLoop(EventLoop):
         env = cast(_Clocked, self.env)
         while not self.over.processed:
             at, lane = env.peek(), self._lane
-            if lane.count[lanes.TIMERS] and lane.timer_s[0] < at:
+            if lane.count[kernel.TIMERS] and lane.timer_s[0] < at:
                 self._run_lane(env, at)
             else:
                 env.step()
+
+    # --- engines and groups ----------------------------------------------------------------------
+
+    @property
+    def arrays(self) -> kernel.Engines:
+        """The engines."""
+        return self._engines.arrays
+
+    @property
+    def groups_in_flight(self) -> int:
+        """Groups that were started and have not entered the queue."""
+        return self._groups
+
+    def perform(self, what: int, engine: int = 0, at: float = 0.0, number: int = 0) -> int:
+        """`kernel.perform`"""
+        return int(
+            kernel.perform(self._engines.arrays, self._lane, what, engine, float(at), number)
+        )
+
+    @property
+    def performed_s(self) -> float:
+        """Seconds that `perform` found."""
+        return float(self._lane.state[kernel.RESULT])
+
+    def resume(self, now_s: float, version: ev.Version, engines: list[int]) -> None:
+        """Let these engines continue under the weights of `version`."""
+        self._engines.expect(version)
+        self._perform_for(kernel.RESUME, engines, now_s, version)
+
+    def _perform_for(self, what: int, some: list[int], at: float = 0.0, engine: int = 0) -> None:
+        self._reserve_notes(len(some))
+        self._lane.some[: len(some)] = some
+        self.perform(what, engine, at, len(some))
+
+    def _pause_engines(self, now_s: float) -> None:
+        after = self.perform(kernel.PAUSE_ALL, 0, now_s)
+        while after >= 0:
+            self._pause_engine(now_s, self.slots[after])
+            after = self.perform(kernel.PAUSE_ALL, after + 1, now_s)
+        for slot in self.slots:
+            slot.paused = True
+        self._dirty.update(dict.fromkeys(self.slots))
+
+    def _resume_engines(self, now_s: float) -> None:
+        slots = [slot for slot in self.slots if slot.paused and not slot.trains]
+        self.resume(now_s, self.version, [slot.number for slot in slots])
+        for slot in slots:
+            slot.paused = False
+        self._dirty.update(dict.fromkeys(slots))
 
     # --- lanes -----------------------------------------------------------------------------------
 
@@ -315,51 +354,50 @@ class CompiledLoop(EventLoop):
         lane, accounting = self._lane, self.accounting
         count, state = lane.count, lane.state
         quiet = self.coordinator.quiet()
-        count[lanes.ENDS] = min(quiet.ends, _MANY)
-        count[lanes.LIMIT] = min(quiet.start_limit, _MANY)
+        count[kernel.MAY_END] = min(quiet.ends, _MANY)
+        count[kernel.LIMIT] = min(quiet.start_limit, _MANY)
         self._prepare()
-        state[lanes.IN_FLIGHT_S] = accounting.in_flight_group_s
-        state[lanes.SINCE] = accounting.in_flight_since_s
-        why = lanes.run_lane(self._engines.arrays, lane, until_s)
-        accounting.in_flight_group_s = float(state[lanes.IN_FLIGHT_S])
-        accounting.in_flight_since_s = float(state[lanes.SINCE])
+        state[kernel.IN_FLIGHT_S] = accounting.in_flight_group_s
+        state[kernel.IN_FLIGHT_SINCE] = accounting.in_flight_since_s
+        why = self.perform(kernel.RUN, 0, until_s)
+        accounting.in_flight_group_s = float(state[kernel.IN_FLIGHT_S])
+        accounting.in_flight_since_s = float(state[kernel.IN_FLIGHT_SINCE])
         self._follow()
-        accounting.groups_in_flight = len(self._flights)
-        if why == lanes.ENDED:
-            now_s, slot = float(state[lanes.NOW]), self.slots[count[lanes.ENGINE]]
+        accounting.groups_in_flight = self._groups
+        if why == kernel.GROUP_ENDED:
+            now_s, slot = float(state[kernel.L_NOW]), self.slots[count[kernel.AT_ENGINE]]
             env.move(now_s)
             self._advance(now_s, slot)
             if math.isinf(lane.wake_s[slot.number]):
                 self._set_timer(now_s, slot)
-        elif why == lanes.FULL:
-            self._engines.reserve(max(1024, len(self._engines.arrays.group)))
+        elif why == kernel.FULL:
+            self._engines.reserve(len(self._engines.arrays.group))
             self._reserve_notes(2 * len(lane.ending))
-        elif why == lanes.DRAWS:
+        elif why == kernel.DRAWS:
             self._draw(self.system.limits.batch_groups)
 
     def _prepare(self) -> None:
         """Tell the lane the state of the coordinator."""
         lane = self._lane
         count = lane.count
-        count[lanes.STARTED] = self.coordinator.started
-        count[lanes.FLIGHTS] = len(self._flights)
-        count[lanes.VERSION] = self.version
+        count[kernel.STARTED] = self.coordinator.started
+        count[kernel.FLIGHTS] = self._groups
+        count[kernel.VERSION] = self.version
         lane.load[:] = _MANY
         loads = self.coordinator.engine_loads
         lane.load[list(loads)] = list(loads.values())
-        count[[lanes.STARTS, lanes.ENDINGS, lanes.CHANGES]] = 0
+        count[[kernel.STARTS, kernel.ENDINGS, kernel.CHANGES]] = 0
 
     def _follow(self) -> None:
         """Tell coordinator, ledger and statistics what the lane did."""
         lane, a = self._lane, self._engines.arrays
-        starts, ends, changes = lane.count[[lanes.STARTS, lanes.ENDINGS, lanes.CHANGES]].tolist()
+        starts, ends, changes = lane.count[[kernel.STARTS, kernel.ENDINGS, kernel.CHANGES]].tolist()
         started: list[ev.StartGroup] = []
         if starts:
             rows, engines = lane.start[:starts].T.tolist()
-            first = int(lane.count[lanes.NEXT_GROUP]) - starts
+            first = int(lane.count[kernel.NEXT_GROUP]) - starts
             groups = range(first, first + starts)
             self._rows.update(zip(groups, rows, strict=True))
-            self._flights.update(dict.fromkeys(groups))
             version = self.version
             started = [
                 ev.StartGroup(group, engine, version)
@@ -369,11 +407,9 @@ class CompiledLoop(EventLoop):
         if ends:
             rows = lane.ending[:ends]
             ended = a.group[rows, kernel.NAME].tolist()
-            for group, heads, tokens in zip(
-                ended, _heads(a, rows), a.group[rows, kernel.TOKENS].tolist(), strict=True
-            ):
-                self.ledger.finished(group, heads, tokens)
-                del self._flights[group]
+            tokens = a.group[rows, kernel.TOKENS].tolist()
+            self.ledger.finished(ended, self._heads(rows), tokens)
+        self._groups += starts - ends
         if started or ended:
             loads = {engine: load for engine, load in enumerate(lane.load.tolist()) if load < _MANY}
             self.coordinator.follow(started, ended, loads)
@@ -398,12 +434,12 @@ class CompiledLoop(EventLoop):
             return
         lane = self._lane
         self._engines.reserve(groups)
-        if lane.count[lanes.NEXT_GROUP] + groups > lane.count[lanes.FIRST_DRAWN] + len(lane.drawn):
+        if lane.count[kernel.NEXT_GROUP] + groups > lane.count[kernel.FIRST_DRAWN] + len(lane.drawn):
             self._draw(groups)
         self._reserve_notes(groups)
         lane = self._lane
         self._prepare()
-        lanes.start_groups(self._engines.arrays, lane, now_s, groups)
+        self.perform(kernel.START_GROUPS, 0, now_s, groups)
         engines = lane.start[:groups, 1].tolist()
         self._follow()
         for engine in dict.fromkeys(engines):
@@ -412,19 +448,19 @@ class CompiledLoop(EventLoop):
     def _draw(self, groups: int) -> None:
         """Draw the lengths of at least so many next groups."""
         lane, count = self._lane, self._lane.count
-        kept = lane.drawn[count[lanes.NEXT_GROUP] - count[lanes.FIRST_DRAWN] :]
+        kept = lane.drawn[count[kernel.NEXT_GROUP] - count[kernel.FIRST_DRAWN] :]
         blocks = [kept]
         while sum(map(len, blocks)) < groups or len(blocks) == 1:
             lengths = cast(Draws, self.responses).lengths(self._blocks)
             self._check(lengths)
             blocks.append(lengths)
             self._blocks += 1
-        count[lanes.FIRST_DRAWN] = count[lanes.NEXT_GROUP]
+        count[kernel.FIRST_DRAWN] = count[kernel.NEXT_GROUP]
         self._lane = lane._replace(drawn=np.concatenate(blocks))
 
     def _check(self, lengths: NDArray[np.int64]) -> None:
         longest = self.system.workload.prompt_tokens + int(lengths.max())
-        room = int(self._engines.arrays.size[kernel.CACHE])
+        room = int(self._engines.arrays.number[0, kernel.CACHE])
         if lengths.min() < 1 or longest > room:
             raise ValueError(
                 f"a sequence has {longest} tokens, but the cache of an engine holds {room}; use "
@@ -435,11 +471,11 @@ class CompiledLoop(EventLoop):
     def _reserve_notes(self, notes: int) -> None:
         """Make room for so many starts, ends or timers."""
         lane = self._lane
-        timers = int(lane.count[lanes.TIMERS]) + notes + len(self.slots)
+        timers = int(lane.count[kernel.TIMERS]) + notes + len(self.slots)
         longer: dict[str, NDArray[Any]] = {}
         for name, most in {
             **dict.fromkeys(("timer_s", "timer"), timers),
-            **dict.fromkeys(("start", "ending"), notes),
+            **dict.fromkeys(("start", "ending", "some"), notes),
             **dict.fromkeys(("changed_s", "changed"), 3 * notes),
         }.items():
             array = getattr(lane, name)
@@ -452,24 +488,20 @@ class CompiledLoop(EventLoop):
     # --- single events ---------------------------------------------------------------------------
 
     def _set_timer(self, now_s: float, slot: Slot) -> None:
-        self._set_timers_of([slot.number], now_s)
+        self._perform_for(kernel.SET_TIMERS, [slot.number], now_s)
 
     def _set_dirty_timers(self, now_s: float) -> None:
         if self._dirty:
-            self._set_timers_of([slot.number for slot in self._dirty], now_s)
+            self._perform_for(kernel.SET_TIMERS, [slot.number for slot in self._dirty], now_s)
             self._dirty.clear()
-
-    def _set_timers_of(self, engines: list[int], now_s: float) -> None:
-        self._reserve_notes(len(engines))
-        lanes.set_timers(self._engines.arrays, self._lane, now_s, np.array(engines))
 
     def _generated(self, now_s: float, slot: Slot, row: int) -> None:  # type: ignore[override]
         a = self._engines.arrays
         one = a.group[row]
         group = int(one[kernel.NAME])
         self._loses_group(now_s, slot)
-        del self._flights[group]
-        (heads,) = _heads(a, np.array([row]))
+        self._groups -= 1
+        (heads,) = self._heads(np.array([row]))
         self.ledger.report(group, heads, int(one[kernel.TOKENS]))
         self.tell(ev.GroupFinished(group, int(one[kernel.HEAD]), int(one[kernel.TAIL])))
 
@@ -484,13 +516,14 @@ class CompiledLoop(EventLoop):
         self.ledger.action(drop)
         self.unfinished += drop.reason == ev.RUN_ENDED
         row, a = self._rows.pop(group), self._engines.arrays
-        slot = self.slots[a.group[row, kernel.ENGINE]]
-        if group in self._flights and slot.engine.next_s() <= now_s:
+        one = a.group[row]
+        slot = self.slots[one[kernel.ENGINE]]
+        if not one[kernel.TAKEN] and slot.engine.next_s() <= now_s:
             self._advance(now_s, slot)  # It may end at this moment.
-        if group not in self._flights:
-            kernel.free_group(a, row)
+        if one[kernel.TAKEN]:
+            self._perform_for(kernel.FREE_GROUPS_OF, [row])
             return
-        del self._flights[group]
+        self._groups -= 1
         tokens = slot.engine.drop(now_s, row)
         self.accounting.dropped_tokens += tokens
         self._dropped(group, tokens)
@@ -501,8 +534,8 @@ class CompiledLoop(EventLoop):
         """The responses of groups that are trained on now."""
         a = self._engines.arrays
         rows = np.array([self._rows.pop(group) for group in groups])
-        lengths = self.system.workload.prompt_tokens + a.member[rows, :, kernel.LENGTH].ravel()
-        base, counts = a.group[rows, kernel.BASE], a.by_version[rows]
+        lengths = self.system.workload.prompt_tokens + self._engines.lengths(rows)
+        base, counts = a.group[rows, kernel.BASE], self._engines.by_version(rows)
         oldest, versions = int(base.min()), np.arange(counts.shape[1])
         sums = np.zeros((int(base.max()) - oldest + len(versions), 3), np.int64)
         np.add.at(sums, (base[:, None] + versions - oldest).ravel(), counts.reshape(-1, 3))
@@ -511,14 +544,17 @@ class CompiledLoop(EventLoop):
             for column in sums.T.tolist()
         )
         several = int(a.group[rows, kernel.SEVERAL].sum())
-        kernel.free_groups(a, rows)
+        self._perform_for(kernel.FREE_GROUPS_OF, rows.tolist())
         return Batch(lengths, Tally(heads, tails, tokens, several))
 
-
-def _heads(a: kernel.Engines, rows: NDArray[np.int64]) -> list[dict[ev.Version, int]]:
-    """First tokens of groups by version."""
-    counts = a.by_version[rows, :, kernel.HEADS].tolist()
-    return [
-        {base + place: count for place, count in enumerate(row) if count}
-        for base, row in zip(a.group[rows, kernel.BASE].tolist(), counts, strict=True)
-    ]
+    def _heads(self, rows: NDArray[np.int64]) -> list[Mapping[ev.Version, int]]:
+        """First tokens of groups by version; groups with equal ones share them."""
+        a, known = self._engines.arrays, self._known_heads
+        counts = self._engines.by_version(rows)[:, :, kernel.HEADS].tolist()
+        heads: list[Mapping[ev.Version, int]] = []
+        for base, row in zip(a.group[rows, kernel.BASE].tolist(), counts, strict=True):
+            name = (base, *row)
+            if name not in known:
+                known[name] = {base + place: one for place, one in enumerate(row) if one}
+            heads.append(known[name])
+        return heads

@@ -191,8 +191,8 @@ class EventLoop:
                 case _ as never:
                     assert_never(never)
         self._start_others(now_s)
-        if len(self.flights) != self.accounting.groups_in_flight:
-            self.accounting.in_flight(now_s, len(self.flights))
+        if (groups := self.groups_in_flight) != self.accounting.groups_in_flight:
+            self.accounting.in_flight(now_s, groups)
         if self._pause_due and self.loaded is None:
             self._pause(now_s)
         if self._last_start is not None and self.coordinator.started >= self._last_start:
@@ -201,6 +201,11 @@ class EventLoop:
             self.scaling.step_done(now_s)
         if self._dirty:
             self._set_dirty_timers(now_s)
+
+    @property
+    def groups_in_flight(self) -> int:
+        """Groups that were started and have not entered the queue."""
+        return len(self.flights)
 
     # --- engines ---------------------------------------------------------------------------------
 
@@ -417,11 +422,14 @@ class EventLoop:
     def _pause(self, now_s: float) -> None:
         self._pause_due, self._paused = False, True
         self.accounting.interruptions += not self._by_hand
+        self._pause_engines(now_s)
+        self.accounting.paused(now_s)
+        self._set_timers()
+
+    def _pause_engines(self, now_s: float) -> None:
         for slot in self.slots:
             if not (slot.dead or slot.paused):  # hybrid ones are, since training began
                 self._pause_engine(now_s, slot)
-        self.accounting.paused(now_s)
-        self._set_timers()
 
     def _pause_engine(self, now_s: float, slot: Slot) -> None:
         if slot.engine.next_s() <= now_s:
@@ -436,6 +444,10 @@ class EventLoop:
         self._pause_due = self._paused = False
         if self.responses.revised:
             self._revise()
+        self._resume_engines(now_s)
+        self.accounting.resumed(now_s)
+
+    def _resume_engines(self, now_s: float) -> None:
         for slot in self.slots:
             if slot.trains:
                 continue
@@ -443,7 +455,6 @@ class EventLoop:
                 slot.engine.resume(now_s, self.version)
                 self._dirty[slot] = None
             slot.paused = False
-        self.accounting.resumed(now_s)
 
     def _train(self, now_s: float, train: ev.Train) -> None:
         self.ledger.action(train)
