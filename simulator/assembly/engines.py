@@ -31,7 +31,7 @@ from simulator.costs.prefill import PrefillCost, prefill_cost
 from simulator.costs.speculation import Speculation, speculation_of
 from simulator.costs.weight_bytes import EngineNumbers, engine_numbers
 from simulator.engine.clock import RecordSpan
-from simulator.engine.replica import Replica
+from simulator.engine.replica import Replica, ReplicaSettings
 from simulator.workload.lengths import Lengths, lengths_from
 from simulator.workload.randomness import STRAGGLERS, engine_slowdowns, stream
 
@@ -55,14 +55,17 @@ class Engines:
 
     def __call__(self, engine: EngineId, seed: int, record: RecordSpan | None) -> Replica:
         """Engine number `engine` of a seed."""
+        return Replica(**self.settings(engine, seed)._asdict(), record_spans=record)
+
+    def settings(self, engine: EngineId, seed: int) -> ReplicaSettings:
+        """Costs and sizes of engine number `engine` of a seed."""
         decode, prefill = self._costs(self._slowdowns(seed)[engine])
-        return Replica(
+        return ReplicaSettings(
             decode=decode,
             prefill=prefill,
             max_running=self.running,
             cache_tokens=self.cache_tokens,
             prefix_sharing=self.config.rollout.prefix_sharing,
-            record_spans=record,
         )
 
     @property

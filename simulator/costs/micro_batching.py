@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from areal_lab.control.microbatch import balanced_parts, dynamic_batches
+from simulator import fast
 
 Numbers = NDArray[np.int64]
 
@@ -58,6 +59,10 @@ def balanced_ranks(sizes: Numbers, ranks: int, *, equal: bool = False) -> Number
         ranks: number of ranks of each minibatch.
         equal: keep to the rounds in any case, so that all ranks get equal numbers of sequences.
     """
+    if fast.in_use() and not equal:
+        from simulator.costs import packing_kernel
+
+        return np.asarray(packing_kernel.balanced_ranks(sizes, ranks))
     minibatches, sequences = sizes.shape
     rounds = -(-sequences // ranks)
     # One integer holds a rank's load and number, because equal loads are ordered by number. Huge
@@ -95,6 +100,10 @@ def lane_batches(lengths: Numbers, *, max_tokens: int, min_batches: int) -> Numb
         max_tokens: budget of a micro-batch.
         min_batches: the longest `min_batches` sequences get one micro-batch each.
     """
+    if fast.in_use():
+        from simulator.costs import packing_kernel
+
+        return np.asarray(packing_kernel.lane_batches(lengths, max_tokens, min_batches))
     longest, lanes = lengths.shape
     first = min(min_batches, longest)
     # Upper bound: all but one of those opened beyond `min_batches` are over half full.
@@ -217,7 +226,7 @@ def cut_within_budget(
     rounded = np.minimum(-(-sizes // unit), budget)
     dealt, per_lane = _dealt(rounded, ranks, minibatches, balance)
     ordered = rounded[dealt]
-    if len(per_lane) >= FEWEST_LANES:
+    if len(per_lane) >= FEWEST_LANES or fast.in_use():
         return _many_lanes(dealt, ordered, np.array(per_lane), budget, least)
     bounds = [0, *accumulate(per_lane)]
     lanes = [

@@ -63,7 +63,8 @@ ENDS, LASTS_OF, FREE_OF, ENDED_OF = range(8, 12)
 BATCH: Final = 12
 # `Engines.group`, by row: a group, its responses from MEMBERS on, its tokens by version from there.
 NAME, PROMPT, LEFT, COHORTS, TOKENS, ENGINE, BASE, ORDER, NEXT = range(9)
-HEAD, TAIL, SEVERAL, TAKEN, QUEUED_FROM, GROUP_FOLLOWING, MEMBERS = range(9, 16)
+HEAD, LAST_HEAD, TAIL, SEVERAL, TAKEN, COUNTED = range(9, 15)
+QUEUED_FROM, GROUP_FOLLOWING, MEMBERS = range(15, 18)
 LENGTH, PLACE, FIRST_VERSION, DONE_BEFORE, FOLLOWING, MEMBER = range(6)
 HEADS, TAILS, OF_VERSION = range(3)
 SAMPLES, VERSIONS, FREE_GROUP, FREE_GROUPS = range(4)  # of row 0, which is no group
@@ -94,26 +95,6 @@ class Engines(NamedTuple):
 
 
 # --- costs: `DecodeCost`, `_BaseCosts`, `PrefillCost` ------------------------------------------
-
-
-@compiled
-def _total(values: Any, count: Any) -> Any:
-    """`sum` of the first `count` values, as the Python that runs adds them."""
-    total = 0.0
-    if _COMPENSATED:
-        lost = 0.0
-        for place in range(count):
-            value = values[place]
-            higher = total + value
-            if abs(total) >= abs(value):
-                lost += (total - higher) + value
-            else:
-                lost += (value - higher) + total
-            total = higher
-        return total + lost
-    for place in range(count):
-        total += values[place]
-    return total
 
 
 @compiled
@@ -453,12 +434,16 @@ def _stride(a: Any, e: Any) -> Any:
             read += x * (x + twice - o - o)
         read = (read + left * steps * (steps - 1)) // 2 + steps * lasting_tokens
         spent_s = token_s * read + steps * k[c, BASE_S, left + 1]
-        added_s = np.empty(behind)
+        added_s = lost_s = 0.0
         for place in range(behind - 1):
-            added_s[place] = ((b[e, ENDS, first + place] >> bits) - now) * k[
-                c, RISE_S, sequences - place
-            ]
-        spent_s += _total(added_s, behind - 1)
+            x = (b[e, ENDS, first + place] >> bits) - now
+            more_s = x * k[c, RISE_S, sequences - place]
+            total_s = added_s + more_s
+            if _COMPENSATED:
+                larger, smaller = max(added_s, more_s), min(added_s, more_s)  # neither is negative
+                lost_s += (larger - total_s) + smaller
+            added_s = total_s
+        spent_s += added_s + lost_s
     else:
         return False
     at = r[e, TIME] + spent_s
@@ -588,7 +573,7 @@ def _finish(a: Any, e: Any, s: Any) -> Any:
         q[g, q[0, VERSIONS] + 3 * (head - q[g, BASE]) + HEADS] += 1
         q[g, q[0, VERSIONS] + 3 * (last - q[g, BASE]) + TAILS] += 1
         q[g, SEVERAL] += head != last
-        q[g, HEAD] = min(q[g, HEAD], head)
+        q[g, HEAD], q[g, LAST_HEAD] = min(q[g, HEAD], head), max(q[g, LAST_HEAD], head)
         q[g, TAIL] = max(q[g, TAIL], last)
         q[g, LEFT] -= 1
     if q[g, LEFT]:
@@ -892,7 +877,7 @@ def submit(a: Any, e: Any, now_s: Any, name: Any, prompt: Any, lengths: Any, ver
     q[g, NAME], q[g, PROMPT], q[g, COHORTS], q[g, ENGINE] = name, prompt, 0, e
     q[g, LEFT], q[g, BASE], q[g, ORDER], q[g, NEXT] = len(lengths), base, n[e, SERIAL], -1
     q[g, HEAD], q[g, TAIL], q[g, SEVERAL], q[g, TOKENS] = _NO_END, -1, 0, 0
-    q[g, TAKEN] = 0
+    q[g, TAKEN], q[g, COUNTED], q[g, LAST_HEAD] = 0, 0, -1
     q[g, q[0, VERSIONS] :] = 0
     for m in range(len(lengths)):
         q[g, MEMBERS + MEMBER * m + LENGTH], q[g, MEMBERS + MEMBER * m + PLACE] = (
@@ -960,11 +945,11 @@ def _contexts(a: Any, e: Any) -> Any:
     if n[e, SHARING]:
         for place in range(n[e, FIRST_LAST], n[e, FIRST_LAST] + n[e, LASTS]):
             g = b[e, ROW, b[e, LASTS_OF, place] & mask]
-            first = True  # of the cohorts of its group
-            for before in range(n[e, FIRST_LAST], place):
-                first = first and b[e, ROW, b[e, LASTS_OF, before] & mask] != g
-            if first:
+            if not q[g, COUNTED]:
+                q[g, COUNTED] = 1
                 pairs += _pairs(q[g, PROMPT], 0)
+        for place in range(n[e, FIRST_LAST], n[e, FIRST_LAST] + n[e, LASTS]):
+            q[b[e, ROW, b[e, LASTS_OF, place] & mask], COUNTED] = 0
     return pairs
 
 
@@ -1321,6 +1306,7 @@ def perform(a: Any, lane: Any, what: Any, e: Any, at: Any, number: Any) -> Any: 
     PAUSE_ALL       engines from `e` on; returns one that must advance first, or -1
     RESUME          the first `number` engines in `some`, under the weights of version `e`
     FREE_GROUPS_OF  the first `number` rows of `some`
+    DROP            the group in row `number`; -1 if the engine must advance first
     others          the function of that name; NEXT_S is in `state`
     """
     if what == RUN:
@@ -1350,7 +1336,7 @@ def perform(a: Any, lane: Any, what: Any, e: Any, at: Any, number: Any) -> Any: 
         for place in range(number):
             resume(a, lane.some[place], at, e)
     elif what == DROP:
-        return drop(a, e, at, number)
+        return drop(a, e, at, number) if next_s(a, e) > at else -1
     elif what == FREE_GROUPS_OF:
         for place in range(number):
             free_group(a, lane.some[place])

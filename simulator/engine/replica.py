@@ -79,18 +79,6 @@ class PrefillSeconds(Protocol):
         ...
 
 
-class Settings(NamedTuple):
-    """Costs and sizes of an engine; see `Replica`."""
-
-    decode: StepCost
-    prefill: PrefillSeconds
-    max_running: int
-    cache_tokens: int
-    prefix_sharing: bool
-    reserve_running_tokens: int
-    reserve_new_tokens: int
-
-
 class GroupDone(NamedTuple):
     """A group whose responses have all ended."""
 
@@ -108,6 +96,18 @@ class GroupDone(NamedTuple):
     def decoded(self) -> list[Decoded]:
         """The segments, with responses that decoded together in one entry."""
         return decoded(self.ended, self.lengths)
+
+
+class ReplicaSettings(NamedTuple):
+    """Costs and sizes of an engine; see `Replica`."""
+
+    decode: StepCost
+    prefill: PrefillSeconds
+    max_running: int
+    cache_tokens: int
+    prefix_sharing: bool = True
+    reserve_running_tokens: int = RESERVE_RUNNING_TOKENS
+    reserve_new_tokens: int = RESERVE_NEW_TOKENS
 
 
 class Replica:
@@ -151,15 +151,6 @@ class Replica:
         """Prefilled again after an interruption or a preemption."""
         self.preemptions = 0
         """Sequences that were sent back to the queue because the cache was full."""
-        self._settings = Settings(
-            decode,
-            prefill,
-            max_running,
-            cache_tokens,
-            prefix_sharing,
-            reserve_running_tokens,
-            reserve_new_tokens,
-        )
         self._cost = prefill
         self._sharing = prefix_sharing
         self._reserve_running = reserve_running_tokens
@@ -194,11 +185,6 @@ class Replica:
         self._stopped: tuple[str, float] | None = None  # rest of a prefill, while paused
 
     # --- state -----------------------------------------------------------------------------------
-
-    @property
-    def settings(self) -> Settings:
-        """What the engine was made of."""
-        return self._settings
 
     @property
     def running(self) -> int:

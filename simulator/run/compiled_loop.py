@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, Final, cast
 
@@ -26,7 +26,7 @@ from simulator.costs.decode import DecodeCost
 from simulator.costs.measured_engine import MeasuredPrefill
 from simulator.costs.prefill import PrefillCost
 from simulator.engine import kernel
-from simulator.engine.replica import ACTIVITIES, RETRACT_STEPS, Replica
+from simulator.engine.replica import ACTIVITIES, RETRACT_STEPS, ReplicaSettings
 from simulator.engine.sequences import Tally
 from simulator.run.event_loop import EventLoop
 from simulator.run.flights import Batch, Flight, Slot
@@ -35,6 +35,7 @@ from simulator.run.system import Engine, System
 
 _WORKS: Final = cast(dict[ev.GroupId, Flight], {-1: None})
 """`Slot.flights` of an engine with groups, which the kernel has."""
+_HEADS: Final = [kernel.HEAD, kernel.LAST_HEAD, kernel.BASE]
 _MANY: Final = 1 << 60
 _VERSIONS: Final = 4
 _EPOCHS: Final = 64
@@ -106,22 +107,19 @@ class _Engine:
         """Continue under the weights of `version`."""
         self._loop.resume(now_s, version, [self._number])
 
-    def drop(self, now_s: float, row: int) -> int:
-        """Drop a group; returns the tokens lost."""
-        return self._loop.perform(kernel.DROP, self._number, now_s, row)
-
 
 class _Engines:
     """The arrays of all engines, which grow as needed."""
 
-    def __init__(self, replicas: Sequence[Replica], samples: int) -> None:
-        first, engines = replicas[0].settings, len(replicas)
+    def __init__(self, settings: Sequence[ReplicaSettings], samples: int) -> None:
+        first, engines = settings[0], len(settings)
         running = first.max_running
-        speeds = list(dict.fromkeys((one.settings.decode, one.settings.prefill) for one in replicas))
+        speeds = {id(one.decode): one for one in settings}
+        places = {name: place for place, name in enumerate(speeds)}
         number = np.zeros((engines, kernel.EPOCHS + 2 * _EPOCHS), np.int64)
         number[:, [kernel.QUEUE, kernel.QUEUE_END, kernel.DONE, kernel.DONE_END]] = -1
         number[:, kernel.FREE_SLOTS] = number[:, kernel.RUNNING] = running
-        number[:, kernel.COST] = [speeds.index(one.settings[:2]) for one in replicas]
+        number[:, kernel.COST] = [places[id(one.decode)] for one in settings]
         number[:, kernel.CACHE], number[:, kernel.SHARING] = first.cache_tokens, first.prefix_sharing
         number[:, kernel.RESERVE_RUNNING] = first.reserve_running_tokens
         number[:, kernel.RESERVE_NEW] = first.reserve_new_tokens
@@ -136,14 +134,14 @@ class _Engines:
         group = np.zeros((1, versions + 3 * _VERSIONS), np.int64)
         group[0, [kernel.SAMPLES, kernel.VERSIONS]] = samples, versions
         group[0, kernel.FREE_GROUP] = -1
-        prefill = speeds[0][1]
+        prefill = first.prefill
         self.arrays = kernel.Engines(
             number=number,
             batch=batch,
             seconds=seconds,
             group=group,
             done_s=np.zeros(1),
-            cost=np.array([_costs(*both, running) for both in speeds]),
+            cost=np.array([_costs(one.decode, one.prefill, running) for one in speeds.values()]),
             pass_s=_passes(dataclasses.replace(prefill, slowdown=1.0))
             if isinstance(prefill, PrefillCost)
             else np.zeros(1),
@@ -226,6 +224,11 @@ def _passes(prefill: PrefillCost) -> NDArray[np.float64]:
     return np.array([0.0, *map(prefill.pass_s, range(1, prefill.chunk_tokens + 1))])
 
 
+def _settings_of(system: System) -> Callable[[ev.EngineId, int], ReplicaSettings] | None:
+    """Costs and sizes of an engine for a seed; None if engines are not the replicas of a config."""
+    return getattr(system.make_engine, "settings", None)
+
+
 def serves(system: System) -> bool:
     """Return whether `CompiledLoop` can simulate a system."""
     if Coordinator.starts_stay(system.limits):
@@ -235,10 +238,10 @@ def serves(system: System) -> bool:
         return False
     if system.workload.most_turns > 1:
         return False
-    engine = system.make_engine(0, 0, None)
-    if type(engine) is not Replica:
+    find_settings = _settings_of(system)
+    if find_settings is None:
         return False
-    decode, prefill, *_ = engine.settings
+    decode, prefill, *_ = find_settings(0, 0)
     if not isinstance(decode, DecodeCost) or not isinstance(prefill, PrefillCost | MeasuredPrefill):
         return False
     # Windows and states have costs of their own.
@@ -257,10 +260,10 @@ class CompiledLoop(EventLoop):
         assert isinstance(self.responses, Draws)
         self.coordinator.leave_starts()
         samples, engines = system.workload.samples_per_prompt, len(self.slots)
-        replicas = [cast(Replica, slot.engine) for slot in self.slots]
-        self._engines = _Engines(replicas, samples)
-        for slot in self.slots:
-            slot.engine = cast(Engine, _Engine(self, slot.number))
+        find_settings = _settings_of(system)
+        assert find_settings is not None
+        settings = [find_settings(slot.number, seed) for slot in self.slots]
+        self._engines = _Engines(settings, samples)
         self._groups = 0
         self._rows: dict[ev.GroupId, int] = {}
         """Of groups in flight, and of those that wait for training."""
@@ -283,12 +286,14 @@ class CompiledLoop(EventLoop):
             changed_s=np.zeros(_NOTES),
             changed=np.zeros((_NOTES, 2), np.int64),
         )
-        self._known_heads: dict[tuple[int, ...], Mapping[ev.Version, int]] = {}
         self._blocks = 0
         """Batches whose lengths were drawn."""
 
     def _environment(self) -> simpy.Environment:
         return _Clocked()
+
+    def _make_slot(self, number: ev.EngineId) -> Slot:
+        return Slot(number, cast(Engine, _Engine(self, number)))
 
     def _run_until_over(self) -> None:
         env = cast(_Clocked, self.env)
@@ -472,6 +477,8 @@ class CompiledLoop(EventLoop):
         """Make room for so many starts, ends or timers."""
         lane = self._lane
         timers = int(lane.count[kernel.TIMERS]) + notes + len(self.slots)
+        if timers <= len(lane.timer) and notes <= len(lane.some):
+            return
         longer: dict[str, NDArray[Any]] = {}
         for name, most in {
             **dict.fromkeys(("timer_s", "timer"), timers),
@@ -512,23 +519,24 @@ class CompiledLoop(EventLoop):
             self._has_no_group(now_s, slot)
 
     def _drop(self, now_s: float, drop: ev.Drop) -> None:
-        group = drop.group
+        assert drop.reason == ev.RUN_ENDED, "others are not served"
         self.ledger.action(drop)
-        self.unfinished += drop.reason == ev.RUN_ENDED
-        row, a = self._rows.pop(group), self._engines.arrays
-        one = a.group[row]
-        slot = self.slots[one[kernel.ENGINE]]
-        if not one[kernel.TAKEN] and slot.engine.next_s() <= now_s:
-            self._advance(now_s, slot)  # It may end at this moment.
+        self.unfinished += 1
+        row = self._rows.pop(drop.group)
+        one = self._engines.arrays.group[row]
         if one[kernel.TAKEN]:
-            self._perform_for(kernel.FREE_GROUPS_OF, [row])
             return
+        engine = int(one[kernel.ENGINE])
+        tokens = self.perform(kernel.DROP, engine, now_s, row)
+        if tokens < 0:
+            self._advance(now_s, self.slots[engine])  # It may end at this moment.
+            if one[kernel.TAKEN]:
+                return
+            tokens = self.perform(kernel.DROP, engine, now_s, row)
         self._groups -= 1
-        tokens = slot.engine.drop(now_s, row)
         self.accounting.dropped_tokens += tokens
-        self._dropped(group, tokens)
-        self._dirty[slot] = None
-        self._loses_group(now_s, slot)
+        self._dropped(drop.group, tokens)
+        self._loses_group(now_s, self.slots[engine])
 
     def take(self, groups: Sequence[ev.GroupId]) -> Batch:
         """The responses of groups that are trained on now."""
@@ -549,12 +557,13 @@ class CompiledLoop(EventLoop):
 
     def _heads(self, rows: NDArray[np.int64]) -> list[Mapping[ev.Version, int]]:
         """First tokens of groups by version; groups with equal ones share them."""
-        a, known = self._engines.arrays, self._known_heads
-        counts = self._engines.by_version(rows)[:, :, kernel.HEADS].tolist()
-        heads: list[Mapping[ev.Version, int]] = []
-        for base, row in zip(a.group[rows, kernel.BASE].tolist(), counts, strict=True):
-            name = (base, *row)
-            if name not in known:
-                known[name] = {base + place: one for place, one in enumerate(row) if one}
-            heads.append(known[name])
+        samples, group = self.system.workload.samples_per_prompt, self._engines.arrays.group
+        first, last, base = group[rows][:, _HEADS].T.tolist()
+        known = {head: {head: samples} for head in set(first)}
+        heads: list[Mapping[ev.Version, int]] = [known[head] for head in first]
+        for place, (one, other) in enumerate(zip(first, last, strict=True)):
+            if one != other:
+                counts = self._engines.by_version(rows[place : place + 1])[0, :, kernel.HEADS]
+                found = enumerate(counts.tolist(), base[place])
+                heads[place] = {version: count for version, count in found if count}
         return heads
