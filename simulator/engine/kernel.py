@@ -28,7 +28,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-compiled: Final = njit
+compiled: Final = njit(_nrt=False)
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
@@ -172,12 +172,12 @@ def _pairs(tokens: Any, cached: Any) -> Any:
 
 
 @compiled
-def _place(b: Any, e: Any, row: Any, first: Any, count: Any, code: Any, after: Any) -> Any:
-    """`bisect_left`, or `bisect_right` if `after`, among the `count` codes from `first` on."""
+def _place(codes: Any, first: Any, count: Any, code: Any) -> Any:
+    """`bisect_left` among the `count` codes from `first` on."""
     low, high = first, first + count
     while low < high:
-        middle = (low + high) // 2
-        if b[e, row, middle] < code or (after and b[e, row, middle] == code):
+        middle = (low + high) >> 1
+        if codes[middle] < code:
             low = middle + 1
         else:
             high = middle
@@ -185,27 +185,30 @@ def _place(b: Any, e: Any, row: Any, first: Any, count: Any, code: Any, after: A
 
 
 @compiled
-def _insert(b: Any, e: Any, row: Any, first: Any, count: Any, code: Any) -> Any:
+def _insert(codes: Any, first: Any, count: Any, code: Any) -> Any:
     """`insort`; returns the new first place, as codes move to the left when they reach the end."""
-    if first + count == b.shape[2]:
+    if first + count == len(codes):
         for place in range(count):
-            b[e, row, place] = b[e, row, first + place]
+            codes[place] = codes[first + place]
         first = 0
-    place = first + count
-    while place > first and b[e, row, place - 1] > code:
-        b[e, row, place] = b[e, row, place - 1]
+    place = _place(codes, first, count, code)
+    if first and place - first < first + count - place:
+        first -= 1
         place -= 1
-    b[e, row, place] = code
+        for one in range(first, place):
+            codes[one] = codes[one + 1]
+    else:
+        for one in range(first + count, place, -1):
+            codes[one] = codes[one - 1]
+    codes[place] = code
     return first
 
 
 @compiled
-def _remove(b: Any, e: Any, row: Any, first: Any, count: Any, code: Any) -> Any:
+def _remove(codes: Any, first: Any, count: Any, code: Any) -> Any:
     """Remove `code`; returns the new first place."""
-    place = _place(b, e, row, first, count, code, False)
-    while place > first:
-        b[e, row, place] = b[e, row, place - 1]
-        place -= 1
+    for one in range(_place(codes, first, count, code), first, -1):
+        codes[one] = codes[one - 1]
     return first + 1
 
 
@@ -245,10 +248,10 @@ def _join(a: Any, e: Any, g: Any, first: Any, until: Any, had: Any) -> Any:
         q[g, MEMBERS + MEMBER * m + PLACE] = s
         code = ((start + q[g, MEMBERS + MEMBER * m + LENGTH]) << bits) | s
         last = max(last, code)
-        n[e, FIRST_END] = _insert(b, e, ENDS, n[e, FIRST_END], n[e, SEQUENCES], code)
+        n[e, FIRST_END] = _insert(b[e, ENDS], n[e, FIRST_END], n[e, SEQUENCES], code)
         n[e, SEQUENCES] += 1
     b[e, LAST, s] = last
-    n[e, FIRST_LAST] = _insert(b, e, LASTS_OF, n[e, FIRST_LAST], n[e, LASTS], last)
+    n[e, FIRST_LAST] = _insert(b[e, LASTS_OF], n[e, FIRST_LAST], n[e, LASTS], last)
     n[e, LASTS] += 1
     n[e, ORIGINS] += (until - first) * origin
     n[e, OWNED] += (until - first) * own
@@ -268,7 +271,7 @@ def _subtract(a: Any, e: Any, code: Any) -> Any:
 def _close(a: Any, e: Any, s: Any) -> Any:
     n, b, q = a.number, a.batch, a.group
     g = b[e, ROW, s]
-    n[e, FIRST_LAST] = _remove(b, e, LASTS_OF, n[e, FIRST_LAST], n[e, LASTS], b[e, LAST, s])
+    n[e, FIRST_LAST] = _remove(b[e, LASTS_OF], n[e, FIRST_LAST], n[e, LASTS], b[e, LAST, s])
     n[e, LASTS] -= 1
     b[e, START, s] = FREE
     b[e, FREE_OF, n[e, FREE_SLOTS]] = s
@@ -308,7 +311,15 @@ def _know(a: Any, e: Any, sequences: Any) -> Any:
 
 @compiled
 def _look_ahead(  # noqa: PLR0913 - the fields of `_Ahead`
-    a: Any, e: Any, at: Any, step: Any, running: Any, origins: Any, owned: Any, behind: Any, event: Any
+    a: Any,
+    e: Any,
+    at: Any,
+    step: Any,
+    running: Any,
+    origins: Any,
+    owned: Any,
+    behind: Any,
+    event: Any,
 ) -> Any:
     n = a.number
     a.seconds[e, AHEAD_AT], n[e, A_STEP], n[e, A_SEQUENCES] = at, step, running
@@ -384,7 +395,7 @@ def _batch_end_step(a: Any, e: Any, now_s: Any) -> Any:
     n[e, STEP] += steps
     r[e, TIME] = max(now_s, r[e, TIME] + taken_s)
     first = n[e, FIRST_END]
-    count = _place(b, e, ENDS, first, sequences, (n[e, STEP] + 1) << n[e, BITS], False) - first
+    count = _place(b[e, ENDS], first, sequences, (n[e, STEP] + 1) << n[e, BITS]) - first
     for place in range(first, first + count):
         _subtract(a, e, b[e, ENDS, place])
     n[e, IS_AHEAD] = 0
@@ -406,7 +417,7 @@ def _stride(a: Any, e: Any) -> Any:
     token_s, steps = k[c, SCALARS, TOKEN_S], end - now
     _know(a, e, sequences)
     first = n[e, FIRST_END]
-    behind = _place(b, e, ENDS, first, sequences, code, True) - first
+    behind = _place(b[e, ENDS], first, sequences, code + 1) - first
     left = sequences - behind
     if n[e, KNOWN] > k[c, SCALARS, RISING]:
         return False
@@ -798,7 +809,7 @@ def _retract(a: Any, e: Any) -> Any:
         m = _latest(a, g, s, done)
         q[g, MEMBERS + MEMBER * m + PLACE] = _QUEUED
         code = ((start + q[g, MEMBERS + MEMBER * m + LENGTH]) << bits) | s
-        n[e, FIRST_END] = _remove(b, e, ENDS, n[e, FIRST_END], n[e, SEQUENCES], code)
+        n[e, FIRST_END] = _remove(b[e, ENDS], n[e, FIRST_END], n[e, SEQUENCES], code)
         n[e, SEQUENCES] -= 1
         _subtract(a, e, code)
         _count_tokens(a, e, g, m, s, start, had, done)
@@ -810,10 +821,10 @@ def _retract(a: Any, e: Any) -> Any:
             for other in range(q[0, SAMPLES]):
                 if q[g, MEMBERS + MEMBER * other + PLACE] == s:
                     longest = max(longest, q[g, MEMBERS + MEMBER * other + LENGTH])
-            n[e, FIRST_LAST] = _remove(b, e, LASTS_OF, n[e, FIRST_LAST], n[e, LASTS], b[e, LAST, s])
+            n[e, FIRST_LAST] = _remove(b[e, LASTS_OF], n[e, FIRST_LAST], n[e, LASTS], b[e, LAST, s])
             b[e, LAST, s] = ((start + longest) << bits) | s
             n[e, FIRST_LAST] = _insert(
-                b, e, LASTS_OF, n[e, FIRST_LAST], n[e, LASTS] - 1, b[e, LAST, s]
+                b[e, LASTS_OF], n[e, FIRST_LAST], n[e, LASTS] - 1, b[e, LAST, s]
             )
         q[g, MEMBERS + MEMBER * m + DONE_BEFORE] = done
         _queue_item(a, e, g * (q[0, SAMPLES] + 1) + m + 1)
@@ -976,16 +987,16 @@ def resume(a: Any, e: Any, now_s: Any, version: Any) -> Any:
 
 
 @compiled
-def _tokens_so_far(a: Any, e: Any, g: Any) -> Any:
-    """Tokens of an unfinished group: of ended, running and preempted responses."""
-    n, b, q = a.number, a.batch, a.group
+def _tokens_so_far(a: Any, e: Any, g: Any, step: Any) -> Any:
+    """Tokens of an unfinished group until `step`: of ended, running and preempted responses."""
+    b, q = a.batch, a.group
     tokens = 0
     for m in range(q[0, SAMPLES]):
         place, length = q[g, MEMBERS + MEMBER * m + PLACE], q[g, MEMBERS + MEMBER * m + LENGTH]
         if place == _OVER:
             tokens += length
         elif place >= 0:
-            tokens += min(length, n[e, STEP] - b[e, START, place])
+            tokens += min(length, step - b[e, START, place])
         else:
             tokens += q[g, MEMBERS + MEMBER * m + DONE_BEFORE]
     return tokens
@@ -1021,7 +1032,7 @@ def drop(a: Any, e: Any, now_s: Any, g: Any) -> Any:
             n[e, DONE_END] = before
         free_group(a, g)
         return q[g, TOKENS]
-    tokens = _tokens_so_far(a, e, g)
+    tokens = _tokens_so_far(a, e, g, n[e, STEP])
     n[e, GROUPS] -= 1
     item = n[e, QUEUE]
     n[e, QUEUE] = -1
@@ -1080,30 +1091,12 @@ def look(a: Any, e: Any) -> Any:
 @compiled
 def generated_tokens(a: Any, e: Any) -> Any:
     """`Replica.generated_tokens`"""
-    n, b, q = a.number, a.batch, a.group
+    n, q = a.number, a.group
     step = look(a, e)[0]
     tokens = n[e, ENDED_TOKENS]
-    counted = np.zeros(len(q), np.bool_)
-    for place in range(n[e, FIRST_LAST], n[e, FIRST_LAST] + n[e, LASTS]):
-        s = b[e, LASTS_OF, place] & ((1 << n[e, BITS]) - 1)
-        counted[b[e, ROW, s]] = True
-    item = n[e, QUEUE]
-    while item >= 0:
-        counted[item // (q[0, SAMPLES] + 1)] = True
-        item = _following(a, item)
-    for g in range(len(counted)):
-        if counted[g]:
-            for m in range(q[0, SAMPLES]):
-                place, length = (
-                    q[g, MEMBERS + MEMBER * m + PLACE],
-                    q[g, MEMBERS + MEMBER * m + LENGTH],
-                )
-                if place == _OVER:
-                    tokens += length
-                elif place >= 0:
-                    tokens += min(length, step - b[e, START, place])
-                else:
-                    tokens += q[g, MEMBERS + MEMBER * m + DONE_BEFORE]
+    for g in range(1, len(q)):
+        if q[g, LEFT] and q[g, ENGINE] == e:
+            tokens += _tokens_so_far(a, e, g, step)
     return tokens
 
 
@@ -1296,7 +1289,7 @@ def _run_lane(a: Any, lane: Any, until_s: Any) -> Any:
     return WAITS
 
 
-@njit(cache=True)
+@njit(cache=True, _nrt=False)
 def perform(a: Any, lane: Any, what: Any, e: Any, at: Any, number: Any) -> Any:  # noqa: PLR0911, PLR0912
     """Do something with engines. One function, since numba loads each one by itself.
 
