@@ -53,3 +53,40 @@ def lane_batches(lengths: Any, max_tokens: Any, min_batches: Any) -> Any:
             count[chosen] += 1
             batches[sequence, lane] = chosen
     return batches
+
+
+@njit(cache=True)
+def one_forward_one_backward_s(forward: Any, backward: Any, hop: Any, there: Any, stages: Any) -> Any:
+    """`training_timing.one_forward_one_backward_s` for two stages or more, slot by slot.
+
+    Args:
+        forward: seconds of each micro-batch of each pipeline on one stage, [M, R].
+        backward: the same of the backward pass.
+        hop: seconds to the next stage or back.
+        there: which micro-batches exist.
+        stages: number of stages.
+    """
+    count, pipelines = there.shape
+    ends = np.empty(pipelines)
+    free, reached = np.empty(stages), np.empty(stages + 2)
+    for pipeline in range(pipelines):
+        free[:] = 0.0
+        reached[:] = -np.inf
+        for slot in range(2 * count + 2 * stages - 2):
+            for stage in range(stages):
+                if (slot - stage) % 2 == 0:  # forward: after the stage before
+                    free[stage] = max(free[stage], reached[stage])
+                else:
+                    free[stage] = max(free[stage], reached[stage + 2])
+            for stage in range(stages):
+                is_forward = (slot - stage) % 2 == 0
+                batch = slot - stage if is_forward else slot + stage + 1 - 2 * stages
+                batch //= 2
+                if 0 <= batch < count and there[batch, pipeline]:
+                    passes = forward if is_forward else backward
+                    free[stage] += passes[batch, pipeline]
+                    reached[stage + 1] = free[stage] + hop[batch, pipeline]
+                else:
+                    reached[stage + 1] = -np.inf
+        ends[pipeline] = free.max()
+    return ends

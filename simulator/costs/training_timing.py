@@ -27,6 +27,7 @@ from typing import Final, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator import fast
 from simulator.catalogue.transformer import ModelShape
 from simulator.config.schema import OutsideConfig, TrainerConfig
 from simulator.costs.host_copies import relative_fit, rows_of
@@ -133,6 +134,11 @@ def one_forward_one_backward_s(
     forward, backward = (np.where(there, one.T, 0.0) for one in (forward_s, backward_s))
     if stages == 1:
         return np.asarray((forward + backward).sum(axis=0))
+    if fast.in_use():
+        from simulator.costs import packing_kernel
+
+        ends = packing_kernel.one_forward_one_backward_s(forward, backward, hop_s.T, there, stages)
+        return np.asarray(ends)
     count, pipelines = there.shape
     slot, stage = np.ogrid[: 2 * count + 2 * stages - 2, :stages]
     is_forward = (slot - stage) % 2 == 0

@@ -376,8 +376,9 @@ class CompiledLoop(EventLoop):
             if math.isinf(lane.wake_s[slot.number]):
                 self._set_timer(now_s, slot)
         elif why == kernel.FULL:
-            self._engines.reserve(len(self._engines.arrays.group))
-            self._reserve_notes(2 * len(lane.ending))
+            most = int(self._engines.arrays.number[:, kernel.GROUPS].max())
+            self._engines.reserve(2 * most)
+            self._reserve_notes(2 * most)
         elif why == kernel.DRAWS:
             self._draw(self.system.limits.batch_groups)
 
