@@ -372,12 +372,15 @@ class Coordinator:
             ended: groups whose samples all ended and were scored.
             loads: running groups of each engine afterwards.
         """
+        # Local names: this runs for every group of a simulated run.
+        in_flight, finished, backlog = self._in_flight, self._finished, self._backlog
         for start in started:
-            self._in_flight[start.group] = start
-            self._backlog.started(start.group, start.version)
+            group = start.group
+            in_flight[group] = start
+            backlog.started(group, start.version)
         for group in ended:
-            self._finished[group] = began = self._in_flight.pop(group).version
-            self._backlog.finished(group, began)
+            finished[group] = began = in_flight.pop(group).version
+            backlog.finished(group, began)
         self._started += len(started)
         self._next_group += len(started)
         self._taken += len(started) - len(ended)

@@ -167,11 +167,13 @@ class _Group:
 
     __slots__ = ("entered", "heads", "queued", "tokens")
 
-    def __init__(self, heads: Mapping[ev.Version, int], tokens: int) -> None:
+    def __init__(
+        self, heads: Mapping[ev.Version, int], tokens: int, entered: ev.Version = _NOT_ENTERED
+    ) -> None:
         self.heads = heads  # samples by the version of their first token
         self.tokens = tokens
-        self.entered = _NOT_ENTERED  # version of the trainer at its first GroupFinished
-        self.queued = False  # GroupFinished came, and no recovery since
+        self.entered = entered  # version of the trainer at its first GroupFinished
+        self.queued = entered != _NOT_ENTERED  # GroupFinished came, and no recovery since
 
 
 class _Batch(NamedTuple):
@@ -287,10 +289,11 @@ class Ledger:
         """Follow ends of running groups that nothing interrupted: `report` and `GroupFinished`."""
         opened, offered, entered = self._open, self._offered, self.version
         for group, by_version, count in zip(groups, heads, tokens, strict=True):
-            opened[group] = one = _Group(by_version, count)
-            one.queued, one.entered = True, entered
-            for first, samples in by_version.items():
-                offered[first, entered] = offered.get((first, entered), 0) + samples
+            opened[group] = _Group(by_version, count, entered)
+        shared = {id(one): one for one in heads}  # many groups have the same
+        for name, times in Counter(map(id, heads)).items():
+            for first, samples in shared[name].items():
+                offered[first, entered] = offered.get((first, entered), 0) + samples * times
         self._generated += sum(tokens)
         self._waiting += sum(tokens)
 

@@ -323,8 +323,9 @@ class Accounting:
             self.trainer_clock.set(now_s, NOTHING_LEFT if self._all_trained else cause)
 
     def _update_all(self, now_s: float) -> None:
-        for slot in self._slots:
-            self.engine_changed(now_s, slot)
+        for slot, clock in zip(self._slots, self._clocks, strict=True):
+            if self._state(slot) != clock.state:
+                self.engine_changed(now_s, slot)
 
     def _state(self, slot: Slot) -> str:  # noqa: PLR0911 - one per state
         if slot.dead:
