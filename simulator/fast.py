@@ -8,6 +8,7 @@ about ten: a process turns to them when it simulates enough for that.
 from __future__ import annotations
 
 import sys
+import time
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -52,3 +53,30 @@ def use(wanted: bool) -> None:
     """Use compiled code from now on, or never."""
     global _in_use, _forbidden  # noqa: PLW0603 - of the process
     _in_use, _forbidden = wanted, not wanted
+
+
+def compile_all() -> None:
+    """Compile all functions, or load them, by a small run and its training steps."""
+    from simulator.assembly.simulate import build
+    from simulator.config.load import load_simulation
+    from simulator.run.one_seed import run_system
+
+    use(True)
+    pipeline = ("trainer.pipeline_parallel=2", "cluster.gpus=16", "rollout.tensor_parallel=1")
+    for settings in ((), pipeline):
+        config = load_simulation("small", settings)
+        run_system(build(config), config.seed)
+
+
+def main() -> None:
+    """Compile, and say how long that took: `python -m simulator.fast`."""
+    if not available():
+        print('numba is missing: pip install "areal_lab[fast]"')
+        return
+    begin_s = time.perf_counter()
+    compile_all()
+    print(f"the simulator's compiled functions are ready ({time.perf_counter() - begin_s:.1f} s)")
+
+
+if __name__ == "__main__":
+    main()

@@ -62,7 +62,7 @@ def balanced_ranks(sizes: Numbers, ranks: int, *, equal: bool = False) -> Number
     if fast.in_use() and not equal:
         from simulator.costs import packing_kernel
 
-        return np.asarray(packing_kernel.balanced_ranks(sizes, ranks))
+        return np.asarray(packing_kernel.balanced_ranks(np.ascontiguousarray(sizes), ranks))
     minibatches, sequences = sizes.shape
     rounds = -(-sequences // ranks)
     # One integer holds a rank's load and number, because equal loads are ordered by number. Huge
