@@ -25,10 +25,13 @@ _forbidden = False
 
 def simulates(sequences: int) -> bool:
     """Note that this process simulates these sequences, too; returns whether with compiled code."""
-    global _sequences, _in_use  # noqa: PLW0603 - of the process
+    global _sequences, _in_use, _forbidden  # noqa: PLW0603 - of the process
     _sequences += sequences
     if not _in_use and not _forbidden and _sequences >= ENOUGH and available():
-        _in_use = _sequences >= ENOUGH_TO_COMPILE or compiled_before()
+        try:
+            _in_use = compiled_before() or _sequences >= ENOUGH_TO_COMPILE
+        except ImportError:  # a numba that does not go with this NumPy
+            _forbidden = True
     return _in_use
 
 
@@ -49,10 +52,16 @@ def compiled_before() -> bool:
     return any(Path(perform.stats.cache_path).glob("kernel.perform-*.nbi"))
 
 
-def use(wanted: bool) -> None:
+def use(*, wanted: bool) -> None:
     """Use compiled code from now on, or never."""
     global _in_use, _forbidden  # noqa: PLW0603 - of the process
     _in_use, _forbidden = wanted, not wanted
+
+
+def reset() -> None:
+    """Decide again, as a process that has simulated nothing."""
+    global _sequences, _in_use, _forbidden  # noqa: PLW0603 - of the process
+    _sequences, _in_use, _forbidden = 0, False, False
 
 
 def compile_all() -> None:
@@ -61,7 +70,7 @@ def compile_all() -> None:
     from simulator.config.load import load_simulation
     from simulator.run.one_seed import run_system
 
-    use(True)
+    use(wanted=True)
     pipeline = ("trainer.pipeline_parallel=2", "cluster.gpus=16", "rollout.tensor_parallel=1")
     for settings in ((), pipeline):
         config = load_simulation("small", settings)

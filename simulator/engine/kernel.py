@@ -1245,18 +1245,22 @@ def _room(a: Any, lane: Any, e: Any) -> Any:
 
 
 @compiled
-def _run_lane(a: Any, lane: Any, until_s: Any) -> Any:
-    """Perform timers before `until_s`; returns why it ends.
+def _run_lane(a: Any, lane: Any, until_s: Any, until_set: Any) -> Any:
+    """Perform timers before `until_s`, or at it if they were set before `until_set`; returns why it
+    ends.
 
     After `GROUP_ENDED`, the groups of `AT_ENGINE` that ended until `L_NOW` are still to be taken.
     """
     count, state = lane.count, lane.state
-    while count[TIMERS] and lane.timer_s[0] < until_s:
+    while count[TIMERS]:
+        at = lane.timer_s[0]
+        if at > until_s or (at == until_s and lane.timer[0, 0] >= until_set):
+            return WAITS
         e = lane.timer[0, 1]
         why = _room(a, lane, e)
         if why != WAITS:
             return why
-        now_s = lane.timer_s[0]
+        now_s = at
         _pop_timer(lane)
         if lane.wake_s[e] > now_s * (1 + _CLOCK_ROUNDING):
             continue  # an earlier timer has replaced it
@@ -1293,7 +1297,7 @@ def _run_lane(a: Any, lane: Any, until_s: Any) -> Any:
 def perform(a: Any, lane: Any, what: Any, e: Any, at: Any, number: Any) -> Any:  # noqa: PLR0911, PLR0912
     """Do something with engines. One function, since numba loads each one by itself.
 
-    RUN             `_run_lane` until `at`                      returns why it ends
+    RUN             `_run_lane` until `at`, of timers set before `number`; returns why it ends
     START_GROUPS    start `number` groups; `start` has them
     SET_TIMERS      of the first `number` engines in `some`, in this order
     PAUSE_ALL       engines from `e` on; returns one that must advance first, or -1
@@ -1303,7 +1307,7 @@ def perform(a: Any, lane: Any, what: Any, e: Any, at: Any, number: Any) -> Any: 
     others          the function of that name; NEXT_S is in `state`
     """
     if what == RUN:
-        return _run_lane(a, lane, at)
+        return _run_lane(a, lane, at, number)
     if what == START_GROUPS:
         for _ in range(number):
             _start(a, lane, at)

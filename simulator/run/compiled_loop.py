@@ -11,6 +11,7 @@ coordinator need not decide (`Coordinator.quiet`) happens in `run_lane`; it is t
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -46,11 +47,30 @@ _NOTES: Final = 4096
 
 
 class _Clocked(simpy.Environment):
-    """Time that also the kernel moves."""
+    """Time and order of events, which also the kernel's timers take part in.
+
+    simpy performs what is due at one time in the order in which it was scheduled, the beginning of
+    a process first.
+    """
 
     def move(self, now_s: float) -> None:
         """Set the time, which no event passes."""
         self._now = now_s
+
+    def next_order(self) -> int:
+        """Number of the next event that is scheduled."""
+        return next(self._eid)
+
+    def orders_from(self, number: int) -> None:
+        """Let the next event that is scheduled have this number."""
+        self._eid = itertools.count(number)
+
+    def first(self) -> tuple[float, int]:
+        """Time and number of simpy's next event; the number is -1 if nothing precedes it then."""
+        if not self._queue:
+            return math.inf, -1
+        at, priority, number, _ = self._queue[0]
+        return at, number if priority else -1
 
 
 class _Engine:
@@ -290,17 +310,19 @@ class CompiledLoop(EventLoop):
         """Batches whose lengths were drawn."""
 
     def _environment(self) -> simpy.Environment:
-        return _Clocked()
+        self._clock = _Clocked()
+        return self._clock
 
     def _make_slot(self, number: ev.EngineId) -> Slot:
         return Slot(number, cast(Engine, _Engine(self, number)))
 
     def _run_until_over(self) -> None:
-        env = cast(_Clocked, self.env)
+        env = self._clock
         while not self.over.processed:
-            at, lane = env.peek(), self._lane
-            if lane.count[kernel.TIMERS] and lane.timer_s[0] < at:
-                self._run_lane(env, at)
+            at, number = env.first()
+            lane = self._lane
+            if lane.count[kernel.TIMERS] and (lane.timer_s[0], lane.timer[0, 0]) < (at, number):
+                self._run_lane(at, number)
             else:
                 env.step()
 
@@ -318,9 +340,11 @@ class CompiledLoop(EventLoop):
 
     def perform(self, what: int, engine: int = 0, at: float = 0.0, number: int = 0) -> int:
         """`kernel.perform`"""
-        return int(
-            kernel.perform(self._engines.arrays, self._lane, what, engine, float(at), number)
-        )
+        count, clock = self._lane.count, self._clock
+        count[kernel.SET] = clock.next_order()
+        did = kernel.perform(self._engines.arrays, self._lane, what, engine, float(at), number)
+        clock.orders_from(int(count[kernel.SET]))
+        return int(did)
 
     @property
     def performed_s(self) -> float:
@@ -355,7 +379,7 @@ class CompiledLoop(EventLoop):
 
     # --- lanes -----------------------------------------------------------------------------------
 
-    def _run_lane(self, env: _Clocked, until_s: float) -> None:
+    def _run_lane(self, until_s: float, until_set: int) -> None:
         lane, accounting = self._lane, self.accounting
         count, state = lane.count, lane.state
         quiet = self.coordinator.quiet()
@@ -364,14 +388,14 @@ class CompiledLoop(EventLoop):
         self._prepare()
         state[kernel.IN_FLIGHT_S] = accounting.in_flight_group_s
         state[kernel.IN_FLIGHT_SINCE] = accounting.in_flight_since_s
-        why = self.perform(kernel.RUN, 0, until_s)
+        why = self.perform(kernel.RUN, 0, until_s, until_set)
         accounting.in_flight_group_s = float(state[kernel.IN_FLIGHT_S])
         accounting.in_flight_since_s = float(state[kernel.IN_FLIGHT_SINCE])
         self._follow()
         accounting.groups_in_flight = self._groups
         if why == kernel.GROUP_ENDED:
             now_s, slot = float(state[kernel.L_NOW]), self.slots[count[kernel.AT_ENGINE]]
-            env.move(now_s)
+            self._clock.move(now_s)
             self._advance(now_s, slot)
             if math.isinf(lane.wake_s[slot.number]):
                 self._set_timer(now_s, slot)
