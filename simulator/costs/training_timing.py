@@ -137,8 +137,10 @@ def one_forward_one_backward_s(
     if fast.in_use():
         from simulator.costs import packing_kernel
 
-        tables = map(np.ascontiguousarray, (forward, backward, hop_s.T, there))
-        return np.asarray(packing_kernel.one_forward_one_backward_s(*tables, stages))
+        forward, backward = np.ascontiguousarray(forward), np.ascontiguousarray(backward)
+        hops, there = np.ascontiguousarray(hop_s.T), np.ascontiguousarray(there)
+        ends = packing_kernel.one_forward_one_backward_s(forward, backward, hops, there, stages)
+        return np.asarray(ends)
     count, pipelines = there.shape
     slot, stage = np.ogrid[: 2 * count + 2 * stages - 2, :stages]
     is_forward = (slot - stage) % 2 == 0

@@ -1,11 +1,11 @@
 """The engines of `simulator.engine.replica`, compiled: the same state machine on arrays, by numba.
 
-    Replica         method by method, one engine       the rule, which tests compare with this
-    kernel          function by function, all engines  arrays, one row for each engine
+    Replica    method by method, one engine       the rule, which tests compare with this
+    kernel     function by function, all engines  arrays, one row for each engine
 
-A function here has the name of its twin in `Replica`, `DecodeBatch` or `EventLoop`, or says which it
-is, and computes the same numbers in the same order, so that results are equal to the last bit. What
-only some runs have is left out: spans, samples that are reported before their group ends, kept
+A function here has the name of its twin in `Replica`, `DecodeBatch` or `EventLoop`, or says which
+it is. It computes the same numbers in the same order, so that results are equal to the last bit.
+What only some runs have is left out: spans, samples that are reported before their group ends, kept
 contexts, responses whose lengths change.
 
     _run_lane    timers of all engines, ends of groups and the starts that follow, until the
@@ -14,8 +14,9 @@ contexts, responses whose lengths change.
 A group is a row of `Engines.group` from its submission until it is trained on. Its tokens are
 counted by version, from the one with which it was submitted.
 
-numba is the optional dependency `areal_lab[fast]`. It keeps the compiled `perform` beside this file,
-all of which is one file because numba compiles again when the file of `perform` changes.
+numba is the optional dependency `areal_lab[fast]`. It keeps the compiled `perform` beside this
+file. All is one file: numba compiles again when the file of `perform` changes, and only then.
+Without reference counts (`_nrt`) nothing here may make an array.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-compiled: Final = njit(_nrt=False)
+compiled: Final = njit(_nrt=False)  # type: ignore[call-overload]  # not in its types
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
@@ -103,7 +104,7 @@ def _waiting_steps(missing_s: Any, growth_s: Any, steps: Any) -> Any:
         return 0
     if missing_s >= growth_s * steps:
         return steps
-    return min(steps, int(math.ceil(missing_s / growth_s)))
+    return min(steps, math.ceil(missing_s / growth_s))
 
 
 @compiled
@@ -310,7 +311,7 @@ def _know(a: Any, e: Any, sequences: Any) -> Any:
 
 
 @compiled
-def _look_ahead(  # noqa: PLR0913 - the fields of `_Ahead`
+def _look_ahead(
     a: Any,
     e: Any,
     at: Any,
@@ -861,8 +862,8 @@ def advance(a: Any, e: Any, now_s: Any) -> Any:
 
 
 @compiled
-def take_done(a: Any, e: Any, now_s: Any) -> Any:
-    """Row of a group that ended until `now_s`, once, in the order of their ends; -1 for none."""
+def take_done(a: Any, e: Any) -> Any:
+    """Row of a group that has ended, once, in the order of their ends; -1 for none."""
     n, r, q, t = a.number, a.seconds, a.group, a.done_s
     g = n[e, DONE]
     if g < 0 or t[g] > r[e, NOW]:
@@ -1111,7 +1112,7 @@ RUN, START_GROUPS, SET_TIMERS, NEXT_S, ADVANCE, TAKE_DONE = range(6)
 PAUSE, PAUSE_ALL, RESUME, DROP, FREE_GROUPS_OF, GENERATED = range(6, 12)
 # `Lane.state`.
 L_NOW, IN_FLIGHT_S, IN_FLIGHT_SINCE, RESULT, STATES = range(5)
-# `Lane.count`.
+# `Lane.counts`.
 TIMERS, SET, MAY_END, STARTED, LIMIT, FLIGHTS, ALL_SLOTS, NEXT_GROUP, FIRST_DRAWN = range(9)
 VERSION, LAST_START, STARTS, ENDINGS, CHANGES, AT_ENGINE, TOKENS_OF_PROMPT, COUNTS = range(9, 17)
 
@@ -1120,7 +1121,7 @@ class Lane(NamedTuple):
     """Timers of the engines, what a lane may do, and what it did."""
 
     state: Floats
-    count: Integers
+    counts: Integers
     timer_s: Floats
     """A heap of timers, with `timer`."""
     timer: Integers
@@ -1162,11 +1163,11 @@ def _swap(lane: Any, one: Any, two: Any) -> Any:
 
 @compiled
 def _push_timer(lane: Any, at: Any, e: Any) -> Any:
-    place = lane.count[TIMERS]
-    lane.count[TIMERS] += 1
+    place = lane.counts[TIMERS]
+    lane.counts[TIMERS] += 1
     lane.timer_s[place] = at
-    lane.timer[place, 0], lane.timer[place, 1] = lane.count[SET], e
-    lane.count[SET] += 1
+    lane.timer[place, 0], lane.timer[place, 1] = lane.counts[SET], e
+    lane.counts[SET] += 1
     while place and _earlier(lane, place, (place - 1) // 2):
         _swap(lane, place, (place - 1) // 2)
         place = (place - 1) // 2
@@ -1176,8 +1177,8 @@ def _push_timer(lane: Any, at: Any, e: Any) -> Any:
 def _pop_timer(lane: Any) -> Any:
     """Remove the first timer; returns its engine."""
     e = lane.timer[0, 1]
-    lane.count[TIMERS] -= 1
-    last, place = lane.count[TIMERS], 0
+    lane.counts[TIMERS] -= 1
+    last, place = lane.counts[TIMERS], 0
     _swap(lane, 0, last)
     while True:
         first = place
@@ -1201,16 +1202,16 @@ def _set_timer(a: Any, lane: Any, now_s: Any, e: Any) -> Any:
 
 @compiled
 def _changes(lane: Any, now_s: Any, e: Any, works: Any) -> Any:
-    place = lane.count[CHANGES]
+    place = lane.counts[CHANGES]
     lane.changed_s[place] = now_s
     lane.changed[place, 0], lane.changed[place, 1] = e, works
-    lane.count[CHANGES] += 1
+    lane.counts[CHANGES] += 1
 
 
 @compiled
 def _start(a: Any, lane: Any, now_s: Any) -> Any:
     """Start the next group on the least loaded engine; returns the engine."""
-    count = lane.count
+    count = lane.counts
     e = np.argmin(lane.load)  # the first of equals
     lane.load[e] += 1
     lane.works[e] += 1
@@ -1230,7 +1231,7 @@ def _start(a: Any, lane: Any, now_s: Any) -> Any:
 @compiled
 def _room(a: Any, lane: Any, e: Any) -> Any:
     """Why the next timer of an engine cannot be performed; `WAITS` if it can."""
-    groups, count = a.number[e, GROUPS], lane.count
+    groups, count = a.number[e, GROUPS], lane.counts
     if (
         a.group[0, FREE_GROUPS] < groups
         or count[STARTS] + groups > len(lane.start)
@@ -1251,7 +1252,7 @@ def _run_lane(a: Any, lane: Any, until_s: Any, until_set: Any) -> Any:
 
     After `GROUP_ENDED`, the groups of `AT_ENGINE` that ended until `L_NOW` are still to be taken.
     """
-    count, state = lane.count, lane.state
+    count, state = lane.counts, lane.state
     while count[TIMERS]:
         at = lane.timer_s[0]
         if at > until_s or (at == until_s and lane.timer[0, 0] >= until_set):
@@ -1270,7 +1271,7 @@ def _run_lane(a: Any, lane: Any, until_s: Any, until_set: Any) -> Any:
             if count[MAY_END] <= 0 or count[FLIGHTS] == 1:
                 state[L_NOW], count[AT_ENGINE] = now_s, e
                 return GROUP_ENDED
-            g = take_done(a, e, now_s)
+            g = take_done(a, e)
             before = count[FLIGHTS]
             count[MAY_END] -= 1
             count[FLIGHTS] -= 1
@@ -1293,8 +1294,8 @@ def _run_lane(a: Any, lane: Any, until_s: Any, until_set: Any) -> Any:
     return WAITS
 
 
-@njit(cache=True, _nrt=False)
-def perform(a: Any, lane: Any, what: Any, e: Any, at: Any, number: Any) -> Any:  # noqa: PLR0911, PLR0912
+@njit(cache=True, _nrt=False)  # type: ignore[call-overload]
+def perform(a: Any, lane: Any, what: Any, e: Any, at: Any, number: Any) -> Any:
     """Do something with engines. One function, since numba loads each one by itself.
 
     RUN             `_run_lane` until `at`, of timers set before `number`; returns why it ends
@@ -1319,7 +1320,7 @@ def perform(a: Any, lane: Any, what: Any, e: Any, at: Any, number: Any) -> Any: 
     elif what == ADVANCE:
         advance(a, e, at)
     elif what == TAKE_DONE:
-        return take_done(a, e, at)
+        return take_done(a, e)
     elif what == PAUSE:
         pause(a, e, at)
     elif what == PAUSE_ALL:

@@ -391,9 +391,7 @@ class Accounting:
         row["end_s"] = now_s
         row |= self._step.columns()
         self._step = StepLags()
-        group_s = self.in_flight_group_s + self.groups_in_flight * (
-            now_s - self.in_flight_since_s
-        )
+        group_s = self.in_flight_group_s + self.groups_in_flight * (now_s - self.in_flight_since_s)
         row["in_flight"] = (
             group_s / row["step_s"] if row["step_s"] else float(self.groups_in_flight)
         )

@@ -1,4 +1,4 @@
-"""The event loop with compiled engines: the same run, equal to the last bit, in a fraction of the time.
+"""The event loop with compiled engines: the same run, to the last bit, in a fraction of the time.
 
     EventLoop       one event at a time       the rule, and all kinds of runs
     CompiledLoop    engines in `kernel`,      runs of `serves`: one turn, no rewards that take time,
@@ -115,7 +115,7 @@ class _Engine:
         """Do everything until `now_s`; returns the rows of groups that ended."""
         perform, rows = self._loop.perform, []
         perform(kernel.ADVANCE, self._number, now_s)
-        while (row := perform(kernel.TAKE_DONE, self._number, now_s)) >= 0:
+        while (row := perform(kernel.TAKE_DONE, self._number)) >= 0:
             rows.append(row)
         return rows
 
@@ -140,7 +140,10 @@ class _Engines:
         number[:, [kernel.QUEUE, kernel.QUEUE_END, kernel.DONE, kernel.DONE_END]] = -1
         number[:, kernel.FREE_SLOTS] = number[:, kernel.RUNNING] = running
         number[:, kernel.COST] = [places[id(one.decode)] for one in settings]
-        number[:, kernel.CACHE], number[:, kernel.SHARING] = first.cache_tokens, first.prefix_sharing
+        number[:, kernel.CACHE], number[:, kernel.SHARING] = (
+            first.cache_tokens,
+            first.prefix_sharing,
+        )
         number[:, kernel.RESERVE_RUNNING] = first.reserve_running_tokens
         number[:, kernel.RESERVE_NEW] = first.reserve_new_tokens
         number[:, kernel.RETRACTS], number[:, kernel.BITS] = RETRACT_STEPS, running.bit_length()
@@ -161,7 +164,7 @@ class _Engines:
             seconds=seconds,
             group=group,
             done_s=np.zeros(1),
-            cost=np.array([_costs(one.decode, one.prefill, running) for one in speeds.values()]),
+            cost=np.array([*map(_costs, speeds.values())]),
             pass_s=_passes(dataclasses.replace(prefill, slowdown=1.0))
             if isinstance(prefill, PrefillCost)
             else np.zeros(1),
@@ -210,8 +213,11 @@ class _Engines:
         return group[rows, first : group[0, kernel.VERSIONS] : kernel.MEMBER].ravel()
 
 
-def _costs(decode: DecodeCost, prefill: PrefillCost | MeasuredPrefill, running: int) -> Any:
+def _costs(settings: ReplicaSettings) -> NDArray[np.float64]:
     """`Engines.cost` of one speed."""
+    decode, prefill, running, *_ = settings
+    assert isinstance(decode, DecodeCost)
+    assert isinstance(prefill, PrefillCost | MeasuredPrefill)
     waits = decode.overlap or decode.floor_s > decode.engine_s
     added_s = 0.0 if decode.overlap else decode.engine_s
     added_sequence_s = 0.0 if decode.overlap else decode.engine_sequence_s
@@ -251,24 +257,23 @@ def _settings_of(system: System) -> Callable[[ev.EngineId, int], ReplicaSettings
 
 def serves(system: System) -> bool:
     """Return whether `CompiledLoop` can simulate a system."""
-    if Coordinator.starts_stay(system.limits):
-        return False
     others = (system.scaling, system.controller, system.reward, system.failures)
-    if any(one is not None for one in others) or system.requests:
-        return False
-    if system.workload.most_turns > 1:
-        return False
     find_settings = _settings_of(system)
-    if find_settings is None:
+    if (
+        Coordinator.starts_stay(system.limits)
+        or any(one is not None for one in others)
+        or system.requests
+        or system.workload.most_turns > 1
+        or find_settings is None
+    ):
         return False
     decode, prefill, *_ = find_settings(0, 0)
     if not isinstance(decode, DecodeCost) or not isinstance(prefill, PrefillCost | MeasuredPrefill):
         return False
-    # Windows and states have costs of their own.
-    alike = isinstance(prefill, MeasuredPrefill) or (
-        prefill.model.window is None and prefill.model.linear is None
-    )
-    return alike
+    # Windows and states have other costs.
+    if isinstance(prefill, MeasuredPrefill):
+        return True
+    return prefill.model.window is None and prefill.model.linear is None
 
 
 class CompiledLoop(EventLoop):
@@ -278,7 +283,8 @@ class CompiledLoop(EventLoop):
         super().__init__(system, seed)
         assert isinstance(self.coordinator, Coordinator)
         assert isinstance(self.responses, Draws)
-        self.coordinator.leave_starts()
+        self._control, self._draws = self.coordinator, self.responses
+        self._control.leave_starts()
         samples, engines = system.workload.samples_per_prompt, len(self.slots)
         find_settings = _settings_of(system)
         assert find_settings is not None
@@ -293,7 +299,7 @@ class CompiledLoop(EventLoop):
         count[kernel.LAST_START] = -1 if self._last_start is None else self._last_start
         self._lane = kernel.Lane(
             state=np.zeros(kernel.STATES),
-            count=count,
+            counts=count,
             timer_s=np.zeros(_TIMERS),
             timer=np.zeros((_TIMERS, 2), np.int64),
             wake_s=np.full(engines, math.inf),
@@ -321,7 +327,7 @@ class CompiledLoop(EventLoop):
         while not self.over.processed:
             at, number = env.first()
             lane = self._lane
-            if lane.count[kernel.TIMERS] and (lane.timer_s[0], lane.timer[0, 0]) < (at, number):
+            if lane.counts[kernel.TIMERS] and (lane.timer_s[0], lane.timer[0, 0]) < (at, number):
                 self._run_lane(at, number)
             else:
                 env.step()
@@ -340,7 +346,7 @@ class CompiledLoop(EventLoop):
 
     def perform(self, what: int, engine: int = 0, at: float = 0.0, number: int = 0) -> int:
         """`kernel.perform`"""
-        count, clock = self._lane.count, self._clock
+        count, clock = self._lane.counts, self._clock
         count[kernel.SET] = clock.next_order()
         did = kernel.perform(self._engines.arrays, self._lane, what, engine, float(at), number)
         clock.orders_from(int(count[kernel.SET]))
@@ -381,8 +387,8 @@ class CompiledLoop(EventLoop):
 
     def _run_lane(self, until_s: float, until_set: int) -> None:
         lane, accounting = self._lane, self.accounting
-        count, state = lane.count, lane.state
-        quiet = self.coordinator.quiet()
+        count, state = lane.counts, lane.state
+        quiet = self._control.quiet()
         count[kernel.MAY_END] = min(quiet.ends, _MANY)
         count[kernel.LIMIT] = min(quiet.start_limit, _MANY)
         self._prepare()
@@ -409,23 +415,25 @@ class CompiledLoop(EventLoop):
     def _prepare(self) -> None:
         """Tell the lane the state of the coordinator."""
         lane = self._lane
-        count = lane.count
-        count[kernel.STARTED] = self.coordinator.started
+        count = lane.counts
+        count[kernel.STARTED] = self._control.started
         count[kernel.FLIGHTS] = self._groups
         count[kernel.VERSION] = self.version
         lane.load[:] = _MANY
-        loads = self.coordinator.engine_loads
+        loads = self._control.engine_loads
         lane.load[list(loads)] = list(loads.values())
         count[[kernel.STARTS, kernel.ENDINGS, kernel.CHANGES]] = 0
 
     def _follow(self) -> None:
         """Tell coordinator, ledger and statistics what the lane did."""
         lane, a = self._lane, self._engines.arrays
-        starts, ends, changes = lane.count[[kernel.STARTS, kernel.ENDINGS, kernel.CHANGES]].tolist()
+        starts, ends, changes = lane.counts[
+            [kernel.STARTS, kernel.ENDINGS, kernel.CHANGES]
+        ].tolist()
         started: list[ev.StartGroup] = []
         if starts:
             rows, engines = lane.start[:starts].T.tolist()
-            first = int(lane.count[kernel.NEXT_GROUP]) - starts
+            first = int(lane.counts[kernel.NEXT_GROUP]) - starts
             groups = range(first, first + starts)
             self._rows.update(zip(groups, rows, strict=True))
             version = self.version
@@ -442,7 +450,7 @@ class CompiledLoop(EventLoop):
         self._groups += starts - ends
         if started or ended:
             loads = {engine: load for engine, load in enumerate(lane.load.tolist()) if load < _MANY}
-            self.coordinator.follow(started, ended, loads)
+            self._control.follow(started, ended, loads)
         if changes:
             self._note_changes(changes)
 
@@ -459,12 +467,14 @@ class CompiledLoop(EventLoop):
             self.accounting.engine_changed(at, slot)
 
     def _start_others(self, now_s: float) -> None:
-        groups = self.coordinator.open_starts
+        groups = self._control.open_starts
         if not groups:
             return
         lane = self._lane
         self._engines.reserve(groups)
-        if lane.count[kernel.NEXT_GROUP] + groups > lane.count[kernel.FIRST_DRAWN] + len(lane.drawn):
+        if lane.counts[kernel.NEXT_GROUP] + groups > lane.counts[kernel.FIRST_DRAWN] + len(
+            lane.drawn
+        ):
             self._draw(groups)
         self._reserve_notes(groups)
         lane = self._lane
@@ -477,11 +487,11 @@ class CompiledLoop(EventLoop):
 
     def _draw(self, groups: int) -> None:
         """Draw the lengths of at least so many next groups."""
-        lane, count = self._lane, self._lane.count
+        lane, count = self._lane, self._lane.counts
         kept = lane.drawn[count[kernel.NEXT_GROUP] - count[kernel.FIRST_DRAWN] :]
         blocks = [kept]
         while sum(map(len, blocks)) < groups or len(blocks) == 1:
-            lengths = cast(Draws, self.responses).lengths(self._blocks)
+            lengths = self._draws.lengths(self._blocks)
             self._check(lengths)
             blocks.append(lengths)
             self._blocks += 1
@@ -501,7 +511,7 @@ class CompiledLoop(EventLoop):
     def _reserve_notes(self, notes: int) -> None:
         """Make room for so many starts, ends or timers."""
         lane = self._lane
-        timers = int(lane.count[kernel.TIMERS]) + notes + len(self.slots)
+        timers = int(lane.counts[kernel.TIMERS]) + notes + len(self.slots)
         if timers <= len(lane.timer) and notes <= len(lane.some):
             return
         longer: dict[str, NDArray[Any]] = {}

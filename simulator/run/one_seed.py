@@ -126,9 +126,7 @@ def run_system(
     )
 
 
-def _loop(
-    system: System, seed: int, write: Write | None, responses: Responses | None
-) -> EventLoop:
+def _loop(system: System, seed: int, write: Write | None, responses: Responses | None) -> EventLoop:
     workload = system.workload
     sequences = workload.steps * system.limits.batch_groups * workload.samples_per_prompt
     if write is None and responses is None and fast.simulates(sequences):

@@ -69,7 +69,10 @@ OTHERS = (
     (),
     ("rollout.decode_step_s=null",),
     ("rollout.decode_step_s=null", "rollout.cuda_graphs=false"),
-    ("rollout.decode_step_s=null", "rollout.engine_overlap=false", "rollout.engine_sequence_s=1e-4"),
+    (
+        *("rollout.decode_step_s=null", "rollout.engine_overlap=false"),
+        "rollout.engine_sequence_s=1e-4",
+    ),
     ("rollout.decode_step_s=null", "rollout.engine_overhead_s=0.02"),
     ("rollout.decode_sequence_s=0.001", "rollout.decode_context_token_s=1e-6"),
     ("rollout.prefill_pass_s=0.05", "rollout.prefill_token_s=1e-5"),
@@ -106,8 +109,10 @@ def configured(draw: st.DrawFn) -> list[str]:
         "schedule.name="
         + draw(
             st.sampled_from(
-                ["asynchronous", "asynchronous", "synchronous", "one_step_overlap"]
-                + ["partial_rollout", "bounded_drift"]
+                [
+                    *("asynchronous", "asynchronous", "synchronous"),
+                    *("one_step_overlap", "partial_rollout", "bounded_drift"),
+                ]
             )
         ),
         f"schedule.interruptible={draw(st.booleans())}",
@@ -145,8 +150,11 @@ def test_a_full_cache_preempts_the_same_responses() -> None:
 def test_many_versions_and_groups_of_many_versions() -> None:
     config = load_simulation(
         "small",
-        ["workload.steps=200", "schedule.eta=30", "trainer.step_s=0.2", "weights.update_s=0.05"]
-        + ["workload.answers.max_tokens=6000", "workload.answers.sigma=1.5"],
+        [
+            *("workload.steps=200", "schedule.eta=30", "trainer.step_s=0.2"),
+            *("workload.answers.max_tokens=6000", "workload.answers.sigma=1.5"),
+            "weights.update_s=0.05",
+        ],
     )
     system = build(config)
     plain, compiled = both(system, 1)
@@ -179,7 +187,7 @@ def test_a_response_that_no_cache_holds_is_refused_as_in_plain_code() -> None:
     longer = dataclasses.replace(system, lengths=_Long())
     for wanted in (False, True):
         fast.use(wanted=wanted)
-        with pytest.raises(ValueError, match="but the cache .*holds"):
+        with pytest.raises(ValueError, match=r"but the cache .*holds"):
             run_system(longer, 1)
 
 
@@ -261,10 +269,10 @@ def test_without_numba_everything_is_plain(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_numba_that_cannot_be_loaded_is_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails() -> bool:
-        raise ImportError("Numba needs NumPy 2.4 or less")
+    def fails(name: str) -> None:
+        raise ImportError(f"{name} needs NumPy 2.4 or less")
 
-    monkeypatch.setattr(fast, "compiled_before", fails)
+    monkeypatch.setattr(fast, "import_module", fails)
     assert not fast.simulates(10 * fast.ENOUGH_TO_COMPILE)
     assert not fast.simulates(1)
 
@@ -274,12 +282,13 @@ def test_small_runs_do_not_load_numba() -> None:
         "import sys; from simulator import build, load_simulation, run_system; "
         "run_system(build(load_simulation('small')), 1); print('numba' in sys.modules)"
     )
-    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    command = [sys.executable, "-c", script]
+    told = subprocess.run(command, capture_output=True, text=True, check=True)
     assert told.stdout.strip() == "False"
 
 
 def test_the_compiled_functions_are_kept_for_the_next_process() -> None:
-    command = [sys.executable, "-m", "simulator.fast"]
+    command = [sys.executable, "-m", "simulator.assembly.compiled"]
     told = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "are ready" in told.stdout
     assert fast.compiled_before()
