@@ -86,7 +86,8 @@ class Coordinator:
         # Groups: running on an engine | waiting for one, because theirs was lost during a pause.
         # The latter have the version they started with, or None: without tokens, a group has the
         # version that the engines hold when it starts over.
-        self._in_flight: dict[ev.GroupId, ev.StartGroup] = {}
+        self._in_flight: dict[ev.GroupId, ev.Version] = {}  # with the version that they started with
+        self._engine_of: dict[ev.GroupId, ev.EngineId] = {}  # of those in flight
         self._orphans: dict[ev.GroupId, ev.Version | None] = {}
         self._finished: dict[ev.GroupId, ev.Version] = {}  # not trained on yet, with their start
         self._attempts: dict[ev.GroupId, int] = {}  # of open groups that started over
@@ -194,7 +195,7 @@ class Coordinator:
         """State of the groups for a checkpoint of the trainer's version; O(open groups)."""
         if self._training or self._between_parts:
             raise ValueError(f"step {self._trained + 1} is running; its groups cannot be saved")
-        began = {group: start.version for group, start in self._in_flight.items()}
+        began = dict(self._in_flight)
         for group, version in self._orphans.items():
             began[group] = self._pushed if version is None else version
         began |= dict.fromkeys(self._recycled, self._pushed)
@@ -361,29 +362,29 @@ class Coordinator:
 
     def follow(
         self,
-        started: Sequence[ev.StartGroup],
+        engines: Sequence[ev.EngineId],
         ended: Sequence[ev.GroupId],
         loads: Mapping[ev.EngineId, int],
     ) -> None:
         """Record starts and ends of groups that `quiet` and `open_starts` permitted.
 
         Args:
-            started: new groups in order.
+            engines: engines of the next groups, in the order of the groups.
             ended: groups whose samples all ended and were scored.
             loads: running groups of each engine afterwards.
         """
-        # Local names: this runs for every group of a simulated run.
-        in_flight, finished, backlog = self._in_flight, self._finished, self._backlog
-        for start in started:
-            group = start.group
-            in_flight[group] = start
-            backlog.started(group, start.version)
+        groups = range(self._next_group, self._next_group + len(engines))
+        self._in_flight.update(dict.fromkeys(groups, self._pushed))
+        self._engine_of.update(zip(groups, engines, strict=True))
+        self._backlog.started_all(groups, self._pushed)
+        began = [self._in_flight.pop(group) for group in ended]
         for group in ended:
-            finished[group] = began = in_flight.pop(group).version
-            backlog.finished(group, began)
-        self._started += len(started)
-        self._next_group += len(started)
-        self._taken += len(started) - len(ended)
+            del self._engine_of[group]
+        self._finished.update(zip(ended, began, strict=True))
+        self._backlog.finished_all(ended, began)
+        self._started += len(engines)
+        self._next_group += len(engines)
+        self._taken += len(engines) - len(ended)
         self._router.recount(loads)
 
     # --- events ----------------------------------------------------------------------------------
@@ -434,8 +435,8 @@ class Coordinator:
 
     def _samples_ended(self, event: ev.SamplesEnded) -> None:
         group, samples = event.group, event.samples
-        start = self._in_flight.get(group)
-        if start is None and self._orphans.get(group) is None:
+        engine = self._engine_of.get(group)
+        if engine is None and self._orphans.get(group) is None:
             if group not in self._dropped_running:
                 self._check_was_dropped(event, group)  # raises
             return
@@ -446,10 +447,10 @@ class Coordinator:
                 "were expected, of a run with `Limits.group_slots` above 1"
             )
         self._ended_samples[group] = ended
-        if start is not None:
+        if engine is not None:
             self._taken -= samples
-            if start.engine not in self._away:
-                self._router.release(start.engine, samples)
+            if engine not in self._away:
+                self._router.release(engine, samples)
 
     def _slots_of(self, group: ev.GroupId) -> int:
         """Slots that a group takes, or will take when it has an engine again."""
@@ -457,9 +458,13 @@ class Coordinator:
             return self._group_slots
         return self._group_slots - self._ended_samples.get(group, 0)
 
+    def _began(self, group: ev.GroupId) -> ev.Version | None:
+        """Version with which a group started that is in flight, or waits with its tokens."""
+        began = self._in_flight.get(group)
+        return self._orphans.get(group) if began is None else began
+
     def _group_finished(self, event: ev.GroupFinished) -> None:
-        start = self._in_flight.get(event.group)
-        began = self._orphans.get(event.group) if start is None else start.version
+        began = self._began(event.group)
         if began is None:
             return self._check_was_dropped(event, event.group)
         newest = self._pushed if self._pushing is None else self._pushing
@@ -473,8 +478,7 @@ class Coordinator:
         return self._backlog.finished(event.group, began)
 
     def _group_filtered(self, event: ev.GroupFiltered) -> None:
-        start = self._in_flight.get(event.group)
-        began = self._orphans.get(event.group) if start is None else start.version
+        began = self._began(event.group)
         if began is None:
             return self._check_was_dropped(event, event.group)
         self._leave(event.group)
@@ -567,7 +571,7 @@ class Coordinator:
     def _made_backlog(self) -> Backlog:
         """The backlog of all open groups, as if each had just started or finished."""
         backlog = self.limits.order.make_backlog(self.limits.batch_groups)
-        began = {group: start.version for group, start in self._in_flight.items()}
+        began = dict(self._in_flight)
         for group, version in self._orphans.items():
             began[group] = self._pushed if version is None else version
         for group, version in sorted((began | self._finished).items()):
@@ -616,9 +620,9 @@ class Coordinator:
         for engine in sorted(self._away):
             self._router.add(engine)
         if self._away:
-            for group, start in self._in_flight.items():
-                if start.engine in self._away:
-                    self._router.take(start.engine, self._slots_of(group))
+            for group, engine in self._engine_of.items():
+                if engine in self._away:
+                    self._router.take(engine, self._slots_of(group))
         self._away.clear()
 
     def _engines_hold(self, version: ev.Version) -> None:
@@ -665,9 +669,10 @@ class Coordinator:
             self._away.remove(event.engine)
         else:
             self._router.remove(event.engine)
-        lost = [g for g, start in self._in_flight.items() if start.engine == event.engine]
+        lost = [group for group, engine in self._engine_of.items() if engine == event.engine]
         for group in lost:
-            began = self._in_flight.pop(group).version
+            began = self._in_flight.pop(group)
+            del self._engine_of[group]
             self._taken -= self._slots_of(group)
             self._orphans[group] = began if event.tokens_kept else None
             if not event.tokens_kept:
@@ -921,22 +926,23 @@ class Coordinator:
     def _start(self, group: ev.GroupId, version: ev.Version) -> ev.StartGroup:
         slots = self._slots_of(group) if self._ended_samples else self._group_slots
         start = ev.StartGroup(group, self._router.acquire(group, slots), version)
-        self._in_flight[group] = start
+        self._in_flight[group], self._engine_of[group] = version, start.engine
         self._taken += slots
         return start
 
     def _leave(self, group: ev.GroupId) -> None:
         """Remove a group that ended, on its engine or, with all tokens, waiting for another one."""
-        start = self._in_flight.pop(group, None)
-        if start is None:
+        engine = self._engine_of.pop(group, None)
+        if engine is None:
             del self._orphans[group]
         else:
+            del self._in_flight[group]
             slots = self._group_slots
             if self._ended_samples:
                 slots -= self._ended_samples.get(group, 0)
             self._taken -= slots
-            if slots and start.engine not in self._away:
-                self._router.release(start.engine, slots)
+            if slots and engine not in self._away:
+                self._router.release(engine, slots)
         if self._ended_samples:
             self._ended_samples.pop(group, None)
         self._router.forget(group)

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Final, Literal, Protocol, get_args
@@ -55,6 +55,14 @@ class Backlog(Protocol):
 
     def finished(self, group: GroupId, version: Version, /) -> None:
         """Mark `group`, started at `version`, as finished: it may be trained on."""
+        ...
+
+    def started_all(self, groups: Sequence[GroupId], version: Version, /) -> None:
+        """Add the newest groups, in order."""
+        ...
+
+    def finished_all(self, groups: Sequence[GroupId], versions: Sequence[Version], /) -> None:
+        """Mark groups, started at these versions, as finished."""
         ...
 
     def removed(self, group: GroupId, version: Version, /) -> None:
@@ -207,6 +215,18 @@ class OldestFirst:
         if self._bounded:
             self._running[version].remove(group)
 
+    def started_all(self, groups: Sequence[GroupId], version: Version, /) -> None:
+        """Record running groups, which only a bounded order needs."""
+        if self._bounded:
+            self._running.setdefault(version, set()).update(groups)
+
+    def finished_all(self, groups: Sequence[GroupId], versions: Sequence[Version], /) -> None:
+        """Add to the heap, each in O(log groups)."""
+        for both in zip(versions, groups, strict=True):
+            heappush(self._heap, both)
+            if self._bounded:
+                self._running[both[0]].remove(both[1])
+
     def removed(self, group: GroupId, version: Version, /) -> None:
         """Remove the group, which can no longer become late."""
         if self._bounded:
@@ -259,6 +279,15 @@ class StartOrder:
         self._finished.add(group)
         if group == self._rest[0]:
             self._extend_prefix()
+
+    def started_all(self, groups: Sequence[GroupId], _version: Version, /) -> None:
+        """Append the groups."""
+        self._rest.extend(groups)
+
+    def finished_all(self, groups: Sequence[GroupId], _versions: Sequence[Version], /) -> None:
+        """Mark as finished, which may extend the finished prefix."""
+        self._finished.update(groups)
+        self._extend_prefix()
 
     def removed(self, group: GroupId, _version: Version, /) -> None:
         """Remove its place, which may extend the finished prefix."""
@@ -339,6 +368,16 @@ class EarliestDeadlineFirst:
         """Add to the heap, in O(log groups)."""
         heappush(self._heap, (version, group))
         self._ended(version)
+
+    def started_all(self, groups: Sequence[GroupId], version: Version, /) -> None:
+        """Count them with the running groups of their version."""
+        for group in groups:
+            self.started(group, version)
+
+    def finished_all(self, groups: Sequence[GroupId], versions: Sequence[Version], /) -> None:
+        """Add to the heap, each in O(log groups)."""
+        for group, version in zip(groups, versions, strict=True):
+            self.finished(group, version)
 
     def removed(self, _group: GroupId, version: Version, /) -> None:
         """Count one group less for the deadlines."""

@@ -190,15 +190,29 @@ class _Engines:
         if version == self._version:
             return
         self._version, a = version, self.arrays
-        if kernel.EPOCHS + 2 * (version + 3) > a.number.shape[1]:
-            more = np.zeros((len(a.number), a.number.shape[1]), np.int64)
-            self.arrays = a = a._replace(number=np.concatenate([a.number, more], axis=1))
+        epochs = (a.number.shape[1] - kernel.EPOCHS) // 2
+        if int(a.number[:, kernel.EPOCH].max()) + 3 > epochs:
+            self._forget_epochs()
+            if int(a.number[:, kernel.EPOCH].max()) + 3 > epochs // 2:
+                more = np.zeros((len(a.number), 2 * epochs), np.int64)
+                self.arrays = a = a._replace(number=np.concatenate([a.number, more], axis=1))
         running = a.group[1:][a.group[1:, kernel.LEFT] > 0, kernel.BASE]
         width = 3 * (version - int(running.min(initial=version)) + 1)
         had = a.group.shape[1] - int(a.group[0, kernel.VERSIONS])
         if width > had:
             more = np.zeros((len(a.group), width), np.int64)
             self.arrays = a._replace(group=np.concatenate([a.group, more], axis=1))
+
+    def _forget_epochs(self) -> None:
+        """Forget versions of which nothing that runs has tokens to count."""
+        number, batch = self.arrays.number, self.arrays.batch
+        runs = batch[:, kernel.START] != kernel.FREE
+        oldest = np.where(runs, batch[:, kernel.BEGAN], _MANY).min(axis=1)
+        gone = int(np.minimum(oldest, number[:, kernel.EPOCH]).min())
+        epochs = number[:, kernel.EPOCHS :]
+        epochs[:, : epochs.shape[1] - 2 * gone] = epochs[:, 2 * gone :].copy()
+        number[:, kernel.EPOCH] -= gone
+        batch[:, kernel.BEGAN] -= gone
 
     def by_version(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """First tokens, last tokens and tokens of groups from their `BASE` on."""
@@ -430,17 +444,12 @@ class CompiledLoop(EventLoop):
         starts, ends, changes = lane.counts[
             [kernel.STARTS, kernel.ENDINGS, kernel.CHANGES]
         ].tolist()
-        started: list[ev.StartGroup] = []
+        engines: list[ev.EngineId] = []
         if starts:
             rows, engines = lane.start[:starts].T.tolist()
             first = int(lane.counts[kernel.NEXT_GROUP]) - starts
             groups = range(first, first + starts)
             self._rows.update(zip(groups, rows, strict=True))
-            version = self.version
-            started = [
-                ev.StartGroup(group, engine, version)
-                for group, engine in zip(groups, engines, strict=True)
-            ]
         ended: list[ev.GroupId] = []
         if ends:
             rows = lane.ending[:ends]
@@ -448,9 +457,9 @@ class CompiledLoop(EventLoop):
             tokens = a.group[rows, kernel.TOKENS].tolist()
             self.ledger.finished(ended, self._heads(rows), tokens)
         self._groups += starts - ends
-        if started or ended:
+        if starts or ends:
             loads = {engine: load for engine, load in enumerate(lane.load.tolist()) if load < _MANY}
-            self._control.follow(started, ended, loads)
+            self._control.follow(engines, ended, loads)
         if changes:
             self._note_changes(changes)
 

@@ -56,7 +56,7 @@ class Pair:
         others = [one for one in actions if not isinstance(one, ev.StartGroup)]
         assert [*self.leaves.handle(event)] == others
         assert self.leaves.open_starts == len(started)
-        self.leaves.follow(started, [], self.every.engine_loads)
+        self.leaves.follow([one.engine for one in started], [], self.every.engine_loads)
         assert self.leaves.counts == self.every.counts
         self.running |= {start.group: start for start in started}
         for action in others:
@@ -97,7 +97,7 @@ class Pair:
                 assert isinstance(one, ev.StartGroup)
                 started.append(one)
                 self.running[one.group] = one
-        self.leaves.follow(started, ended, self.every.engine_loads)
+        self.leaves.follow([one.engine for one in started], ended, self.every.engine_loads)
         assert self.leaves.counts == self.every.counts
         assert self.leaves.engine_loads == self.every.engine_loads
         return len(ended)
