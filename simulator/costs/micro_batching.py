@@ -59,10 +59,6 @@ def balanced_ranks(sizes: Numbers, ranks: int, *, equal: bool = False) -> Number
         ranks: number of ranks of each minibatch.
         equal: keep to the rounds in any case, so that all ranks get equal numbers of sequences.
     """
-    if fast.in_use() and not equal:
-        from simulator.costs import packing_kernel
-
-        return np.asarray(packing_kernel.balanced_ranks(np.ascontiguousarray(sizes), ranks))
     minibatches, sequences = sizes.shape
     rounds = -(-sequences // ranks)
     # One integer holds a rank's load and number, because equal loads are ordered by number. Huge
@@ -100,10 +96,6 @@ def lane_batches(lengths: Numbers, *, max_tokens: int, min_batches: int) -> Numb
         max_tokens: budget of a micro-batch.
         min_batches: the longest `min_batches` sequences get one micro-batch each.
     """
-    if fast.in_use():
-        from simulator.costs import packing_kernel
-
-        return np.asarray(packing_kernel.lane_batches(lengths, max_tokens, min_batches))
     longest, lanes = lengths.shape
     first = min(min_batches, longest)
     # Upper bound: all but one of those opened beyond `min_batches` are over half full.
@@ -224,9 +216,15 @@ def cut_within_budget(
     budget = max_tokens // unit
     # A sequence that lacks less than a unit to the budget takes all of it.
     rounded = np.minimum(-(-sizes // unit), budget)
+    if fast.in_use() and balance == "minibatch":
+        from simulator.costs import packing_kernel
+
+        check_ranks(len(sizes) // minibatches, ranks)
+        bounds = np.array(minibatch_bounds(len(sizes), minibatches))
+        return Lanes(*packing_kernel.cut_within_budget(rounded, bounds, ranks, budget, least))
     dealt, per_lane = _dealt(rounded, ranks, minibatches, balance)
     ordered = rounded[dealt]
-    if len(per_lane) >= FEWEST_LANES or fast.in_use():
+    if len(per_lane) >= FEWEST_LANES:
         return _many_lanes(dealt, ordered, np.array(per_lane), budget, least)
     bounds = [0, *accumulate(per_lane)]
     lanes = [

@@ -13,47 +13,77 @@ from numba import njit
 
 
 @njit(cache=True)
-def balanced_ranks(sizes: Any, ranks: Any) -> Any:
-    """`micro_batching.balanced_ranks`: each sequence to the lightest rank, the lowest of equals."""
-    dealt = np.empty(sizes.shape, np.int64)
+def cut_within_budget(  # noqa: PLR0912 - one pass, compiled
+    sizes: Any, bounds: Any, ranks: Any, budget: Any, least: Any
+) -> Any:
+    """`micro_batching.cut_within_budget`, with the balance of each minibatch.
+
+    Each sequence of a minibatch, the longest first, goes to the lightest rank, and there into the
+    micro-batch with room that has the fewest sequences; the first of equals.
+
+    Args:
+        sizes: of the sequences, in batch order, at most `budget`.
+        bounds: of the minibatches.
+        ranks: of each minibatch.
+        budget: of a micro-batch.
+        least: fewest micro-batches per lane, if there are that many sequences.
+
+    Returns:
+        The fields of `Lanes`.
+    """
+    lanes = (len(bounds) - 1) * ranks
+    longest_first = np.empty(len(sizes), np.int64)
+    batch_of = np.empty(len(sizes), np.int64)
+    opened = np.zeros(lanes, np.int64)
     load = np.empty(ranks, np.int64)
-    for minibatch in range(sizes.shape[0]):
+    place = np.empty(budget + 2, np.int64)
+    most = np.diff(bounds).max()
+    room, count = np.empty((ranks, most), np.int64), np.empty((ranks, most), np.int64)
+    lane_of = np.empty(len(sizes), np.int64)
+    for minibatch in range(len(bounds) - 1):
+        first, end = bounds[minibatch], bounds[minibatch + 1]
+        place[:] = 0
+        for one in range(first, end):
+            place[budget - sizes[one] + 1] += 1
+        place[0] = first
+        for size in range(1, budget + 2):
+            place[size] += place[size - 1]
+        for one in range(first, end):
+            longest_first[place[budget - sizes[one]]] = one
+            place[budget - sizes[one]] += 1
         load[:] = 0
-        for sequence in range(sizes.shape[1]):
-            lightest = 0
-            for rank in range(1, ranks):
-                if load[rank] < load[lightest]:
-                    lightest = rank
-            dealt[minibatch, sequence] = lightest
-            load[lightest] += sizes[minibatch, sequence]
-    return dealt
-
-
-@njit(cache=True)
-def lane_batches(lengths: Any, max_tokens: Any, min_batches: Any) -> Any:
-    """`micro_batching.lane_batches`: the emptiest micro-batch with room, the first of equals."""
-    longest, lanes = lengths.shape
-    batches = np.zeros((longest, lanes), np.int64)
-    room, count = np.empty(longest, np.int64), np.empty(longest, np.int64)
-    for lane in range(lanes):
-        opened = 0
-        for sequence in range(longest):
-            length = lengths[sequence, lane]
-            if not length:
-                break
+        for one in longest_first[first:end]:
+            rank, size = 0, sizes[one]
+            for other in range(1, ranks):
+                if load[other] < load[rank]:
+                    rank = other
+            load[rank] += size
+            lane = minibatch * ranks + rank
+            lane_of[one] = lane
             chosen = -1
-            if sequence >= min_batches:
-                for one in range(opened):
-                    if room[one] >= length and (chosen < 0 or count[one] < count[chosen]):
-                        chosen = one
+            if opened[lane] >= least:
+                for other in range(opened[lane]):
+                    fits = room[rank, other] >= size
+                    if fits and (chosen < 0 or count[rank, other] < count[rank, chosen]):
+                        chosen = other
             if chosen < 0:
-                chosen = opened
-                room[chosen], count[chosen] = max_tokens, 0
-                opened += 1
-            room[chosen] -= length
-            count[chosen] += 1
-            batches[sequence, lane] = chosen
-    return batches
+                chosen = opened[lane]
+                room[rank, chosen], count[rank, chosen] = budget, 0
+                opened[lane] += 1
+            room[rank, chosen] -= size
+            count[rank, chosen] += 1
+            batch_of[one] = chosen
+    before = np.cumsum(opened) - opened
+    sequences = np.zeros(opened.sum(), np.int64)
+    for one in range(len(sizes)):
+        batch_of[one] += before[lane_of[one]]
+        sequences[batch_of[one]] += 1
+    starts = np.cumsum(sequences) - sequences
+    order = np.empty(len(sizes), np.int64)
+    for one in longest_first:
+        order[starts[batch_of[one]]] = one
+        starts[batch_of[one]] += 1
+    return order, sequences, opened
 
 
 @njit(cache=True)

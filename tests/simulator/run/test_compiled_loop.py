@@ -200,30 +200,26 @@ class _Long:
 
 # --- packing -------------------------------------------------------------------------------------
 
-SIZES = st.lists(st.integers(1, 60), min_size=1, max_size=60).map(lambda one: sorted(one)[::-1])
 
-
-@settings(deadline=None)
-@given(st.lists(SIZES, min_size=1, max_size=6), st.integers(60, 200), st.integers(1, 4))
-def test_lanes_are_packed_alike(lanes: list[list[int]], budget: int, least: int) -> None:
-    lengths = np.zeros((max(map(len, lanes)), len(lanes)), np.int64)
-    for lane, sizes in enumerate(lanes):
-        lengths[: len(sizes), lane] = sizes
-    fast.use(wanted=False)
-    plain = micro_batching.lane_batches(lengths, max_tokens=budget, min_batches=least)
-    fast.use(wanted=True)
-    compiled = micro_batching.lane_batches(lengths, max_tokens=budget, min_batches=least)
-    assert (compiled == plain)[lengths > 0].all()
-
-
-@settings(deadline=None)
-@given(st.lists(st.integers(1, 9), min_size=8, max_size=64), st.integers(1, 7), st.booleans())
-def test_ranks_are_balanced_alike(sizes: list[int], ranks: int, equal: bool) -> None:
-    table = np.sort(np.array(sizes[: len(sizes) // 2 * 2]).reshape(2, -1))[:, ::-1]
-    fast.use(wanted=False)
-    plain = micro_batching.balanced_ranks(table, ranks, equal=equal)
-    fast.use(wanted=True)
-    assert micro_batching.balanced_ranks(table, ranks, equal=equal).tolist() == plain.tolist()
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.integers(1, 700), min_size=24, max_size=160),
+    st.sampled_from([700, 1024, 2000]),
+    st.integers(1, 8),
+    st.integers(1, 3),
+    st.integers(1, 4),
+)
+def test_micro_batches_are_cut_alike(
+    lengths: list[int], budget: int, ranks: int, minibatches: int, least: int
+) -> None:
+    cut = []
+    for wanted in (False, True):
+        fast.use(wanted=wanted)
+        lanes = micro_batching.cut_within_budget(
+            lengths, ranks=ranks, minibatches=minibatches, max_tokens=budget, least=least
+        )
+        cut.append([one.tolist() for one in lanes])
+    assert cut[0] == cut[1]
 
 
 @settings(deadline=None)
