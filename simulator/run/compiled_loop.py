@@ -458,7 +458,9 @@ class CompiledLoop(EventLoop):
             self.ledger.finished(ended, self._heads(rows), tokens)
         self._groups += starts - ends
         if starts or ends:
-            loads = {engine: load for engine, load in enumerate(lane.load.tolist()) if load < _MANY // 2}
+            loads = {
+                engine: load for engine, load in enumerate(lane.load.tolist()) if load < _MANY // 2
+            }
             self._control.follow(engines, ended, loads)
         if changes:
             self._note_changes(changes)
