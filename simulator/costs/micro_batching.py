@@ -220,8 +220,9 @@ def cut_within_budget(
         from simulator.costs import packing_kernel
 
         check_ranks(len(sizes) // minibatches, ranks)
-        bounds = np.array(minibatch_bounds(len(sizes), minibatches))
-        return Lanes(*packing_kernel.cut_within_budget(rounded, bounds, ranks, budget, least))
+        of_minibatches = np.array(minibatch_bounds(len(sizes), minibatches))
+        cut = packing_kernel.cut_within_budget(rounded, of_minibatches, ranks, budget, least)
+        return Lanes(*cut)
     dealt, per_lane = _dealt(rounded, ranks, minibatches, balance)
     ordered = rounded[dealt]
     if len(per_lane) >= FEWEST_LANES:

@@ -80,9 +80,9 @@ def cut_within_budget(  # noqa: PLR0912 - one pass, compiled
         sequences[batch_of[one]] += 1
     starts = np.cumsum(sequences) - sequences
     order = np.empty(len(sizes), np.int64)
-    for one in longest_first:
-        order[starts[batch_of[one]]] = one
-        starts[batch_of[one]] += 1
+    for sequence in longest_first:
+        order[starts[batch_of[sequence]]] = sequence
+        starts[batch_of[sequence]] += 1
     return order, sequences, opened
 
 
