@@ -1,11 +1,11 @@
 """The event loop with compiled engines: the same run, to the last bit, in a fraction of the time.
 
     EventLoop       one event at a time       the rule, and all kinds of runs
-    CompiledLoop    engines in `kernel`,      runs of `serves`: one turn, no rewards that take time,
-                    starts in `lane`          no failures, requests, scaling or log
+    CompiledLoop    engines and starts        runs of `serves`: one turn, no rewards that take time,
+                    in `kernel`               no failures, requests, scaling or log
 
 The coordinator, the trainer, the ledger and the statistics are those of `EventLoop`. What the
-coordinator need not decide (`Coordinator.quiet`) happens in `run_lane`; it is told afterwards.
+coordinator need not decide (`Coordinator.quiet`) happens in `kernel._run_lane`; it is told afterwards.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import lru_cache
 from typing import Any, Final, cast
 
 import numpy as np
@@ -258,7 +258,7 @@ def _costs(settings: ReplicaSettings) -> NDArray[np.float64]:
     return table
 
 
-@cache
+@lru_cache(maxsize=64)
 def _passes(prefill: PrefillCost) -> NDArray[np.float64]:
     """`Engines.pass_s`"""
     return np.array([0.0, *map(prefill.pass_s, range(1, prefill.chunk_tokens + 1))])

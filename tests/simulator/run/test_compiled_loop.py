@@ -140,6 +140,33 @@ def test_small_runs_give_the_same_results(overrides: list[str], seed: int) -> No
     assert compiled == plain
 
 
+def test_events_of_the_same_moment_have_the_same_order() -> None:
+    """With steps of 10 ms, engines and trainer often end something at one time."""
+    config = load_simulation(
+        "small",
+        [
+            *("workload.prompt_tokens=1", "workload.answers.sigma=1.2", "cluster.rollout_gpus=1"),
+            *("schedule.batch_order=strict_start_order", "rollout.max_running=16"),
+            "workload.steps=7",
+        ],
+    )
+    plain, compiled = both(build(config), 2)
+    assert compiled == plain
+
+
+def test_hybrid_engines_leave_with_groups_that_just_ended() -> None:
+    config = load_simulation(
+        "small",
+        [
+            *(*SMALL_CACHE, "cluster.rollout_gpus=3", "cluster.hybrid_gpus=1"),
+            *("workload.prompt_tokens=1", "workload.answers.group_correlation=0.9"),
+            *("schedule.name=bounded_drift", "workload.steps=7", "workload.warmup_steps=1"),
+        ],
+    )
+    plain, compiled = both(build(config), 0)
+    assert compiled == plain
+
+
 def test_a_full_cache_preempts_the_same_responses() -> None:
     config = load_simulation("small", [*SMALL_CACHE, "schedule.eta=4"])
     plain, compiled = both(build(config), 1)
