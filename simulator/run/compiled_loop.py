@@ -4,8 +4,9 @@
     CompiledLoop    engines and starts        runs of `serves`: one turn, no rewards that take time,
                     in `kernel`               no failures, requests, scaling or log
 
-The coordinator, the trainer, the ledger and the statistics are those of `EventLoop`. What the
-coordinator need not decide (`Coordinator.quiet`) happens in `kernel._run_lane`; it is told afterwards.
+The coordinator, the trainer, the ledger and the statistics are those of `EventLoop`. What needs no
+decision of the coordinator (`Coordinator.quiet`) happens in `kernel._run_lane`, and is reported to
+it afterwards.
 """
 
 from __future__ import annotations
