@@ -14,6 +14,10 @@ contexts, responses whose lengths change.
 A group is a row of `Engines.group` from its submission until it is trained on. Its tokens are
 counted by version, from the one with which it was submitted.
 
+    a                    `Engines`
+    n, b, r, q, t, k, p  its number, batch, seconds, group, done_s, cost and pass_s
+    e, g, m, s, c        an engine, the row of a group, a response in it, a slot, a speed
+
 numba is the optional dependency `areal_lab[fast]`. It keeps the compiled `perform` beside this
 file. All is one file: numba compiles again when the file of `perform` changes, and only then.
 Without reference counts (`_nrt`) nothing here may make an array.

@@ -19,7 +19,9 @@ from areal_lab.control.schedule import synchronous
 from simulator import fast
 from simulator.assembly.simulate import build
 from simulator.config.load import load_simulation
-from simulator.costs import micro_batching, training_timing
+from simulator.costs import decode, micro_batching, training_timing
+from simulator.engine import decode_batch, kernel, replica, sequences
+from simulator.run import event_loop
 from simulator.run.compiled_loop import CompiledLoop, serves
 from simulator.run.one_seed import run_system
 from simulator.run.result import SimulationResult
@@ -298,6 +300,16 @@ def test_a_numba_that_cannot_be_loaded_is_as_none(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(fast, "import_module", fails)
     assert not fast.simulates(10 * fast.ENOUGH_TO_COMPILE)
     assert not fast.simulates(1)
+
+
+def test_numbers_that_stand_twice_are_equal() -> None:
+    assert kernel._CLOCK_ROUNDING == event_loop._CLOCK_ROUNDING
+    assert kernel._ROUNDING == decode_batch._ROUNDING
+    assert kernel._STEP_ROUNDING == decode._ROUNDING
+    assert kernel.FREE == sequences.NO_START
+    numbers = (kernel.IDLE, kernel.DECODE, kernel.PREFILL, kernel.RECOMPUTE, kernel.PAUSED)
+    names = (replica.IDLE, replica.DECODE, replica.PREFILL, replica.RECOMPUTE, replica.PAUSED)
+    assert [replica.ACTIVITIES[number] for number in numbers] == [*names]
 
 
 def test_small_runs_do_not_load_numba() -> None:
