@@ -26,6 +26,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from jaxtyping import install_import_hook
 
+from simulator import fast
 from tests.shards import files_of_this_shard
 from tests.warm import children_from_a_warm_interpreter
 
@@ -57,7 +58,11 @@ gc.disable()
 
 
 def pytest_sessionstart() -> None:
-    """Convert packaged models now: the first test that needs one would print that it converts."""
+    """Convert packaged models now: the first test that needs one would print that it converts.
+
+    Simulations are plain, so that a test does not depend on how many came before it.
+    """
+    fast.use(wanted=False)
     # Only now: what is imported before the hook above is not checked.
     from areal_lab.models.locate import PACKAGED_MODELS, ModelNotFound, resolve_model_path
 

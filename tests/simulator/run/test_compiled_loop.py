@@ -32,9 +32,10 @@ from tests.simulator.run.toy_system import toy_system
 
 @pytest.fixture(autouse=True)
 def undecided() -> Iterator[None]:
-    """No test decides for those after it."""
-    yield
+    """These tests decide themselves; others are plain, whatever ran before them (conftest)."""
     fast.reset()
+    yield
+    fast.use(wanted=False)
 
 
 def contents(result: SimulationResult) -> dict[str, Any]:
