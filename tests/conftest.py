@@ -26,7 +26,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 from jaxtyping import install_import_hook
 
-from simulator import fast
 from tests.shards import files_of_this_shard
 from tests.warm import children_from_a_warm_interpreter
 
@@ -62,9 +61,11 @@ def pytest_sessionstart() -> None:
 
     Simulations are plain, so that a test does not depend on how many came before it.
     """
-    fast.use(wanted=False)
     # Only now: what is imported before the hook above is not checked.
     from areal_lab.models.locate import PACKAGED_MODELS, ModelNotFound, resolve_model_path
+    from simulator import fast
+
+    fast.use(wanted=False)
 
     for name in PACKAGED_MODELS:
         with contextlib.suppress(ModelNotFound):  # the package is not installed
