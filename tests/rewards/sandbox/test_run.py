@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -133,7 +134,8 @@ print(os.getcwd(), sorted(os.environ))
 
 
 @pytest.mark.skipif(
-    os.geteuid() != 0, reason="devices are root's, whose programs could change them"
+    os.geteuid() != 0 or shutil.which("bwrap") is None,
+    reason="devices are root's, whose programs could change them; needs make bubblewrap",
 )
 def test_devices_are_kept_from_programs_of_a_root_without_capabilities() -> None:
     """Such as that of a container: mounts need a user namespace of their own then."""
