@@ -102,6 +102,7 @@ class Runner:
                 self._writer.close()
                 raise
         self._reading = asyncio.create_task(self._read(reader, self._child), name=self._name)
+        self._watching = asyncio.create_task(self._watch(self._child), name=self._name)
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 await self.call(**hello(self._environment))
@@ -212,6 +213,13 @@ class Runner:
         except ConnectionError:
             reason = await self._exit(child)
         self._lose(reason)
+
+    async def _watch(self, child: Child) -> None:
+        """Notice the end of the process also where something that it has forked keeps the
+        connection open."""
+        await child.ended()
+        await asyncio.wait([self._reading], timeout=_EXIT_GRACE_S)  # what it sent before
+        self._lose(await self._exit(child))
 
     async def _exit(self, child: Child) -> str:
         try:

@@ -1,6 +1,6 @@
 """A standard of tests, which does what its settings say. Its Python knows nothing of areal_lab.
 
-args: tasks, and a fault (exits, hangs, garbage, raises) at a call (hello, list, run, cancel,
+args: tasks, and a fault (exits, forks, hangs, garbage, raises) at a call (hello, list, run, cancel,
 close); of the calls `run`, at those whose number in a process `every` divides.
 """
 
@@ -63,8 +63,11 @@ class Standard:
 
     def _fault(self, at: str) -> None:
         match self._args.get("fault") if self._args.get("at") == at else "":
-            case "exits":
+            case "exits" | "forks" as fault:
                 print("something about it")
+                if fault == "forks" and os.fork() == 0:
+                    while True:  # with the connection of the runner
+                        signal.pause()
                 os._exit(3)
             case "hangs":
                 while True:

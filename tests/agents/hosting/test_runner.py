@@ -198,11 +198,12 @@ def test_a_runner_that_hangs_at_its_start_ends_the_run(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    ("fault", "detail"), [("exits", "exited with 3"), ("garbage", r"sent b'no JSON\n'")]
+    ("fault", "detail"),
+    [("exits", "exited with 3"), ("forks", "exited with 3"), ("garbage", r"sent b'no JSON\n'")],
 )
 def test_a_lost_runner_costs_its_samples_and_is_started_again(fault: str, detail: str) -> None:
     args = {"fault": fault, "at": "run", "every": 2}
-    (lost, well) = outcomes(["waits", "a"], ["a"], args=args)
+    (lost, well) = outcomes(["waits", "a"], ["a"], args=args, timeout_s=30.0)
     assert {one.status for one in lost} == {"error"}
     assert all(detail in one.detail and "\n" not in one.detail for one in lost)
     assert (well[0].status, well[0].reward) == ("ok", 0.5)
