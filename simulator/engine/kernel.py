@@ -1096,12 +1096,22 @@ def look(a: Any, e: Any) -> Any:
 @compiled
 def generated_tokens(a: Any, e: Any) -> Any:
     """`Replica.generated_tokens`"""
-    n, q = a.number, a.group
-    step = look(a, e)[0]
+    n, b, q = a.number, a.batch, a.group
+    step, mask = look(a, e)[0], (1 << n[e, BITS]) - 1
     tokens = n[e, ENDED_TOKENS]
-    for g in range(1, len(q)):
-        if q[g, LEFT] and q[g, ENGINE] == e:
-            tokens += _tokens_so_far(a, e, g, step)
+    for counted in range(2):  # each group once, and then the marks go
+        for place in range(n[e, FIRST_LAST], n[e, FIRST_LAST] + n[e, LASTS]):
+            g = b[e, ROW, b[e, LASTS_OF, place] & mask]
+            if q[g, COUNTED] == counted:
+                q[g, COUNTED] = 1 - counted
+                tokens += 0 if counted else _tokens_so_far(a, e, g, step)
+        item = n[e, QUEUE]
+        while item >= 0:
+            g = item // (q[0, SAMPLES] + 1)
+            if q[g, COUNTED] == counted:
+                q[g, COUNTED] = 1 - counted
+                tokens += 0 if counted else _tokens_so_far(a, e, g, step)
+            item = _following(a, item)
     return tokens
 
 
