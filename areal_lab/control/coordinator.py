@@ -86,10 +86,9 @@ class Coordinator:
         # Groups: running on an engine | waiting for one, because theirs was lost during a pause.
         # The latter have the version they started with, or None: without tokens, a group has the
         # version that the engines hold when it starts over.
-        self._in_flight: dict[
-            ev.GroupId, ev.Version
-        ] = {}  # with the version that they started with
-        self._engine_of: dict[ev.GroupId, ev.EngineId] = {}  # of those in flight
+        # Those in flight have the version that they started with, too, and their engine.
+        self._in_flight: dict[ev.GroupId, ev.Version] = {}
+        self._engine_of: dict[ev.GroupId, ev.EngineId] = {}
         self._orphans: dict[ev.GroupId, ev.Version | None] = {}
         self._finished: dict[ev.GroupId, ev.Version] = {}  # not trained on yet, with their start
         self._attempts: dict[ev.GroupId, int] = {}  # of open groups that started over

@@ -263,7 +263,12 @@ class Ledger:
                     return
                 # Without a report: one sample, with the oldest version of the group.
                 one = self._open[group] = _Group({event.head_version: 1}, 0)
-            self._enter_queue(one)
+            one.queued = True
+            if one.entered == _NOT_ENTERED:  # else it was in the queue before a recovery
+                entered = one.entered = self.version
+                offered = self._offered
+                for first, samples in one.heads.items():
+                    offered[first, entered] = offered.get((first, entered), 0) + samples
             return
         match event:
             case ev.GroupFiltered(group, reason):
@@ -296,14 +301,6 @@ class Ledger:
                 offered[first, entered] = offered.get((first, entered), 0) + samples * times
         self._generated += sum(tokens)
         self._waiting += sum(tokens)
-
-    def _enter_queue(self, one: _Group) -> None:
-        one.queued = True
-        if one.entered == _NOT_ENTERED:  # else it was in the queue before a recovery
-            entered = one.entered = self.version
-            offered = self._offered
-            for first, samples in one.heads.items():
-                offered[first, entered] = offered.get((first, entered), 0) + samples
 
     def action(self, action: ev.Action) -> None:
         """Follow an action of the coordinator."""

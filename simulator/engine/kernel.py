@@ -33,7 +33,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-compiled: Final = njit(_nrt=False)  # type: ignore[call-overload]  # not in its types
+# `_nrt` is in no type of numba's, but without it each array in a call is counted.
+compiled: Final = njit(_nrt=False)  # type: ignore[call-overload]
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
@@ -637,7 +638,8 @@ def _clock(a: Any, e: Any, now_s: Any) -> Any:
 
 @compiled
 def _queue_item(a: Any, e: Any, item: Any) -> Any:
-    """Append to the queue: all responses of a group, or a preempted one (`_item`)."""
+    """Append to the queue what waits: a group, whose item is its row times (samples + 1), or a
+    preempted response of it, which adds its number and 1."""
     n = a.number
     _set_following(a, item, -1)
     if n[e, QUEUE] < 0:
@@ -1068,36 +1070,28 @@ def drop(a: Any, e: Any, now_s: Any, g: Any) -> Any:
 
 
 @compiled
-def look(a: Any, e: Any) -> Any:
-    """Bring an engine to its latest time; returns its decode steps, sequences and cached tokens
-    then."""
+def _step_now(a: Any, e: Any) -> Any:
+    """`Replica.decode_steps`: steps until the latest time, without moving to it."""
     n, r, k = a.number, a.seconds, a.cost
     _run(a, e, r[e, NOW], _NO_TIME)
     now_s = r[e, TIME] if n[e, STOPS] else r[e, NOW]
     if now_s <= r[e, TIME] or not n[e, SEQUENCES]:
-        return n[e, STEP], n[e, SEQUENCES], _cached_tokens(a, e)
-    had = n[e, IS_AHEAD]
-    at, event = r[e, AHEAD_AT], n[e, A_EVENT]
+        return n[e, STEP]
+    had, at, event = n[e, IS_AHEAD], r[e, AHEAD_AT], n[e, A_EVENT]
     kept = n[e, A_STEP], n[e, A_SEQUENCES], n[e, A_ORIGINS], n[e, A_OWNED], n[e, A_BEHIND]
     _walk(a, e, now_s)
-    step, sequences, origins, owned = (
-        n[e, A_STEP],
-        n[e, A_SEQUENCES],
-        n[e, A_ORIGINS],
-        n[e, A_OWNED],
-    )
+    step, sequences, origins = n[e, A_STEP], n[e, A_SEQUENCES], n[e, A_ORIGINS]
     left_s = max(0.0, now_s - r[e, AHEAD_AT])
     _look_ahead(a, e, at, kept[0], kept[1], kept[2], kept[3], kept[4], event)
     n[e, IS_AHEAD] = had
-    step += _steps_within(k, n[e, COST], sequences, sequences * step - origins, left_s)
-    return step, sequences, sequences * step - owned + n[e, PREFIXES]
+    return step + _steps_within(k, n[e, COST], sequences, sequences * step - origins, left_s)
 
 
 @compiled
 def generated_tokens(a: Any, e: Any) -> Any:
     """`Replica.generated_tokens`"""
     n, b, q = a.number, a.batch, a.group
-    step, mask = look(a, e)[0], (1 << n[e, BITS]) - 1
+    step, mask = _step_now(a, e), (1 << n[e, BITS]) - 1
     tokens = n[e, ENDED_TOKENS]
     for counted in range(2):  # each group once, and then the marks go
         for place in range(n[e, FIRST_LAST], n[e, FIRST_LAST] + n[e, LASTS]):
@@ -1245,7 +1239,7 @@ def _start(a: Any, lane: Any, now_s: Any) -> Any:
 @compiled
 def _room(a: Any, lane: Any, e: Any) -> Any:
     """Why the next timer of an engine cannot be performed; `WAITS` if it can."""
-    groups, count = a.number[e, GROUPS], lane.counts
+    groups, count = lane.works[e], lane.counts  # those that ended, and were not taken, included
     if (
         a.group[0, FREE_GROUPS] < groups
         or count[STARTS] + groups > len(lane.start)
@@ -1268,14 +1262,13 @@ def _run_lane(a: Any, lane: Any, until_s: Any, until_set: Any) -> Any:
     """
     count, state = lane.counts, lane.state
     while count[TIMERS]:
-        at = lane.timer_s[0]
-        if at > until_s or (at == until_s and lane.timer[0, 0] >= until_set):
+        now_s = lane.timer_s[0]
+        if now_s > until_s or (now_s == until_s and lane.timer[0, 0] >= until_set):
             return WAITS
         e = lane.timer[0, 1]
         why = _room(a, lane, e)
         if why != WAITS:
             return why
-        now_s = at
         _pop_timer(lane)
         if lane.wake_s[e] > now_s * (1 + _CLOCK_ROUNDING):
             continue  # an earlier timer has replaced it

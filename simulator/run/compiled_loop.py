@@ -84,7 +84,7 @@ class _Engine:
     @property
     def activity_s(self) -> dict[str, float]:
         """Seconds by activity."""
-        self.next_s()  # brings the engine to its latest time
+        self._loop.perform(kernel.ADVANCE, self._number)  # to its latest time
         a, e = self._loop.arrays, self._number
         row = a.seconds[e]
         seconds = dict(zip(ACTIVITIES, row[kernel.ACTIVE :].tolist(), strict=True))
@@ -173,7 +173,7 @@ class _Engines:
         self._version = 0
 
     def reserve(self, groups: int) -> None:
-        """Make room for so many more groups."""
+        """Make room for `groups` more groups."""
         a = self.arrays
         missing = groups - int(a.group[0, kernel.FREE_GROUPS])
         if missing <= 0:
@@ -421,7 +421,7 @@ class CompiledLoop(EventLoop):
             if math.isinf(lane.wake_s[slot.number]):
                 self._set_timer(now_s, slot)
         elif why == kernel.FULL:
-            most = int(self._engines.arrays.number[:, kernel.GROUPS].max())
+            most = int(lane.works.max())
             self._engines.reserve(2 * most)
             self._reserve_notes(2 * most)
         elif why == kernel.DRAWS:
@@ -429,6 +429,7 @@ class CompiledLoop(EventLoop):
 
     def _prepare(self) -> None:
         """Tell the lane the state of the coordinator."""
+        self._engines.expect(self.version)  # engines without work take it without a pause
         lane = self._lane
         count = lane.counts
         count[kernel.STARTED] = self._control.started
@@ -498,7 +499,7 @@ class CompiledLoop(EventLoop):
             self._dirty[self.slots[engine]] = None
 
     def _draw(self, groups: int) -> None:
-        """Draw the lengths of at least so many next groups."""
+        """Draw the lengths of the next groups, at least of `groups`."""
         lane, count = self._lane, self._lane.counts
         kept = lane.drawn[count[kernel.NEXT_GROUP] - count[kernel.FIRST_DRAWN] :]
         blocks = [kept]
@@ -521,7 +522,7 @@ class CompiledLoop(EventLoop):
             )
 
     def _reserve_notes(self, notes: int) -> None:
-        """Make room for so many starts, ends or timers."""
+        """Make room for `notes` starts, ends or timers."""
         lane = self._lane
         timers = int(lane.counts[kernel.TIMERS]) + notes + len(self.slots)
         if timers <= len(lane.timer) and notes <= len(lane.some):
@@ -549,6 +550,7 @@ class CompiledLoop(EventLoop):
             self._perform_for(kernel.SET_TIMERS, [slot.number for slot in self._dirty], now_s)
             self._dirty.clear()
 
+    # These engines name a group by its row, where others return what it has done.
     def _generated(self, now_s: float, slot: Slot, row: int) -> None:  # type: ignore[override]
         a = self._engines.arrays
         one = a.group[row]

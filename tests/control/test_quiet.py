@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -136,15 +137,14 @@ def test_most_ends_need_no_decision() -> None:
 
 
 def test_starts_that_only_single_events_tell_cannot_be_left_to_the_caller() -> None:
-    sampling = DynamicSampling(max_filtered=4)
-    for name, changed in {
-        "routing": {"routing": round_robin()},
-        "order.on_late": {"order": bounded_lag(1, "drop")},
-        "group_slots": {"group_slots": 2},
-        "sampling": {"sampling": sampling},
-        "weights_offered": {"weights_offered": True},
+    usual = Limits(batch_groups=4, max_in_flight=4)
+    for name, of in {
+        "routing": replace(usual, routing=round_robin()),
+        "order.on_late": replace(usual, order=bounded_lag(1, "drop")),
+        "group_slots": replace(usual, group_slots=2),
+        "sampling": replace(usual, sampling=DynamicSampling(max_filtered=4)),
+        "weights_offered": replace(usual, weights_offered=True),
     }.items():
-        of = Limits(batch_groups=4, max_in_flight=4, **changed)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match=name):
             Coordinator(of).leave_starts()
 

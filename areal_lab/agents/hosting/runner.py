@@ -219,7 +219,8 @@ class Runner:
         connection open."""
         await child.ended()
         await asyncio.wait([self._reading], timeout=_EXIT_GRACE_S)  # what it sent before
-        self._lose(await self._exit(child))
+        if not self.lost:
+            self._lose(await self._exit(child))
 
     async def _exit(self, child: Child) -> str:
         try:
